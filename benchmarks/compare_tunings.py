@@ -19,14 +19,14 @@ from typing import Any
 from fmm.config.schema import TAU_NAMES, ConfigError, Interval, Raw, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
-from fmm.tuner.commands.config_file import check_section, config_sections, group_by_device
+from fmm.tuner.commands.config_file import check_section, group_sections_by_device, read_config_sections
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.summary import interval_text, share_text, threshold_text
+from fmm.tuner.findings.summary import interval_text, percent_text, threshold_text
 from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # of the grid of shapes
@@ -119,8 +119,8 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 
 def _chosen_plan(used: ModelInUse, problem: Problem) -> Plan:
     calibration, tuned = used.calibration, used.tuned
-    limits = Limits(UNLIMITED, default_error_growth(calibration is not None and calibration.batches))
-    measured = decide_by_tuning(problem, limits, tuned, calibration, used.on_cpu)
+    limits = Limits(UNLIMITED, default_error_growth_limit(calibration is not None and calibration.batches))
+    measured = decide_by_tuning(problem, limits, tuned, calibration, used.is_cpu)
     return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
 
@@ -132,7 +132,7 @@ def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: P
     if calibration is None:
         return None
     plans = (own, other)
-    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
+    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).predicted_seconds for p in plans]
     return times[1] / times[0] - 1
 
 
@@ -247,15 +247,15 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
 
 def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
     """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
-    sections = list(config_sections(path))
+    sections = list(read_config_sections(path))
     for section in sections:
         check_section(*section)
-    return group_by_device(sections)
+    return group_sections_by_device(sections)
 
 
 def _agreement_lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {share_text(a.noise)}"
+    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {percent_text(a.noise)}"
     if a.thresholds:
         head = ("threshold", "first", "second", "difference", "verdict")
         yield from (f"  {line}" for line in aligned_lines([head, *map(_threshold_cells, a.thresholds)]))

@@ -91,7 +91,7 @@ def named_chip(name: str) -> Chip:
 
 def write_kernel(kernel: Kernel, folder: Path) -> None:
     """Write the compiler's input for a kernel into a file, unless another process has written it."""
-    content = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
+    content = {"source": kernel.cuda_source, "options": kernel.options, "architecture": kernel.architecture}
     text = json.dumps(content)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:

@@ -24,10 +24,10 @@ from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.trials.paired import PairedRoundLimits, paired_rounds
+from fmm.tuner.trials.paired import PairedRoundLimits, measure_paired_rounds
 
 Size = tuple[int, int, int]
 TYPES = ("float64", "float32")
@@ -117,7 +117,7 @@ def measure_speed(case: Case) -> Row:
     assert case.rounds is not None
     a, b, c = operands(case.size, case.dtype)
     decision = fmm.explain(a, b, out=c)
-    result = paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), case.rounds)
+    result = measure_paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), case.rounds)
     return {
         "size": case.size,
         "dtype": case.dtype,
@@ -133,7 +133,7 @@ def measure_small_call(case: Case) -> Row:
     assert case.rounds is not None
     side = case.size[0]
     x = np.random.default_rng(0).standard_normal((side, side))
-    result = paired_rounds(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), case.rounds)
+    result = measure_paired_rounds(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), case.rounds)
     extra = median(own - vendor for vendor, own in zip(result.vendor, result.candidate, strict=True))
     return {"side": side, "extra_microseconds": extra * 1e6, **result.as_dict()}
 
@@ -189,7 +189,7 @@ def fast_plan(decision: fmm.Decision) -> Plan:
     So memory, errors and the check are measured on every machine. A certified entry has no candidates: then the first
     plan that is ever compared.
     """
-    plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *compared_plans(False))
+    plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *device_candidates(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 

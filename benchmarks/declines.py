@@ -35,6 +35,7 @@ from benchmarks.harness import (
 from fmm.kernels.plans.plan import VENDOR
 
 BUDGET = 2.0  # microseconds of extra time
+DIGITS = 3  # decimals of a microsecond in the results
 MAX_CALLS, SAMPLE_SECONDS = 300, 3e-3  # most calls of a sample, and its seconds
 SIDES, QUICK_SIDES = (8, 64, 200), (64,)
 STACK_SIZE = 4  # products of a stack
@@ -200,11 +201,11 @@ def decline_row(case: Case, samples: dict[str, list[float]], plan: str = "") -> 
     return {
         **asdict(case),
         "plan": plan,
-        "vendor_microseconds": median(samples["vendor"]),
-        "fmm_microseconds": median(samples["fmm"]),
-        "extra_microseconds": extra,
+        "vendor_microseconds": round(median(samples["vendor"]), DIGITS),
+        "fmm_microseconds": round(median(samples["fmm"]), DIGITS),
+        "extra_microseconds": round(extra, DIGITS),
         "within_budget": bool(plan) or extra <= BUDGET,
-        "samples": samples,
+        "samples": {name: [round(x, DIGITS) for x in found] for name, found in samples.items()},
     }
 
 

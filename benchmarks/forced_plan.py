@@ -15,7 +15,7 @@ from fmm import dispatch
 from fmm.integrations import cupy_functions, numpy_loops
 from fmm.integrations.on_import import call_after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_products, workspace
+from fmm.kernels.plans.workspace import check_product_count, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import gram, prepare
@@ -34,7 +34,7 @@ def force(text: str) -> None:
     def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         global decided
         try:
-            check_products(plan, *problem.size)
+            check_product_count(plan, *problem.size)
         except PlanError as error:
             return Decision(VENDOR, problem, str(error))
         if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:

@@ -35,6 +35,8 @@ MBARRIER_TESTS = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/te
 SANITIZER = "compute-sanitizer"
 SANITIZER_COMMANDS = {"memcheck": (*FEW_LAUNCHES, *MBARRIER_TESTS), "racecheck": FEW_LAUNCHES}
 RANDOM_INTEGERS_OPTIONS = ("--workers", "8", "--seconds", "40")
+# Short-lived threads in many processes: in this way the driver has crashed, and in no other.
+STRESS_OPTIONS = ("--processes", "14", "--seconds", "60", "--rounds", "2", "--products", "8")
 WORKERS = 14  # test processes at the same time, each with a context on the device
 OUTSIDE_WORKERS = 4  # test processes of another project, whose tests run twice
 # Checkouts of other projects, by the environment variable that names each.
@@ -79,6 +81,9 @@ def steps(
     """Yield all steps for one device: kernels, checks at the same time, then measurements."""
     yield Step("kernels", (*BENCHMARK, "compile_ahead"), max_seconds=400)
     yield from _checks(sanitizer, places, together, checkouts)
+    stress = (sys.executable, "-m", "tests.support.stress_stream", *STRESS_OPTIONS)
+    record = ("--output", str(places.results / "stress.json"))
+    yield Step("threads", (*stress, *record), min_seconds=90, max_seconds=200)
     yield Step("timed tests", (*PYTEST, TIMED_TESTS), min_seconds=60, max_seconds=300)
     yield from _measurements(places.results)
 

@@ -28,7 +28,7 @@ import numpy as np
 from fmm.config.certification import median_interval, paired_ratios
 from fmm.config.store import write_file
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
-from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command
+from fmm.tuner.trials.environment import environment_record, results_folder_name, source_commit, typed_command
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -54,11 +54,11 @@ def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
     With `ahead` a kernel first spins for that many seconds, so that the host is ahead of the device. Then the events
     time the device alone, even if the host takes longer to launch a call than the device to run it.
     """
-    from fmm.tuner.devices.cuda import event_milliseconds
+    from fmm.tuner.devices.cuda import mean_event_milliseconds
 
     if ahead:
         keep_gpu_busy(ahead)
-    return event_milliseconds(lambda _: call(), repeats) / 1e3
+    return mean_event_milliseconds(lambda _: call(), repeats) / 1e3
 
 
 SPIN_CYCLES = 2e9  # approximate clock cycles per second
@@ -179,7 +179,7 @@ def machine_of(device: str) -> Machine:
     if device == "cpu":
         where = environment_record(typed_command())
         name = f"{where['processor']}, {where['blas_threads']} threads, NumPy {where['numpy']}, {where['blas']}"
-        folder = RESULTS / device_folder()
+        folder = RESULTS / results_folder_name()
         return Machine(name, folder, lambda **more: {**environment_record(typed_command()), **more}, host_seconds)
     import cupy
 

@@ -56,13 +56,13 @@ from fmm.config import files
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cuda_device
-from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
+from fmm.tuner.devices.compile_ahead import call_compile_jobs, run_compile_workers
 
 SAMPLE_SECONDS = 3e-3  # seconds of a sample, at least
 WARM_UP_CALLS = 4  # calls before short products are timed: by then a recurring one is a graph
@@ -95,12 +95,12 @@ def tried_plans(
 @lru_cache(maxsize=1024)
 def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
     """Return all candidates, without plans of tiny leaf products, of other types or of large errors."""
-    found, kind, limit = [], element_type(dtype), default_error_growth(processor != "cpu")
+    found, kind, limit = [], element_type(dtype), default_error_growth_limit(processor != "cpu")
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
             is_emulated = dtype.endswith(OWN_ARITHMETIC) and plan.leaf_use.leaf.emulates
-            is_large = not plan.levels or work.smallest >= SMALLEST_LEAF
+            is_large = not plan.levels or work.smallest_leaf_side >= SMALLEST_LEAF
             is_candidate = plan.is_candidate_for(kind) and is_large and not is_emulated
             if is_candidate and expected_error_growth(plan, kind) <= limit:
                 found.append(plan)
@@ -138,7 +138,7 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
             decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
         tried = tried_plans("cuda", size, dtype, decision, every)
         calls += [(element_type(dtype), plan, size) for plan in tried]
-    with run_workers(0, list(call_jobs(calls))) as ahead:
+    with run_compile_workers(0, list(call_compile_jobs(calls))) as ahead:
         ahead.wait_for_all(seconds)
 
 

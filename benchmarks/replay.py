@@ -31,7 +31,7 @@ from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, default_error_growth
+from fmm.perfmodel.choose import Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.devices import Device, gpu_from_description
 
@@ -78,7 +78,9 @@ def recorded_problem(row: Row) -> Problem:
 
 
 def recorded_limits(row: Row) -> Limits:
-    return Limits(WORKSPACE_LIMIT, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN_ARITHMETIC))
+    return Limits(
+        WORKSPACE_LIMIT, default_error_growth_limit(batches=True), emulation=not row.dtype.endswith(OWN_ARITHMETIC)
+    )
 
 
 def replayed(row: Row, calibration: Calibration) -> Replayed:

@@ -33,16 +33,16 @@ from fmm.config.schema import Raw, Thresholds
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, Operands
+from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
-from fmm.tuner.findings.thresholds import thresholds, with_intervals
-from fmm.tuner.fit.blocks import BLOCKS_DTYPE, StrategyTimes, chosen_strategies, select_block_terms
+from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
+from fmm.tuner.fit.blocks import BLOCK_MODEL_DTYPE, StrategyTimes, select_block_terms, strategies_by_side
 from fmm.tuner.fit.model import Observation, fit_calibration, observed_medians
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.trials.record import RecordedTuning, TrialFile
@@ -111,7 +111,7 @@ def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
 
     The table `fused` has kernels that form sums of blocks.
     """
-    operands: Operands = (2, 2, 2) if table == "fused" else GEMM
+    operands: OperandBlocks = (2, 2, 2) if table == "fused" else GEMM_OPERANDS
     rows = json.loads(path.read_text(encoding="utf-8"))[table]
     return [
         StrategyTimes(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, operands)
@@ -120,7 +120,7 @@ def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
 
 
 def recorded_tunings(folder: Path, dtype: str) -> list[RecordedTuning]:
-    found = TrialFile(folder / "trials.jsonl").tunings()
+    found = TrialFile(folder / "trials.jsonl").read_tunings()
     return [t for t in found if t.header.settings.get("dtype") == dtype]
 
 
@@ -144,7 +144,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             worth = [(plan, own) for plan, own in timed if own <= MAX_FITTED_RATIO * vendor]
             # Leaves with a rate of their own have too few samples.
             enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
-            found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in enough]
+            found += [Observation(Problem(*row.size, dtype), TimedRun(plan), own) for plan, own in enough]
     return found
 
 
@@ -160,7 +160,7 @@ def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observa
 
     (With all observations two more choices of 250 in float32 without emulation are poor.)
     """
-    timed_inside = any(o.kind == "inside" for o in calls)
+    timed_inside = any(o.run_kind == "inside" for o in calls)
     return [o for o in tuned if not (timed_inside and o.run.plan.uses_tile_model)]
 
 
@@ -206,7 +206,7 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "effort": "shipped", "run": runs},
         "calibration": schema.calibration_fields(calibration, dtype, card.sheet),
         "intervals": intervals,
-        "error": {name: e.fields for name, e in model.error.items()},
+        "error": {name: e.json_fields for name, e in model.error.items()},
         "thresholds": model_thresholds(calibration, dtype, intervals, seen).fields,
         "noise": noise,
         "doubts": list(model.diagnostics),
@@ -216,8 +216,8 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
     """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles."""
     found = select_block_terms(recorded_blocks(BLOCK_SAMPLES), card.chip)
-    tiles = chosen_strategies(dtype, card.chip, found)
-    own = found.fields if dtype == BLOCKS_DTYPE else None
+    tiles = strategies_by_side(dtype, card.chip, found)
+    own = found.json_fields if dtype == BLOCK_MODEL_DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
 
 
@@ -232,7 +232,7 @@ def model_thresholds(
 ) -> Thresholds:
     """Return the thresholds of the model, with the intervals that the observations admit."""
     admitted = sample_calibrations(calibration, dtype, intervals, seen)
-    return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
+    return add_threshold_intervals(compute_thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
 def with_new_thresholds(section: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:

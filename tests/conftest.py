@@ -14,8 +14,8 @@ import pytest
 from fmm.arrays.numpy_library import NUMPY
 from fmm.integrations import numpy_loops
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
 from fmm.runtime import devices, run_host
 from fmm.runtime.decisions import early_declines
 from tests.support import ROOT
@@ -100,7 +100,7 @@ def rng() -> np.random.Generator:
 
 
 # A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
-RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
+RATES = {dtype: ProductRate(1.0, 0.0, 0.0) for dtype in BLAS_FLOPS_PER_BYTE}
 FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
 
 

@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 from fmm.runtime.devices import parse_cuda_index
-from fmm.tuner.trials.environment import device_folder, environment_record
+from fmm.tuner.trials.environment import environment_record, results_folder_name
 
 Array = Any
 Call = Callable[[], object]
@@ -154,7 +154,7 @@ class HostBench:
 
     @property
     def folder(self) -> str:
-        return device_folder()
+        return results_folder_name()
 
     def environment_record(self, command: list[str]) -> dict[str, Any]:
         return environment_record(command)

@@ -34,9 +34,9 @@ from benchmarks.papers.experiment import (
 )
 from benchmarks.papers.figure import Figure, draw_figure, figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import inventory
-from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, format_tables, table_name
+from fmm.perfmodel.papers.inventory import inventory_table
+from fmm.perfmodel.papers.table import PaperTable
+from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, find_table_name, format_tables
 from fmm.tuner.trials.environment import typed_command
 from fmm.tuner.tune import EXIT_INTERRUPTED
 
@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = list(dict.fromkeys(NAMES if options.names == ["all"] else options.names))
         check_options(names, options)
         if not names:
-            tables, code = [inventory()], 0
+            tables, code = [inventory_table()], 0
         elif names[0] == MISSING:
             tables, code = missing_experiments([measured_figure(name) for name in names[1:]], options)
         else:
-            names = list(dict.fromkeys(table_name(name, NAMES) for name in names))
+            names = list(dict.fromkeys(find_table_name(name, NAMES) for name in names))
             tables, code = (measured_tables if options.measure else recorded_tables)(names, options)
     except (BadRequestError, UnknownTableError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
@@ -118,7 +118,7 @@ def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
 
 def measured_figure(name: str) -> Figure:
     """Return the figure of this name; raise BadRequestError if the table is computed and not measured."""
-    found = FIGURES.get(table_name(name, NAMES))
+    found = FIGURES.get(find_table_name(name, NAMES))
     if found is None:
         raise BadRequestError(f"{name} is computed, not measured; measured are {', '.join(FIGURES)}")
     return found
@@ -127,7 +127,7 @@ def measured_figure(name: str) -> Figure:
 # ---- figures from earlier samples
 
 
-def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Table], int]:
+def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[PaperTable], int]:
     """Return each published and computed table, with the samples of --measured, and the exit code."""
     folder, tables = options.measured, []
     for name in names:
@@ -142,7 +142,7 @@ def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
     return tables, 0
 
 
-def table_of(name: str, results: Results | None = None) -> Table:
+def table_of(name: str, results: Results | None = None) -> PaperTable:
     """Return a figure's table with these results; without results the computed table, if there is one."""
     if name in FIGURES and (results is not None or name not in PAPER_TABLES):
         return figure_table(FIGURES[name], results)
@@ -152,7 +152,7 @@ def table_of(name: str, results: Results | None = None) -> Table:
 # ---- measuring
 
 
-def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Table], int]:
+def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[PaperTable], int]:
     """Measure the figures among these names, recorded or not; return all tables and the exit code."""
     figures = [FIGURES[name] for name in names if name in FIGURES] or [measured_figure(names[0])]
     session = measuring_session(options)
@@ -161,7 +161,7 @@ def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
     return [table_of(name, results.get(name)) for name in names], code
 
 
-def missing_experiments(figures: Sequence[Figure], options: argparse.Namespace) -> tuple[list[Table], int]:
+def missing_experiments(figures: Sequence[Figure], options: argparse.Namespace) -> tuple[list[PaperTable], int]:
     """Return the table of incomplete experiments, and the exit code; --measure measures them."""
     session = measuring_session(options)
     missing = session.missing(figures)
@@ -274,7 +274,7 @@ def _print_outcome(progress: Progress, outcome: Outcome) -> None:
         print(f"{name}: {outcome.seconds:.1f} s", file=sys.stderr)
 
 
-def missing_table(missing: Sequence[Progress], session: Session) -> Table:
+def missing_table(missing: Sequence[Progress], session: Session) -> PaperTable:
     """Return a row for each experiment that was incomplete when this call began."""
     rows = tuple(
         (
@@ -294,4 +294,4 @@ def missing_table(missing: Sequence[Progress], session: Session) -> Table:
     if not rows:
         notes = ("Every part of these experiments was measured on this device.", *notes)
     columns = "experiment", "figures", "parts", "missing", "measured now"
-    return Table("missing", "what of the experiments was not measured on this device", columns, rows, notes)
+    return PaperTable("missing", "what of the experiments was not measured on this device", columns, rows, notes)

@@ -14,7 +14,7 @@ from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
-from fmm.tuner.devices.cuda import bfloat16_bits, double_precision, event_milliseconds
+from fmm.tuner.devices.cuda import bfloat16_bits, mean_event_milliseconds, to_double_precision
 from fmm.tuner.trials.environment import environment_record
 
 # One accumulator per entry, in the order of k; each product is rounded before it is added.
@@ -86,7 +86,7 @@ class CudaBench:
         return x.astype("float32" if dtype == "tf32" else dtype)
 
     def widened(self, x: Array, dtype: str) -> Array:
-        return double_precision(x, "float32" if dtype == "tf32" else dtype)
+        return to_double_precision(x, "float32" if dtype == "tf32" else dtype)
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
         return self._backend.multiply(plan, a, b, dtype=dtype or None)
@@ -129,7 +129,7 @@ class CudaBench:
         return made
 
     def seconds(self, call: Call, repeats: int) -> float:
-        return event_milliseconds(lambda i: call(), repeats) / 1e3
+        return mean_event_milliseconds(lambda i: call(), repeats) / 1e3
 
     def stream(self, count: int) -> tuple[float, float]:
         x, y, z = (cupy.ones(count) for _ in range(3))

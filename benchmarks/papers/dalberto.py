@@ -33,7 +33,7 @@ from fmm.perfmodel.papers.recursion_points import (
     cut_balanced,
     first_level_speedup,
     hasa_plan,
-    levels_above_point,
+    levels_above_recursion_point,
     recursion_levels,
     recursion_point,
 )
@@ -50,7 +50,7 @@ PART_PRODUCTS: Final = 12  # approximate time of a part, in plain products
 
 
 def hasa_depth(n: int) -> int:
-    return len(levels_above_point((n, n, n), FIRST_LEVEL_SIDE))
+    return len(levels_above_recursion_point((n, n, n), FIRST_LEVEL_SIDE))
 
 
 def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
@@ -175,7 +175,7 @@ def hasa_dynamic(shape: Shape, ratio: float, epsilon: float = EPSILON) -> Plan:
 
 def hasa_static(shape: Shape, point: float) -> Plan:
     """Return the plan with levels down to the recursion point: no level has a side below it."""
-    return hasa_plan(len(levels_above_point(shape, point)))
+    return hasa_plan(len(levels_above_recursion_point(shape, point)))
 
 
 def balanced_hasa(shape: Shape, point: float) -> Plan:

@@ -21,7 +21,7 @@ from benchmarks.papers.figure import Figure
 from benchmarks.papers.matrices import Array, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
@@ -42,9 +42,9 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(UNLIMITED, budget), problem.dtype
     found = [
         plan
-        for plan in compared_plans(not on_host, problem.writes_triangle)
+        for plan in device_candidates(not on_host, problem.writes_triangle)
         if plan.is_candidate_for(dtype)
-        and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
+        and limits.allows_plan(plan, expected_error_growth(plan, dtype, on_host))
         and _has_large_leaves(plan, problem.size)
     ]
     found.sort(key=lambda plan: expected_error_growth(plan, dtype, on_host))

@@ -14,7 +14,7 @@ from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.matrices import FAMILIES, Array, graded_inside, reference
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.stability import classical_bound, error_bound
+from fmm.perfmodel.stability import classical_error_bound, error_bound
 
 # ---- schemes with blocks of two by two, by levels
 
@@ -66,7 +66,7 @@ def _walked_bounds(results: Results) -> Numbers:
 
 @lru_cache(maxsize=64)
 def _bound(plan: str) -> float:
-    return error_bound(Plan.parse(plan), SIDE, SIDE, SIDE) / classical_bound(SIDE)
+    return error_bound(Plan.parse(plan), SIDE, SIDE, SIDE) / classical_error_bound(SIDE)
 
 
 def _closed_form_bounds(factors: dict[str, float]) -> Any:

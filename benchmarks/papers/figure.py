@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Results
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 
 Columns = Mapping[str, Callable[[Results], Numbers]]
 
@@ -46,7 +46,7 @@ def quantity(name: str) -> Callable[[Results], Numbers]:
 # ---- a table
 
 
-def figure_table(figure: Figure, results: Results | None = None) -> Table:
+def figure_table(figure: Figure, results: Results | None = None) -> PaperTable:
     """Return the published, computed and measured columns; without results, the first two."""
     columns: dict[str, Numbers] = {"published": figure.published} if figure.published else {}
     columns |= {name: make() for name, make in figure.computed.items()}
@@ -63,7 +63,7 @@ def figure_table(figure: Figure, results: Results | None = None) -> Table:
         figure.commentary,
         *figure.notes,
     )
-    return Table(figure.name, title, (*figure.key_names, *columns), rows, notes)
+    return PaperTable(figure.name, title, (*figure.key_names, *columns), rows, notes)
 
 
 def _no_rows_note(figure: Figure) -> str:

@@ -151,7 +151,7 @@ PRINTED_9: Final[Numbers] = {("tau_flop",): 15.67, ("tau_gmop",): 1.08, ("tau_sm
 
 def _of_datasheet(name: str) -> Numbers:
     on = datasheet_of(name)
-    rates = (on.fp32_peak, on.global_bandwidth, on.shared_bandwidth)
+    rates = (on.fp32_peak_flops, on.global_memory_bandwidth, on.shared_memory_bandwidth)
     return {(row,): rate / 1e12 for row, rate in zip(("tau_flop", "tau_gmop", "tau_smop"), rates, strict=True)}
 
 

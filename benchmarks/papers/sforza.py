@@ -36,7 +36,7 @@ def depth_of_algorithm(dtype: str) -> Mapping[str, int]:
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each type and size; odd sides stay odd."""
-    for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES):
+    for dtype, n in product(paper.CUTOFF_ROWS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
         calls = len(triangle_plans(dtype, n, scale)) + 2
         rows = partial(_rows, bench, dtype, n, side, scale)
@@ -104,7 +104,7 @@ def _best_speedups(results: Results) -> Numbers:
 BEST_DEPTH_NAME: Final = "best depth"
 PRINTED_BEST: Final[Numbers] = {
     (dtype, what): float(numbers[dtype])
-    for dtype in paper.CUTOFFS
+    for dtype in paper.CUTOFF_ROWS
     for what, numbers in (
         (ONE_LEVEL, paper.ONE_LEVEL_SPEEDUPS),
         (RECURSIVE, paper.RECURSIVE_SPEEDUPS),
@@ -119,7 +119,7 @@ PRINTED_BEST: Final[Numbers] = {
 def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
-        for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES)
+        for dtype, n in product(paper.CUTOFF_ROWS, paper.COMPARED_SIDES)
         for what, depth in depth_of_algorithm(dtype).items()
     }
 
@@ -127,7 +127,7 @@ def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
 def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.FIGURE_2_SIDE)
-        for dtype, depth in product(paper.CUTOFFS, paper.COMPARED_DEPTHS)
+        for dtype, depth in product(paper.CUTOFF_ROWS, paper.COMPARED_DEPTHS)
     }
 
 

@@ -21,7 +21,7 @@ from fmm.config.reader import (
     read_fields,
     wrong_value_error,
 )
-from fmm.hardware.chip import BlockTerms
+from fmm.hardware.chip import BlockModelConstants
 
 check_number = number_check(-1e30, 1e30)
 check_share = number_check(-1e9, 1e9)
@@ -31,7 +31,7 @@ ERROR_CHECKS: Mapping[str, Check] = {
 }
 # the errors if no held-out product was measured
 OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
-BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockTerms)}
+BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
 def reported_errors(section: Mapping[str, Raw], where: str) -> Iterator[ConfigError]:

@@ -49,10 +49,10 @@ from fmm.config.reader import (
     wrong_value_error,
 )
 from fmm.dtypes import DTYPES
-from fmm.hardware.chip import BlockTerms
+from fmm.hardware.chip import BlockModelConstants
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import datasheet_rates
 from fmm.perfmodel.level_bounds import LevelBounds
 from fmm.problem import OPERATIONS, Operation
@@ -207,7 +207,7 @@ class Tuned:
     entries: Mapping[EntryKey, Entry]
     changed: tuple[str, ...] = ()  # versions that changed since the tuning, so that entries are not trusted
     thresholds: Thresholds | None = None
-    fitted: BlockTerms | None = None  # the block model's fitted terms; None for the built-in terms
+    fitted: BlockModelConstants | None = None  # the block model's fitted terms; None for the built-in terms
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
     failed: tuple[str, ...] = ()  # names of rates of leaves that failed in every trial, and must not be chosen
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
@@ -296,7 +296,7 @@ _BY_TYPE: Mapping[str, Check] = {
 }
 
 
-def _number_checks(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
+def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, Check], frozenset[str]]:
     """Return the checks of a dataclass's numbers, and the names of the optional ones, which have a default."""
     numbers = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
@@ -416,15 +416,15 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
     the datasheet of the device that `datasheet` names, if any.
     """
     checks, optional = _number_checks(Calibration)
-    rates, rate_optional = _number_checks(Rate)
+    rates, rate_optional = _number_checks(ProductRate)
     allowed = {**checks, "rate": accept_any, "leaf_rates": accept_any, "datasheet": check_text}
     found = read_fields(raw, where, allowed, optional | {"leaf_rates", "datasheet"})
     leaf_rates = found.pop("leaf_rates", {})
     if not isinstance(leaf_rates, dict):
         raise wrong_value_error(f"{where}.leaf_rates", "an object", leaf_rates)
-    measured = {dtype: Rate(**read_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))}
+    measured = {dtype: ProductRate(**read_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))}
     for leaf, numbers in leaf_rates.items():
-        measured[leaf] = Rate(**read_fields(numbers, f"{where}.leaf_rates.{leaf}", rates, rate_optional))
+        measured[leaf] = ProductRate(**read_fields(numbers, f"{where}.leaf_rates.{leaf}", rates, rate_optional))
     sheet = found.pop("datasheet", "")
     try:
         assumed = datasheet_rates(sheet, dtype) if sheet else {}
@@ -457,11 +457,15 @@ def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
             yield error
 
 
-def read_block_terms(raw: Raw) -> BlockTerms | None:
+def read_block_terms(raw: Raw) -> BlockModelConstants | None:
     """Return the block model's fitted parameters; None if missing or damaged, so that the built-in ones are used."""
     check = number_check(1e-12, 1e6)
     try:
-        return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
+        return (
+            BlockModelConstants(**read_fields(raw, "terms", {f.name: check for f in fields(BlockModelConstants)}))
+            if raw
+            else None
+        )
     except ConfigError:
         return None
 
@@ -489,7 +493,9 @@ def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[
     If `sheet` names a datasheet, the rates that follow from it are left out.
     """
     own = {name: getattr(found, name) for name in _number_checks(Calibration)[0]}
-    rates = {x: {name: getattr(rate, name) for name in _number_checks(Rate)[0]} for x, rate in found.rates.items()}
+    rates = {
+        x: {name: getattr(rate, name) for name in _number_checks(ProductRate)[0]} for x, rate in found.rates.items()
+    }
     assumed = datasheet_rates(sheet, dtype) if sheet else {}
     leaf_rates = {x: rate for x, rate in rates.items() if x != dtype and found.rates[x] != assumed.get(x)}
     named = {"datasheet": sheet} if assumed else {}

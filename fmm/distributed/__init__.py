@@ -14,7 +14,7 @@ from fmm.distributed.layout import MeshLayout
 from fmm.distributed.quadrants import parse_outer_level
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
-from fmm.hardware.links import Network, link, network_of
+from fmm.hardware.links import Network, default_network, link_by_name
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.devices import gpu_from_description
 
@@ -175,9 +175,9 @@ def plan(
     if not 1 <= len(sides) <= 2 or min(sides) < 1 or min(m, k, n) < 1:
         raise ValueError(f"a product of positive sizes on a mesh of one or two dimensions, not {(m, k, n)} on {sides}")
     row = datasheet_row(device)
-    network = network_of(row.capability, together)
+    network = default_network(row.capability, together)
     if links is not None:
-        network = Network(link(links[0]), link(links[1]), together)
+        network = Network(link_by_name(links[0]), link_by_name(links[1]), together)
     gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
     layout = MeshLayout(m, k, n, sides, cuts, cuts, cuts)

@@ -17,8 +17,8 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
-from fmm.kernels.plans.walk import DefaultMachine, Triple
+from fmm.kernels.plans.sums import LineExponents, Mirror, Place, RescaledCopy, Sum
+from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices
 
 # an array of ChunkCell objects; an element is None until a step of the walk writes the chunk
 ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
@@ -46,7 +46,7 @@ class ChunkTasks(DefaultMachine):
     chunk_growth: float | None = None  # limit of the error growth of the worker's plan, if `chunk_plan` is None
     products_per_task: int = 1  # number of products of chunks that one task computes and adds
     table: dict[ChunkKey, tuple[Any, ...]] = field(default_factory=dict)
-    leaf_updates: bool = True
+    has_updating_leaves: bool = True
     used: int = 0
 
     # ---- the steps of a walk
@@ -54,14 +54,14 @@ class ChunkTasks(DefaultMachine):
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> ChunkGrid:
         return np.full((rows, cols), None, dtype=object)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         """Do nothing: Dask frees a chunk after the last task that reads the chunk."""
 
     def submatrix(self, x: ChunkGrid, place: Place) -> ChunkGrid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     def compute_sums(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
-        if isinstance(step, LineExponents | Rescaled):
+        if isinstance(step, LineExponents | RescaledCopy):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
         results: list[tuple[ChunkGrid, tuple[int, ...], ChunkCell | None]] = []
         values: dict[tuple[int, ...], list[ChunkCell | None]] = {}
@@ -74,14 +74,14 @@ class ChunkTasks(DefaultMachine):
             write[index] = cell
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         for left, right, dest in products:
             for i, j in np.ndindex(dest.shape):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
                 dest[i, j] = self._sum_of_products_cell(pairs, dest[i, j] if beta else None, alpha, beta)
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: object) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
 
     def mirror_triangle(self, step: Mirror, source: ChunkGrid, dest: ChunkGrid) -> None:

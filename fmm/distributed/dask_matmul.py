@@ -33,7 +33,7 @@ from fmm.distributed.quadrants import parse_block_levels
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
-from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.choose import default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.request import check_error_growth
 from fmm.runtime.decisions.decide import Decision
@@ -103,7 +103,7 @@ def matmul(
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype).rechunk({0: x.chunks[1]})
     on_device = library == "cupy"
-    limit = default_error_growth(on_device) if growth is None else growth
+    limit = default_error_growth_limit(on_device) if growth is None else growth
     grid_plan = _choose_grid_plan(x, y, outer_plan, on_device, limit)
     chunk_limit = limit / expected_error_growth(grid_plan.outer_plan, dtype.name)
     if on_device:  # on GPUs the workers choose the plan of a product of two chunks

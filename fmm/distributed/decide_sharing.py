@@ -179,7 +179,7 @@ class _SingleDeviceModel:
                 # the rate is assumed, since only ratios of the predicted seconds matter
                 seconds = problem.flops / (ASSUMED_SUM_BYTES_PER_SECOND * 10)
             else:
-                seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).seconds
+                seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).predicted_seconds
             self._seconds[m, k, n] = seconds
         return seconds
 

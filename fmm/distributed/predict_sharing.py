@@ -239,11 +239,11 @@ def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> fl
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
     for transfer in layout.transfers_by_step[step]:
-        used = devices.network.link(transfer.source, transfer.dest)
+        used = devices.network.link_between(transfer.source, transfer.dest)
         for rank, sends in ((transfer.source, True), (transfer.dest, False)):
             loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
     links = {used.name: used for used in (devices.network.inside, devices.network.between)}
-    return max((links[name].seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
+    return max((links[name].message_seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
 
 
 def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
@@ -266,7 +266,9 @@ def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
     if times == 1:
         return 0.0
     block = _largest_block_entries(layout) * devices.itemsize
-    return _slowest_link(layout, devices.network).seconds(block * (times - 1) / times) + 2 * block / devices.stream
+    return (
+        _slowest_link(layout, devices.network).message_seconds(block * (times - 1) / times) + 2 * block / devices.stream
+    )
 
 
 def _largest_block_entries(layout: MeshLayout) -> int:
@@ -313,7 +315,9 @@ def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandi
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block_entries(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
-    around = sharing.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
+    around = (
+        sharing.around + devices.network.link_between(0, side - 1).message_seconds(moved) + 2 * block / devices.stream
+    )
     memory = max(sharing.memory, 3.0 * block)  # bytes of the parts sent, the parts received, and the assembled block
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
@@ -377,7 +381,7 @@ def _redistribution_seconds(layout: MeshLayout, canonical: MeshLayout, devices: 
             (box := target.block_of_rank(rank)).size - own.block_of_rank(rank).intersection(box).size
             for rank in range(layout.process_count)
         )
-    return _slowest_link(layout, devices.network).seconds(missing * devices.itemsize)
+    return _slowest_link(layout, devices.network).message_seconds(missing * devices.itemsize)
 
 
 def _part_count_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:

@@ -34,7 +34,7 @@ from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, 
 from fmm.distributed.level_over_blocks import multiply_blocks
 from fmm.distributed.quadrants import outer_level_blocks, parse_outer_level
 from fmm.dtypes import STORED_TYPES
-from fmm.hardware.links import Network, network_of
+from fmm.hardware.links import Network, default_network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.limits import count_gpu_processes
 from fmm.runtime.devices import Device, get_device, gpu_from_description
@@ -403,4 +403,4 @@ def _mesh_network(mesh: Any, device: Device) -> Network:
     parts = gpu_parts(device.identity.key)
     capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()
-    return network_of(capability, together)
+    return default_network(capability, together)

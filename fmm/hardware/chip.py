@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.hardware.datasheets import Capability
+from fmm.hardware.datasheets import CapabilityLimits
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTerms:
+class BlockModelConstants:
     """Constants of the block model (fmm.perfmodel.block_model), fitted to an H200's times of Huang's six strategies.
 
     benchmarks/CONCLUSIONS.md (blocks) has the fit.
@@ -24,12 +24,12 @@ class BlockTerms:
 class Chip:
     """A device: the limits of its compute capability, and its own numbers from its driver or datasheet."""
 
-    limits: Capability
+    limits: CapabilityLimits
     multiprocessors: int
     clock: float  # cycles per second
     bandwidth: float  # bytes/s of global memory
     cache: float  # bytes of the second-level cache
-    fitted: BlockTerms = BlockTerms()
+    fitted: BlockModelConstants = BlockModelConstants()
     version: int = 0  # compute capability, 90 for 9.0, if the limits are those of an older one; 0: as in the limits
     shared: int = 0  # bytes of shared memory of a thread block; 0: as in the limits
     tensor_maps: bool = True  # True if the driver makes tensor maps, which the copy engine (TMA) needs
@@ -40,7 +40,7 @@ class Chip:
         return self.version or int(self.limits.capability.replace(".", ""))
 
     @property
-    def shared_per_block(self) -> int:
+    def shared_bytes_per_block(self) -> int:
         """Bytes of shared memory that a thread block may have."""
         return self.shared or self.limits.shared_per_block
 
@@ -55,31 +55,31 @@ class Chip:
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property
-    def rounds_pairs(self) -> bool:
+    def can_round_float32_pairs(self) -> bool:
         """True if one instruction rounds two float32 numbers to two float16 numbers."""
         return self.compute_capability >= 80
 
     @property
-    def has_warp_float64(self) -> bool:
+    def has_float64_mma(self) -> bool:
         """True if a warp has matrix instructions for float64."""
         return self.compute_capability >= 80
 
     @property
-    def overlaps_launches(self) -> bool:
+    def can_overlap_launches(self) -> bool:
         """True if a kernel may begin before the previous kernel has ended, and wait for its end inside."""
         return self.compute_capability >= 90
 
     @property
-    def schedulers(self) -> int:
+    def warp_schedulers(self) -> int:
         """The number of warps of a multiprocessor that issue an instruction in one cycle."""
         return self.limits.warp_granularity
 
     @property
-    def near_cache(self) -> float:
+    def near_cache_bytes(self) -> float:
         """Bytes of the half of the second-level cache that is connected directly to a multiprocessor."""
         return self.cache / 2
 
     @property
-    def writes(self) -> float:
+    def write_bytes_per_cycle(self) -> float:
         """Bytes that a multiprocessor writes to global memory in a cycle while all multiprocessors write."""
         return self.bandwidth / self.multiprocessors / self.clock

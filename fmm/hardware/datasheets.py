@@ -34,7 +34,7 @@ def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT
 
 
 @dataclass(frozen=True, slots=True)
-class Capability:
+class CapabilityLimits:
     """Limits and rates of all devices of one compute capability."""
 
     capability: str  # compute capability, such as "9.0"
@@ -57,15 +57,15 @@ class Capability:
     source: str  # document and table
 
 
-def capability_limits(name: str) -> Capability:
+def capability_limits(name: str) -> CapabilityLimits:
     """Return the limits of a compute capability, such as "9.0"."""
-    found = _limits_table().get(name)
+    found = _capability_table().get(name)
     if found is None:
         raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capability_names())}")
     return found
 
 
-def nearest_capability(name: str) -> Capability:
+def nearest_capability(name: str) -> CapabilityLimits:
     """Return the limits of the newest compute capability in the table that is not newer than `name`."""
     older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
     return capability_limits(older[-1] if older else capability_names()[0])
@@ -73,7 +73,7 @@ def nearest_capability(name: str) -> Capability:
 
 def capability_names() -> tuple[str, ...]:
     """Return the compute capabilities in the table, oldest first."""
-    return tuple(_limits_table())
+    return tuple(_capability_table())
 
 
 def _version_numbers(name: str) -> tuple[int, ...]:
@@ -81,8 +81,8 @@ def _version_numbers(name: str) -> tuple[int, ...]:
 
 
 @cache
-def _limits_table() -> dict[str, Capability]:
-    return {c.capability: c for c in read_records(Capability, "fmm.hardware", "capabilities.csv")}
+def _capability_table() -> dict[str, CapabilityLimits]:
+    return {c.capability: c for c in read_records(CapabilityLimits, "fmm.hardware", "capabilities.csv")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,40 +110,40 @@ class Datasheet:
     source: str  # documents, and what was computed from other numbers
 
     @property
-    def limits(self) -> Capability:
+    def capability_limits(self) -> CapabilityLimits:
         """The limits of the newest compute capability in the table that is not newer than the device's."""
         return nearest_capability(self.capability)
 
     @property
-    def fp32_peak(self) -> float:
+    def fp32_peak_flops(self) -> float:
         """Flop/s of the ordinary cores: cores x clock x 2 instead of the printed number, as in the papers' models."""
-        return 2e6 * self.sms * self.limits.fp32_per_clock * self.boost_mhz
+        return 2e6 * self.sms * self.capability_limits.fp32_per_clock * self.boost_mhz
 
     @property
-    def fp64_peak(self) -> float:
+    def fp64_peak_flops(self) -> float:
         """Flop/s of the ordinary cores in float64: cores x clock x 2."""
-        return 2e6 * self.sms * self.limits.fp64_per_clock * self.boost_mhz
+        return 2e6 * self.sms * self.capability_limits.fp64_per_clock * self.boost_mhz
 
     @property
-    def global_bandwidth(self) -> float:
+    def global_memory_bandwidth(self) -> float:
         """Bytes/s of global memory."""
         return 1e9 * self.bandwidth_gbs
 
     @property
-    def shared_bandwidth(self) -> float:
+    def shared_memory_bandwidth(self) -> float:
         """Bytes/s of all multiprocessors' shared memory at the boost clock (Huang et al., footnote 13)."""
-        return 1e6 * self.sms * self.limits.shared_bytes_per_clock * self.boost_mhz
+        return 1e6 * self.sms * self.capability_limits.shared_bytes_per_clock * self.boost_mhz
 
-    def peak(self, element_bytes: int) -> float:
+    def peak_flops(self, element_bytes: int) -> float:
         """Flop/s of the ordinary cores for an element of 4 (float32) or 8 (float64) bytes."""
         if element_bytes not in (4, 8):
             raise ValueError(f"no core peak for elements of {element_bytes} bytes; the sizes are 4 and 8")
-        return self.fp32_peak if element_bytes == 4 else self.fp64_peak
+        return self.fp32_peak_flops if element_bytes == 4 else self.fp64_peak_flops
 
 
 def datasheet_of(name: str) -> Datasheet:
     """Return the datasheet of a device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
-    found = _device_table().get(plain_name(name))
+    found = _device_table().get(normalized_name(name))
     if found is None:
         raise ValueError(f"unknown device {name!r}; the devices are {', '.join(datasheet_names())}")
     return found
@@ -154,11 +154,11 @@ def datasheet_names() -> tuple[str, ...]:
     return tuple(d.name for d in _device_table().values())
 
 
-def plain_name(name: str) -> str:
+def normalized_name(name: str) -> str:
     """Return the letters and digits of a name in lower case, by which names are compared."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
 @cache
 def _device_table() -> dict[str, Datasheet]:
-    return {plain_name(d.name): d for d in read_records(Datasheet, "fmm.hardware", "datasheets.csv")}
+    return {normalized_name(d.name): d for d in read_records(Datasheet, "fmm.hardware", "datasheets.csv")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fmm.hardware.datasheets import plain_name, read_records
+from fmm.hardware.datasheets import normalized_name, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Link:
     microseconds: float  # latency of a message in microseconds
     source: str
 
-    def seconds(self, sent: float) -> float:
+    def message_seconds(self, sent: float) -> float:
         """Return the seconds to send `sent` bytes, in one message or in several concurrent ones."""
         return self.microseconds * 1e-6 + sent / (self.gigabytes * 1e9) if sent else 0.0
 
@@ -35,7 +35,7 @@ class Network:
     between: Link  # link between devices of two machines
     together: int = 8  # number of devices of a machine
 
-    def link(self, source: int, dest: int) -> Link:
+    def link_between(self, source: int, dest: int) -> Link:
         """Return the link between two devices, by their numbers."""
         return self.inside if source // self.together == dest // self.together else self.between
 
@@ -43,9 +43,9 @@ class Network:
         return f"{self.inside.name} among {self.together}, {self.between.name} beyond"
 
 
-def link(name: str) -> Link:
+def link_by_name(name: str) -> Link:
     """Return a link by name, in any case and spacing: "nvlink 4", "InfiniBand-NDR"."""
-    found = _link_table().get(plain_name(name))
+    found = _link_table().get(normalized_name(name))
     if found is None:
         raise ValueError(
             f"unknown link {name!r}; the links are {', '.join(row.name for row in _link_table().values())}"
@@ -53,14 +53,14 @@ def link(name: str) -> Link:
     return found
 
 
-def network_of(capability: str, together: int) -> Network:
+def default_network(capability: str, together: int) -> Network:
     """Return the usual network of devices of a compute capability ("cpu": of processes), `together` to a machine."""
     rows = _link_table().values()
-    inside = next((row for row in rows if row.capability == capability), link("PCIe 4"))
+    inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")
-    return Network(inside, link(between), max(together, 1))
+    return Network(inside, link_by_name(between), max(together, 1))
 
 
 @cache
 def _link_table() -> dict[str, Link]:
-    return {plain_name(row.name): row for row in read_records(Link, "fmm.hardware", "links.csv")}
+    return {normalized_name(row.name): row for row in read_records(Link, "fmm.hardware", "links.csv")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.hardware.datasheets import Capability
+from fmm.hardware.datasheets import CapabilityLimits
 
 THREADS_PER_WARP = 32
 
@@ -30,7 +30,7 @@ class BlockResources:
             raise ValueError(f"shared memory per block must not be negative: {self.shared_bytes}")
 
     @property
-    def warps(self) -> int:
+    def warp_count(self) -> int:
         """Warps of the thread block; the last one may be incomplete."""
         return -(-self.threads // THREADS_PER_WARP)
 
@@ -45,34 +45,34 @@ class Occupancy:
     by_shared: int
 
     @property
-    def blocks(self) -> int:
+    def active_block_count(self) -> int:
         """Active thread blocks of a multiprocessor: the minimum over all resources."""
         return min(self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
 
     @property
-    def limited_by(self) -> tuple[str, ...]:
+    def limiting_resources(self) -> tuple[str, ...]:
         """The resources that have the minimum, in the order threads, blocks, registers, shared."""
         names = ("threads", "blocks", "registers", "shared")
         counts = (self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
-        return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
+        return tuple(name for name, count in zip(names, counts, strict=True) if count == self.active_block_count)
 
 
-def launch_occupancy(limits: Capability, launch: BlockResources) -> Occupancy:
+def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupancy:
     """Return the active thread blocks of a multiprocessor by each resource."""
     return Occupancy(
-        by_threads=_by_threads(limits, launch),
+        by_threads=_blocks_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
-        by_registers=_by_registers(limits, launch),
-        by_shared=_by_shared(limits, launch),
+        by_registers=_blocks_by_registers(limits, launch),
+        by_shared=_blocks_by_shared_memory(limits, launch),
     )
 
 
-def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
+def active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
     """Return the number of active thread blocks of a multiprocessor; `registers` are those of a thread."""
-    return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).blocks
+    return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).active_block_count
 
 
-def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
+def register_range(limits: CapabilityLimits, threads: int, shared_bytes: int, blocks: int) -> range:
     """Return the range of registers per thread with which exactly `blocks` blocks are active; it may be empty."""
     counts = [
         registers
@@ -82,12 +82,12 @@ def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks:
     return range(counts[0], counts[-1] + 1) if counts else range(0)
 
 
-def max_registers(limits: Capability, threads: int, blocks: int) -> int:
+def max_registers(limits: CapabilityLimits, threads: int, blocks: int) -> int:
     """Return the most registers of a thread with which `blocks` blocks are active: the limit of __launch_bounds__."""
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
-        if _by_registers(limits, BlockResources(threads, registers)) >= blocks
+        if _blocks_by_registers(limits, BlockResources(threads, registers)) >= blocks
     )
     return next(fitting, 0)
 
@@ -96,19 +96,19 @@ def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _by_threads(limits: Capability, launch: BlockResources) -> int:
+def _blocks_by_threads(limits: CapabilityLimits, launch: BlockResources) -> int:
     if launch.threads > limits.max_threads_per_block:
         return 0
-    return limits.max_threads_per_sm // THREADS_PER_WARP // launch.warps
+    return limits.max_threads_per_sm // THREADS_PER_WARP // launch.warp_count
 
 
-def _by_registers(limits: Capability, launch: BlockResources) -> int:
+def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> int:
     if launch.registers > limits.max_registers_per_thread:
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
     # The check for a block, and on 1.x also the allocation, rounds the warps up to fill all partitions evenly.
-    even_warps = _rounded_up(launch.warps, limits.warp_granularity)
+    even_warps = _rounded_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _rounded_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
         return limits.registers_per_sm // per_block
@@ -117,10 +117,10 @@ def _by_registers(limits: Capability, launch: BlockResources) -> int:
         return 0
     # Each partition has its own share of the register file and holds whole warps.
     warps = limits.registers_per_sm // limits.warp_granularity // per_warp * limits.warp_granularity
-    return warps // launch.warps
+    return warps // launch.warp_count
 
 
-def _by_shared(limits: Capability, launch: BlockResources) -> int:
+def _blocks_by_shared_memory(limits: CapabilityLimits, launch: BlockResources) -> int:
     per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0

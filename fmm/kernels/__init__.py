@@ -3,7 +3,7 @@
 from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
-from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
+from fmm.kernels.algorithms.step_table import StepTable, StepTableError, step_table, step_table_names
 from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, before any plan's text is read)
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
@@ -26,8 +26,8 @@ __all__ = [
     "PlanError",
     "Scheme",
     "SchemeError",
-    "StepError",
     "StepTable",
+    "StepTableError",
     "balanced_level",
     "scheme",
     "scheme_level",

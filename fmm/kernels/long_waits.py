@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 WAIT_SECONDS_BEFORE_LOG = 1.0  # seconds of waiting after which a message is logged
 log = logging.getLogger("fmm")
-_logged: set[str] = set()
+_logged_messages: set[str] = set()
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def log_if_slow(message: str) -> Iterator[None]:
 
     Python prints a warning of this log on stderr by default.
     """
-    if message in _logged:
+    if message in _logged_messages:
         yield
         return
     timer = threading.Timer(WAIT_SECONDS_BEFORE_LOG, _log_once, (message,))
@@ -31,6 +31,6 @@ def log_if_slow(message: str) -> Iterator[None]:
 
 
 def _log_once(message: str) -> None:
-    if message not in _logged:
-        _logged.add(message)
+    if message not in _logged_messages:
+        _logged_messages.add(message)
         log.warning("fmm: %s", message)

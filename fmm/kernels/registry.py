@@ -18,13 +18,13 @@ class NamedRow(Protocol):
     def name(self) -> str: ...
 
 
-RegistryRow = TypeVar("RegistryRow", bound=NamedRow)
-CachedFunction = TypeVar("CachedFunction", bound=Callable[..., Any])
+RowT = TypeVar("RowT", bound=NamedRow)
+CachedFunctionT = TypeVar("CachedFunctionT", bound=Callable[..., Any])
 
 _CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
-def clear_on_registration(cached: CachedFunction) -> CachedFunction:
+def clear_on_registration(cached: CachedFunctionT) -> CachedFunctionT:
     """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
     _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
@@ -36,23 +36,23 @@ def clear_caches() -> None:
         clear()
 
 
-class RowRegistry(Generic[RegistryRow]):
+class RowRegistry(Generic[RowT]):
     """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
-        self._rows: dict[str, RegistryRow] = {}
+        self._rows: dict[str, RowT] = {}
 
-    def __iter__(self) -> Iterator[RegistryRow]:
+    def __iter__(self) -> Iterator[RowT]:
         return iter(tuple(self._rows.values()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> RegistryRow:
+    def __getitem__(self, name: str) -> RowT:
         return self._rows[name]
 
-    def add(self, row: RegistryRow) -> None:
+    def add(self, row: RowT) -> None:
         """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")

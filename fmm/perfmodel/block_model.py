@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import Capability
+from fmm.hardware.datasheets import CapabilityLimits
 from fmm.hardware.occupancy import THREADS_PER_WARP, active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import (
     DOUBLE,
@@ -37,64 +37,64 @@ from fmm.kernels.cuda.products.split_k import (
     split_tail,
 )
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
-Operands = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
-Alongs = tuple[Along, Along]  # the dimensions along which A and B are contiguous
+OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
+ContiguousAxes = tuple[Along, Along]  # the dimensions along which A and B are contiguous
 Shape = tuple[int, int, int]  # (m, k, n)
 
-GEMM: Operands = (1, 1, 1)
-ROW_MAJOR: Alongs = ("inner", "outer")
-FLOAT_BYTES, WIDE_ACCESS = 4, 4  # bytes of a float32; float32 numbers in the widest memory access
+GEMM_OPERANDS: OperandBlocks = (1, 1, 1)
+ROW_MAJOR_AXES: ContiguousAxes = ("inner", "outer")
+FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32; float32 numbers in the widest memory access
 
 # Three counts from the machine code for sm_90, not fitted.
 COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
 LOOP_INSTRUCTIONS = 50  # other instructions of a thread for each tile
-OTHER_REGISTERS = 32  # registers of a thread that Equation 16 does not count
+UNCOUNTED_REGISTERS = 32  # registers of a thread that Equation 16 does not count
 
 
 # ---- counts of elements per thread block, equations (8) to (17)
 
 
-def tile_loads(s: TileSizes, k: int) -> tuple[int, int]:
+def tile_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
     """Eq. (8): elements of A and of B that move from global memory to registers; as many move on to shared memory."""
     return s.m_s * k, s.n_s * k
 
 
-def fragment_loads(s: TileSizes, k: int) -> tuple[int, int]:
+def fragment_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
     """Eq. (9): elements of A and of B that move from shared memory to registers."""
     return s.threads * s.m_r * k, s.threads * s.n_r * k
 
 
-def write_back(s: TileSizes) -> int:
+def write_back_elements(s: TileSizes) -> int:
     """Eq. (10): elements of C that move from registers to global memory, for each block of C."""
     return s.m_s * s.n_s
 
 
-def kernel_flops(s: TileSizes, w: Operands, k: int) -> int:
+def kernel_flops(s: TileSizes, w: OperandBlocks, k: int) -> int:
     """Eq. (11): the flops of the product and of the additions of blocks of A, B and C."""
     w_a, w_b, w_c = w
     multiply = 2 * s.m_s * s.n_s * k
     return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
 
 
-def global_elements(s: TileSizes, w: Operands, k: int) -> int:
+def global_memory_elements(s: TileSizes, w: OperandBlocks, k: int) -> int:
     """Eq. (12): elements that move to and from global memory."""
-    a, b = tile_loads(s, k)
-    return a * w[0] + b * w[1] + write_back(s) * w[2]
+    a, b = tile_load_elements(s, k)
+    return a * w[0] + b * w[1] + write_back_elements(s) * w[2]
 
 
-def shared_elements(s: TileSizes, k: int) -> int:
+def shared_memory_elements(s: TileSizes, k: int) -> int:
     """Eq. (14): elements that move to and from shared memory; blocks are added before this, so W is no factor."""
-    return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
+    return sum(tile_load_elements(s, k)) + sum(fragment_load_elements(s, k))
 
 
-def registers_needed(s: TileSizes, w: Operands) -> int:
+def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
     """Left side of Eq. (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
-def shared_tile(s: TileSizes) -> int:
+def shared_tile_elements(s: TileSizes) -> int:
     """Left side of Eq. (17), in elements: the tiles of A and B."""
     return (s.m_s + s.n_s) * s.k_s
 
@@ -103,7 +103,7 @@ def shared_tile(s: TileSizes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class OperandTile:
     """The tile of A or of B: its size, the number of blocks that are added up in it, and its layout.
 
     Blocks of a sum are copied to shared memory one by one, read again and added, and the sum is written to shared
@@ -119,39 +119,43 @@ class Side:
     threads: int
 
     @property
-    def copies(self) -> int:
+    def copies_per_thread(self) -> int:
         """Wide accesses of a thread for its share of copying one block's tile."""
-        return -(-self.tile // WIDE_ACCESS // self.threads)
+        return -(-self.tile // WIDE_ACCESS_FLOATS // self.threads)
 
     @property
-    def thread_instructions(self) -> int:
+    def instructions_per_thread(self) -> int:
         """Instructions of a thread: copies, and for sums reads, additions and writes."""
-        stores = WIDE_ACCESS if self.inner and self.transposed else 1
-        sums = self.blocks + WIDE_ACCESS * (self.blocks - 1) + stores if self.blocks > 1 else 0
-        return self.copies * (COPY_INSTRUCTIONS * self.blocks + sums)
+        stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
+        sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
+        return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)
 
     @property
-    def shared_elements(self) -> int:
+    def shared_memory_elements(self) -> int:
         """Elements that move to and from shared memory until the tile can be used; Eq. (8) counts each element once."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
     @property
-    def reads_bursts(self) -> bool:
+    def has_burst_reads(self) -> bool:
         """True if a thread reads the fragments of four steps of the inner dimension at once."""
         return self.inner and not (self.transposed and self.blocks > 1)
 
-    def fragment_reads(self, depth: int) -> int:
+    def fragment_read_count(self, depth: int) -> int:
         """Return a thread's accesses to shared memory for fragments of `depth` steps, as wide as lines allow."""
-        width = WIDE_ACCESS if self.reads_bursts or self.piece % WIDE_ACCESS == 0 else 2 - self.piece % 2
+        width = (
+            WIDE_ACCESS_FLOATS if self.has_burst_reads or self.piece % WIDE_ACCESS_FLOATS == 0 else 2 - self.piece % 2
+        )
         return -(-self.piece * depth // width)
 
 
-def operand_tiles(s: TileSizes, w: Operands, along: Alongs = ROW_MAJOR) -> tuple[Side, Side]:
-    (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
+def operand_tiles(
+    s: TileSizes, w: OperandBlocks, along: ContiguousAxes = ROW_MAJOR_AXES
+) -> tuple[OperandTile, OperandTile]:
+    (a, b), inner = tile_load_elements(s, s.k_s), [x == "inner" for x in along]
     return (
-        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
-        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
+        OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
+        OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
     )
 
 
@@ -159,20 +163,20 @@ def operand_tiles(s: TileSizes, w: Operands, along: Alongs = ROW_MAJOR) -> tuple
 
 
 @lru_cache(maxsize=1024)
-def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
+def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) -> int:
     """Return the number of thread blocks that a multiprocessor holds at a time.
 
     Registers are a limit by Eq. (16) and OTHER_REGISTERS, shared memory by Eq. (17) for all stages and copies.
     """
-    registers = min(registers_needed(s, w) + OTHER_REGISTERS, limits.max_registers_per_thread)
+    registers = min(registers_needed(s, w) + UNCOUNTED_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
         registers = min(registers, max_registers(limits, s.threads, s.blocks))
     a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(limits, s.threads, registers, FLOAT_BYTES * (s.stages * shared_tile(s) + copies))
+    return active_blocks(limits, s.threads, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies))
 
 
-def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
+def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
     This is the number of instructions, or the time of the multiply-adds where the chip has fewer lanes for
@@ -182,63 +186,69 @@ def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     slots = (
         adds
         + LOOP_INSTRUCTIONS
-        + sum(x.fragment_reads(s.k_s) + x.thread_instructions for x in operand_tiles(s, w, along))
+        + sum(x.fragment_read_count(s.k_s) + x.instructions_per_thread for x in operand_tiles(s, w, along))
     )
-    return max(slots, adds * chip.schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
+    return max(slots, adds * chip.warp_schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
 
 
-def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
+def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float) -> float:
     """Return the cycles that a warp alone on a scheduler waits at every tile; `touched` is the bytes of all operands.
 
     Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
     shared memory where shared memory takes longer than the copy from global memory.
     """
-    step = ceil(s.threads / THREADS_PER_WARP / chip.schedulers) * s.m_r * s.n_r
+    step = ceil(s.threads / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
-    for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
-        if side.reads_bursts:
-            burst += s.k_s / WIDE_ACCESS * max(0.0, elements * FLOAT_BYTES / chip.limits.shared_bytes_per_clock - step)
-    beyond = max(0.0, 1 - chip.near_cache / touched)
+    for side, elements in zip(operand_tiles(s, w, along), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True):
+        if side.has_burst_reads:
+            burst += (
+                s.k_s
+                / WIDE_ACCESS_FLOATS
+                * max(0.0, elements * FLOAT32_BYTES / chip.limits.shared_bytes_per_clock - step)
+            )
+    beyond = max(0.0, 1 - chip.near_cache_bytes / touched)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
-def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
+def shared_memory_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles of shared memory for one thread block's tile: Eq. (14) without reads shared by many threads."""
-    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(
-        x.shared_elements for x in operand_tiles(s, w, along)
+    elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
+        x.shared_memory_elements for x in operand_tiles(s, w, along)
     )
-    return FLOAT_BYTES * elements / chip.limits.shared_bytes_per_clock
+    return FLOAT32_BYTES * elements / chip.limits.shared_bytes_per_clock
 
 
-def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
+def tile_cycles(
+    s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float, blocks: int
+) -> float:
     """Return a multiprocessor's cycles to compute a tile of each resident thread block, by its slowest resource.
 
     A scheduler with v warps is idle while all v warps wait. Each warp waits during a share p of its time, so all warps
     wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
-    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.schedulers)
+    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.warp_schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
-    return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
+    return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, along, chip))
 
 
 @lru_cache(maxsize=1024)
-def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
+def multiply_adds_per_cycle(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Return the multiply-adds per cycle of a multiprocessor that is full of thread blocks of these products."""
-    blocks = resident_blocks(s, GEMM, chip.limits)
+    blocks = resident_blocks(s, GEMM_OPERANDS, chip.limits)
     return (
         blocks
         * s.m_s
         * s.n_s
         * s.k_s
-        / tile_cycles(s, GEMM, ROW_MAJOR, chip, operand_bytes(GEMM, shape, count), blocks)
+        / tile_cycles(s, GEMM_OPERANDS, ROW_MAJOR_AXES, chip, operand_bytes(GEMM_OPERANDS, shape, count), blocks)
     )
 
 
-def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
+def operand_bytes(w: OperandBlocks, shape: Shape, count: int) -> int:
     """Return the bytes of all operands."""
     m, k, n = shape
-    return FLOAT_BYTES * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
+    return FLOAT32_BYTES * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
 def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, triangle: bool = False) -> int:
@@ -251,11 +261,11 @@ def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, triangle: b
 @lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
 def launch_seconds(
     s: TileSizes,
-    w: Operands,
+    w: OperandBlocks,
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: Alongs = ROW_MAJOR,
+    along: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
 ) -> float:
     """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
@@ -269,7 +279,7 @@ def launch_seconds(
     touched = operand_bytes(w, shape, count)
     steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, triangle)
     # Products that add to several blocks of C read these blocks before they write them.
-    written = FLOAT_BYTES * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
+    written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
     def together(blocks: int) -> float:
         return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
@@ -280,7 +290,7 @@ def launch_seconds(
 
 # ---- the fastest tile sizes
 
-BUSY_THREADS = 256  # number of threads that keep a multiprocessor busy in float64
+BUSY_SM_THREADS = 256  # number of threads that keep a multiprocessor busy in float64
 
 
 @lru_cache(maxsize=4096)  # a plan of four levels has 2401 products of one shape
@@ -288,34 +298,34 @@ def fastest_float32_tile(
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: Alongs = ROW_MAJOR,
+    along: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
     of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
     """Return the fastest tile sizes for `count` products of float32, or with `triangle` for one triangle of each."""
-    fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
-    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, triangle))
+    fitting = [s for s in of if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
 
 
-def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
+def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
     """Return the entries of C that the multiprocessor with the most tiles computes, the model's measure in float64.
 
     The measure leaves out the cost of tiles before and after their multiply-adds, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # fewer thread blocks than keep a multiprocessor busy take as long as these
-    alone = max(last, BUSY_THREADS / s.threads) if last else 0
+    alone = max(last, BUSY_SM_THREADS / s.threads) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
 def fastest_float64_tile(
-    shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, triangle: bool = False
+    shape: Shape, chip: Chip, count: int = 1, _: ContiguousAxes = ROW_MAJOR_AXES, triangle: bool = False
 ) -> TileSizes:
     """Return the tile sizes with which `count` products of float64 take the least time."""
-    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, triangle))
+    return min(DOUBLE, key=lambda s: busiest_sm_entries(s, shape, count, chip.multiprocessors, triangle))
 
 
-FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
+FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes, bool], TileSizes]] = {
     "float32": fastest_float32_tile,
     "float64": fastest_float64_tile,
 }
@@ -324,7 +334,7 @@ FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]
 # ---- tiles whose operands the copy engine (TMA) brings
 
 
-def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
+def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Return the seconds of a product: its tiles at the rate of strategy Square, times its own strategy's `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
@@ -334,12 +344,12 @@ def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = last_job_end(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
-    rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    rate = s.rate * multiply_adds_per_cycle(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock
 
 
 def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
-    return min(((tma_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
+    return min(((tma_product_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
 
 
 # ---- the choice as the recorder of plans uses it
@@ -347,15 +357,19 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model as `fmm.kernels.cuda.target.TileModel`."""
+    """The block model as `fmm.kernels.cuda.target.TileSizeModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
-        return FASTEST_TILE[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
+        return FASTEST_TILE_FUNCTIONS[kernel.element](
+            (op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle)
+        )
 
     def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
-        tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.triangle))
+        tiled = launch_seconds(
+            kernel.strategy, GEMM_OPERANDS, shape, chip, op.count, kernel.along, bool(kernel.triangle)
+        )
         return s if time < tiled else None
 
 
@@ -363,6 +377,6 @@ BLOCK_MODEL = BlockModel()
 
 
 @lru_cache(maxsize=256)
-def chip_target(chip: Chip, alignment: Alignment = LIBRARY_ALIGNMENT, flagged: bool = False) -> Target:
+def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
     """Return the target for which a plan is recorded on this chip; the block model picks the tiles of open leaves."""
-    return Target(chip, BLOCK_MODEL, alignment, flagged)
+    return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 
 
 @dataclass(frozen=True)
-class Rate:
+class ProductRate:
     """The rate of products of one element type, and the corrections of the rate for sizes and alignment.
 
     The vendor's batch of b products m x k x n takes flops / `flops` * (1 + fill / (b m n) + pipe / k + rows / m +
@@ -81,7 +81,7 @@ class Rate:
 
 
 @lru_cache(maxsize=64)
-def _without_tiled_kernel(rate: Rate) -> Rate:
+def _without_tiled_kernel(rate: ProductRate) -> ProductRate:
     """Return the rate of a type in which the tiled kernel was not measured; cached, since every candidate needs it."""
     return replace(rate, tiled=0.0)
 
@@ -96,7 +96,7 @@ class Calibration:
 
     name: str
     source: str
-    rates: Mapping[str, Rate] = field(hash=False)
+    rates: Mapping[str, ProductRate] = field(hash=False)
     stream: float  # bytes/s of the traffic of sums
     small: float = 0.0  # bytes of traffic with which one pass of sums reaches half of `stream`
     launch: float = 0.0  # seconds of each start of a product or sum
@@ -135,22 +135,22 @@ class Calibration:
         """Return the measured bounds on the levels above the plan's baseline; None if they were not measured."""
         if not self.level_bounds:
             return None
-        baseline = baseline_of(plan)
+        baseline = baseline_text(plan)
         return next((bounds for bounds in self.level_bounds if bounds.baseline == baseline), None)
 
-    def exceeds_bounds(self, plan: Plan, problem: Problem) -> bool:
+    def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the measured bounds exclude the plan's number of levels for this problem."""
         bounds = self.level_bounds_of(plan)
         return bounds is not None and count_levels(plan) > bounds.max_levels(effective_side(problem.size))
 
-    def rate(self, dtype: str) -> Rate:
+    def require_rate(self, dtype: str) -> ProductRate:
         """Return the rate of a type, or of a leaf with a rate of its own; ValueError if there is none."""
         found = self.find_rate(dtype)
         if found is None:
             raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")
         return found
 
-    def find_rate(self, dtype: str) -> Rate | None:
+    def find_rate(self, dtype: str) -> ProductRate | None:
         """Return the rate of a type, or None.
 
         Flops of real products take about as long as those of complex products of the same precision. A rate of the

@@ -20,7 +20,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM
+from fmm.kernels.algorithms.text_files import FORM_ABOVE_CANDIDATES, FORM_ABOVE_WITHOUT_OPTIONS, FORM_SEARCH_ONLY
 from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
@@ -28,7 +28,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import hidden_share, predict_from_work
+from fmm.perfmodel.predict import hidden_sum_share, predict_from_work
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
 from fmm.problem import Problem
@@ -48,7 +48,7 @@ class CandidateForm:
     reason: str  # the reason why these plans are worth a comparison
     needs: str | None = None  # name of a module that must be importable
 
-    def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
+    def make_plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
         """Yield the plans of this form. Compositions that are too large are not parsed: parsing takes seconds."""
         for pattern in self.patterns if self.name in level.forms else ():
             power = sum(int(p or 1) for p in re.findall(r"\{a\}(?:\^(\d))?", pattern))
@@ -121,7 +121,7 @@ CANDIDATE_FORMS: Final = (
 # workspace. (Measured for float32, n = 65536, on an H200: one sequential level above two overlapped levels and three
 # levels in one pass has 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three in one
 # pass have 1.67 times its speed with 31 GiB. Plans without sequential levels need 156 GiB.)
-OUTER_PATTERNS: Final = (
+OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
     "{a}.overlapped.pad16",
@@ -133,7 +133,7 @@ OUTER_PATTERNS: Final = (
 # ---- candidates of whole products
 
 
-def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
+def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
     """Return the candidates of a device that starts batches together (a GPU) or does not (a CPU).
 
     With `gram`, return the candidates of products that are their own adjoints.
@@ -146,9 +146,9 @@ def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
-    more = [plan for name in _names_of_forms(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)]
+    more = [plan for name in _form_names(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
-    above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
+    above = [plan for level in candidate_levels() if level.above for plan in _plans_below_level(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
 
 
@@ -156,7 +156,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
-    names = _names_of_forms(device)
+    names = _form_names(device)
     plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
@@ -167,7 +167,7 @@ def peer_plans(device: str) -> tuple[Plan, ...]:
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.candidate_names)
 
 
-def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
+def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
     """Yield these plans, each below a level that replaces complex or scaled numbers by others (such as `3m`).
 
     Below a level with a batch of products only leaves make sense. A CPU runs all orders of the level in the same way,
@@ -184,13 +184,13 @@ def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> I
                     yield composed
 
 
-def _forms_on(device: str) -> list[CandidateForm]:
+def _device_forms(device: str) -> list[CandidateForm]:
     usable = [form for form in CANDIDATE_FORMS if form.needs is None or find_spec(form.needs) is not None]
     return [form for form in usable if form.device == device]
 
 
-def _names_of_forms(device: str) -> tuple[str, ...]:
-    return (*(form.name for form in _forms_on(device)), "alone")
+def _form_names(device: str) -> tuple[str, ...]:
+    return (*(form.name for form in _device_forms(device)), "alone")
 
 
 def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
@@ -198,18 +198,20 @@ def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[s
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
-    forms = [form for form in _forms_on(device) if form.name == name]
+    forms = [form for form in _device_forms(device) if form.name == name]
     levels = candidate_levels()
-    return [plan for form in forms for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
+    return [plan for form in forms for leaf in leaves for level in levels for plan in form.make_plans(level, leaf)]
 
 
 # ---- candidates of products that are their own adjoints
 
 
-GRAM_CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing from many small blocks
-GRAM_FORMS: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
-GRAM_LEVELS: Final = 1  # the number of algorithms that are tried in these plans
-TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but not the blocks of a triangle
+# Numbers of cuts by device. A CPU's BLAS gains nothing from many small blocks.
+GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
+GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
+GRAM_ALGORITHM_COUNT: Final = 1  # the number of algorithms that are tried in these plans
+# The form of a leaf that computes a whole triangle of C, but not the blocks of a triangle.
+TRIANGLE_ONLY_FORM: Final = "half"
 
 
 @clear_on_registration
@@ -223,17 +225,17 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     by a leaf with a triangle kernel.
     """
     inner = [VENDOR, *_plans_of_forms("alone", device, lambda leaf: leaf.forms)]
-    for form in _forms_on(device):
-        levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
+    for form in _device_forms(device):
+        levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_ALGORITHM_COUNT]
         names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
-        if form.name in GRAM_FORMS:
-            inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
+        if form.name in GRAM_FORM_NAMES:
+            inner += [plan for name in names for level in levels for plan in form.make_plans(level, name)]
     alone = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
     leaves = device_leaves(device)
     diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.kernel_triangles and not leaf.emulates]
     diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.slow_columns]
-    for cuts in GRAM_CUTS[device]:
+    for cuts in GRAM_CUT_COUNTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
             plans += [Plan.parse(f"gram^{cuts}{leaf} > {plan}") for leaf in ("", *others)]
@@ -245,7 +247,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 def device_leaves(device: str) -> list[Leaf]:
     """Return the leaves and whole levels of a device, except the leaves that compute triangles alone."""
-    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY}]
+    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY_FORM}]
 
 
 @clear_on_registration
@@ -258,7 +260,7 @@ def candidate_levels() -> tuple[CandidateLevel, ...]:
 
 def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, the levels of candidates first."""
-    forms = [form.name for form in _forms_on(device)] + ([SEARCHED_FORM] if device == "cpu" else [])
+    forms = [form.name for form in _device_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
@@ -274,7 +276,11 @@ def outer_levels(device: str) -> tuple[Level, ...]:
     levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
         patterns = (
-            OUTER_PATTERNS if ABOVE_FORM in level.forms else ("{a}",) if ABOVE_WITHOUT_OPTIONS in level.forms else ()
+            OUTER_LEVEL_PATTERNS
+            if FORM_ABOVE_CANDIDATES in level.forms
+            else ("{a}",)
+            if FORM_ABOVE_WITHOUT_OPTIONS in level.forms
+            else ()
         )
         for pattern in patterns:
             with suppress(PlanError):
@@ -293,9 +299,9 @@ MAX_OUTER_LEVELS = 3
 MAX_COMPOSITIONS = 8  # compositions for which the whole formula predicts the time
 # If the estimated workspace is above this share of the allowed one, the workspace is counted exactly. The second share
 # is for step tables, which need up to 1.4 times the estimate if the blocks at the edge are smaller.
-NEAR_LIMIT_SHARE, STEP_TABLE_NEAR_LIMIT_SHARE = 0.8, 0.25
+EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
 # The product of the error growths of a composition's parts may exceed the growth of the whole by up to this factor.
-GROWTH_TOLERANCE = 1.5
+ERROR_GROWTH_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
@@ -313,7 +319,7 @@ class OuterLevels:
     streams: int = 1
     has_tables: bool = False  # True if one of the levels is a step table
 
-    def is_beaten_by(self, other: OuterLevels) -> bool:
+    def is_dominated_by(self, other: OuterLevels) -> bool:
         """Return True if `other` is at least as good in every respect, whatever share of the sums is hidden."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
@@ -327,7 +333,7 @@ class InnerPlan(NamedTuple):
     plan: Plan
     seconds: float
     overlappable: float  # the part of `seconds` that a second stream may hide
-    hidden_share: float  # the share of the overlappable seconds, with those of the outer levels, that is hidden
+    hidden_sum_share: float  # the share of the overlappable seconds, with those of the outer levels, that is hidden
     workspace: float
     error_growth: float
 
@@ -359,8 +365,8 @@ def compose_levels(
     inner_plans: dict[Sides, list[InnerPlan]] = {}  # several compositions leave products of equal size
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):
-        longer = (x for outer in front for level in levels for x in _with_level(outer, level, problem, calibration))
-        front = _without_beaten(
+        longer = (x for outer in front for level in levels for x in _append_level(outer, level, problem, calibration))
+        front = _drop_dominated(
             [x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth]
         )
         for sides in dict.fromkeys(outer.sides for outer in front):
@@ -373,16 +379,18 @@ def compose_levels(
                 for outer in same_size:
                     growth = outer.error_growth * inner.error_growth
                     fits = outer.workspace + outer.streams * inner.workspace <= max_workspace
-                    if fits and growth <= GROWTH_TOLERANCE * max_error_growth:
+                    if fits and growth <= ERROR_GROWTH_TOLERANCE * max_error_growth:
                         overlappable = outer.products * inner.overlappable if outer.streams > 1 else 0.0
-                        hidden = inner.hidden_share * (outer.overlappable + overlappable)
+                        hidden = inner.hidden_sum_share * (outer.overlappable + overlappable)
                         seconds = outer.seconds + outer.products * inner.seconds - hidden
                         found.append(Composition(seconds, len(found), outer, inner))
     fitting = (x for c in sorted(found) if (x := _joined_plan(c, problem, max_workspace, max_error_growth)))
     return list(islice(fitting, MAX_COMPOSITIONS))
 
 
-def _with_level(outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration) -> Iterator[OuterLevels]:
+def _append_level(
+    outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration
+) -> Iterator[OuterLevels]:
     """Yield the outer levels with one more level at the bottom, if that is possible."""
     with suppress(PlanError):
         levels = (*outer.levels, level)
@@ -416,11 +424,11 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
         return None
 
 
-def _without_beaten(found: Sequence[OuterLevels]) -> list[OuterLevels]:
+def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
     """Return the outer levels that no others with products of equal size beat; of equally good ones, the first."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
-        if not any(x.sides == other.sides and x.is_beaten_by(other) for other in best):
+        if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):
             best.append(x)
     return best
 
@@ -429,12 +437,14 @@ def _inner_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibrati
     for plan in plans:
         with suppress(PlanError):
             work = estimated_work(plan, problem)
-            if not plan.levels or work.smallest >= calibration.least:
+            if not plan.levels or work.smallest_leaf_side >= calibration.least:
                 found = predict_from_work(plan, problem, work, calibration)
                 overlappable = min(found.products, found.sums)
-                share = hidden_share(plan, problem.dtype, calibration)
+                share = hidden_sum_share(plan, problem.dtype, calibration)
                 growth = expected_error_growth(plan, problem.dtype)
-                yield InnerPlan(plan, found.seconds, overlappable, share, estimated_workspace(plan, problem), growth)
+                yield InnerPlan(
+                    plan, found.predicted_seconds, overlappable, share, estimated_workspace(plan, problem), growth
+                )
 
 
 def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
@@ -442,7 +452,7 @@ def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max
     outer, inner = found.outer, found.inner
     with suppress(PlanError):
         plan = Plan((*outer.levels, *inner.plan.levels), inner.plan.leaf)
-        share = STEP_TABLE_NEAR_LIMIT_SHARE if outer.has_tables else NEAR_LIMIT_SHARE
+        share = STEP_TABLE_EXACT_COUNT_SHARE if outer.has_tables else EXACT_COUNT_SHARE
         near = outer.workspace + outer.streams * inner.workspace > share * max_workspace
         fits = not near or workspace(plan, *problem.size, problem.itemsize) <= max_workspace
         return plan if fits and expected_error_growth(plan, problem.dtype) <= max_error_growth else None

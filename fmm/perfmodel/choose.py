@@ -25,25 +25,25 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans, compose_levels, outer_levels
+from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
 from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
-from fmm.perfmodel.stability import expected_error_growth, has_entrywise_bound
+from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
 from fmm.problem import Layout, Problem, without_layouts
 
 # The default limit of the expected error, as a multiple of the vendor's error. Three levels of a 16-bit type on a GPU
 # are expected to err 14 times as much as the vendor, which rounds each result only once. On a CPU three levels of
 # Strassen's algorithm err about 14 times as much on numbers of one sign.
-CPU_ERROR_GROWTH, GPU_ERROR_GROWTH = 15.0, 16.0
+CPU_ERROR_GROWTH_LIMIT, GPU_ERROR_GROWTH_LIMIT = 15.0, 16.0
 # From this number of flops on, compositions of levels are compared even if other candidates fit the workspace. Only
 # compositions have plans with six levels. Comparing them takes milliseconds, which a product of this size hides.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
-def default_error_growth(batches: bool) -> float:
+def default_error_growth_limit(batches: bool) -> float:
     """Return the default limit of the error growth on a GPU (which starts batches together) or on a CPU."""
-    return GPU_ERROR_GROWTH if batches else CPU_ERROR_GROWTH
+    return GPU_ERROR_GROWTH_LIMIT if batches else CPU_ERROR_GROWTH_LIMIT
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Limits:
     """Limits that a choice respects: bytes of workspace, and the expected error as a multiple of the vendor's."""
 
     workspace: int
-    error_growth: float = CPU_ERROR_GROWTH
+    error_growth: float = CPU_ERROR_GROWTH_LIMIT
     emulation: bool = True  # True to allow plans that multiply in another type
     # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
     componentwise: bool = False
 
-    def allow(self, plan: Plan, growth: float) -> bool:
+    def allows_plan(self, plan: Plan, growth: float) -> bool:
         """Return True if a plan with this expected error growth respects the limits; the workspace is not checked.
 
         A limit of exactly 1 asks for the vendor's error in each entry, which emulation does not have. A limit below 1
@@ -64,7 +64,7 @@ class Limits:
         """
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.emulates)
-        return allowed and not (self.componentwise and not has_entrywise_bound(plan))
+        return allowed and not (self.componentwise and not has_componentwise_bound(plan))
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class Candidate:
     margin: float  # the candidate wins if `time` is at most 1 - margin
 
     @property
-    def wins(self) -> bool:
+    def beats_vendor(self) -> bool:
         """True if the candidate's predicted time is below the vendor's by the margin."""
         return self.time <= 1 - self.margin
 
     @property
-    def workspace(self) -> int:
+    def workspace_bytes(self) -> int:
         """Bytes of workspace, counted exactly."""
         problem = self.prediction.problem
         return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
-    def fits(self, limit: int) -> bool:
+    def fits_workspace(self, limit: int) -> bool:
         """Return True if the workspace is at most `limit` bytes; it is counted exactly if the estimate is close."""
         estimate = estimated_workspace(self.plan, self.prediction.problem)
         if 2 * estimate <= limit or estimate > 2 * limit:
             return 2 * estimate <= limit
         try:
-            return self.workspace <= limit
+            return self.workspace_bytes <= limit
         except PlanError:
             return False
 
@@ -116,7 +116,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     winners = _winning_candidates(candidates, limits)
     if (
         winners
-        and not winners[0].fits(limits.workspace)
+        and not winners[0].fits_workspace(limits.workspace)
         and problem.flops < COMPOSITION_MIN_FLOPS
         and not problem.writes_triangle
     ):  # the fastest winner needs more workspace than allowed: a composition of levels may need less
@@ -124,7 +124,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     best = pick_candidate(candidates, limits)
     reason = _reason_text(best, candidates, calibration, limits)
     bounds = None if problem.writes_triangle else calibration.level_bounds_of(best.plan)
-    if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
+    if bounds is not None and (bound := bounds.bound_text(effective_side(problem.size))):
         reason = f"{reason}; {bound}"
     return Choice(best, reason, candidates)
 
@@ -145,13 +145,13 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
         return ()
     eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
-    inner = [x.plan for x in eligible if limits.allow(x.plan, 1)]
-    outer = [level for level in levels if _takes_type_above(level, inner, problem.dtype)]
+    inner = [x.plan for x in eligible if limits.allows_plan(x.plan, 1)]
+    outer = [level for level in levels if _accepts_type_above(level, inner, problem.dtype)]
     plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
     return rank_candidates(problem, calibration, plans) if plans else ()
 
 
-def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
+def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
     """Return True if the level takes numbers of this type above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False
@@ -172,7 +172,7 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
         not gpu
         or problem.writes_triangle
         or not is_b_column_major(problem)
-        or problem.dtype not in _types_slow_on_columns()
+        or problem.dtype not in _types_slow_on_column_major_b()
     ):
         return plain
     _, k, n = problem.size
@@ -181,14 +181,14 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
 
 @clear_on_registration
 @lru_cache(maxsize=1)
-def _types_slow_on_columns() -> frozenset[str]:
+def _types_slow_on_column_major_b() -> frozenset[str]:
     """Return the types in which at least one leaf is slow on a column-major B."""
     return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
 # Padding lengthens the sides of leaf products by less than a third. A side without padding that is shorter than this
 # share of the least allowed side is therefore too short with padding as well.
-TOO_SHORT_SHARE = 0.7
+UNPADDED_SIDE_SHARE = 0.7
 
 
 class EligiblePlan(NamedTuple):
@@ -206,24 +206,26 @@ class EligiblePlan(NamedTuple):
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
 
-    def exceeds_bounds(self, side: float) -> bool:
+    def exceeds_level_bounds(self, side: float) -> bool:
         """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
         return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
-    def cuts_too_small(self, problem: Problem, least: float) -> bool:
+    def has_too_short_leaves(self, problem: Problem, least: float) -> bool:
         """Return True if a leaf product has a side shorter than `least` rows even after padding."""
         if self.parts is None:
             return False
-        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, TOO_SHORT_SHARE * least
+        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, UNPADDED_SIDE_SHARE * least
         return m < least * rows or k < least * inner or n < least * cols
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the plans that may be chosen for the problem on this device: of `plans`, or of all candidates if empty."""
     side = effective_side(problem.size)
-    for x in _eligible_among(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
-        within = x.accepts_operands(problem) and not x.exceeds_bounds(side)
-        if within and not x.cuts_too_small(problem, calibration.least):
+    for x in (
+        _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
+    ):
+        within = x.accepts_operands(problem) and not x.exceeds_level_bounds(side)
+        if within and not x.has_too_short_leaves(problem, calibration.least):
             yield x.plan
 
 
@@ -235,11 +237,11 @@ def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[El
 @clear_on_registration
 @lru_cache(maxsize=256)
 def _eligible_plans_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    plans = compared_plans(calibration.batches, writes_triangle)
+    plans = device_candidates(calibration.batches, writes_triangle)
     return tuple(x for plan in plans if (x := _eligible_plan(plan, dtype, writes_triangle, calibration)))
 
 
-def _eligible_among(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
+def _filter_eligible_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
     """Yield the plans that may be chosen for the problem's type, with their requirements."""
     for plan in plans:
         if (found := _eligible_plan(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
@@ -263,7 +265,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
         return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
-    if not plan.is_candidate_for(dtype) or (writes_triangle and not _copies_columns_where_slow(plan, dtype)):
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _has_needed_column_copies(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
@@ -276,7 +278,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 
-def _copies_columns_where_slow(plan: Plan, dtype: str) -> bool:
+def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
     """Return True if leaves for diagonal blocks read transposed copies in exactly the types in which copies pay."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
@@ -299,7 +301,7 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
     for plan in filter_candidates(problem, calibration, plans):
         with suppress(PlanError):  # the plan cannot run on these sides
             work = estimated_work(plan, problem)
-            if plan.splits and work.smallest < calibration.least:
+            if plan.splits and work.smallest_leaf_side < calibration.least:
                 continue
             prediction = predict_from_work(plan, problem, work, calibration)
             seconds = recurring_call_seconds(prediction, calibration)
@@ -312,7 +314,7 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
 
 def _sorted_by_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the candidates sorted by time; among equal times, which the host limits, by the device's time."""
-    return tuple(sorted(candidates, key=lambda c: (c.time, c.prediction.seconds)))
+    return tuple(sorted(candidates, key=lambda c: (c.time, c.prediction.predicted_seconds)))
 
 
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
@@ -321,10 +323,10 @@ def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> 
     The device computes one call while the host starts the next call. Left out: a caller who waits for each result pays
     both times.
     """
-    return max(prediction.seconds, host_seconds(prediction.plan, prediction.problem, calibration))
+    return max(prediction.predicted_seconds, host_call_seconds(prediction.plan, prediction.problem, calibration))
 
 
-def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
+def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the least seconds of the host for one call by the plan.
 
     The time of the vendor's own call counts for whole products only: its library has no function for one triangle.
@@ -348,24 +350,24 @@ FEW_TILES_MARGIN = 45.0
 # the datasheet calibration. A fit may find smaller tiles, and C would then seem to have four times as many.
 # (complex128, H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by
 # `3m.batched > vendor` and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
-COMPLEX_TILE_SIDE = 128.0
+MIN_COMPLEX_TILE_SIDE = 128.0
 # The share of FEW_TILES_MARGIN for types in which whole rounds of the vendor's tiles are counted (`Rate.sms`). Their
 # predictions are better, and a missed win costs as much as a wrong one. (Fewer poor choices on 111 shapes of an H200 in
 # float32 without emulation.)
-KNOWN_ROUNDS_SHARE = 0.45
+COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200, 272 and 318
 # rows with a long inner side: 0.82 and 0.86 of the vendor's time were predicted, 1.12 and 1.02 measured.)
-OTHER_TYPE_SHARE = 0.5
+OTHER_TYPE_MARGIN_SHARE = 0.5
 # Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
 # not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 of these plans two, with
 # sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
-THIN_MARGIN = 12.8
+THIN_OPERAND_MARGIN = 12.8
 # Added for these plans in TF32: this number divided by the square of the shortest side, if that is more than by
 # THIN_MARGIN. The copies pay less in TF32, and the model is more optimistic for thinner products. (H200, TF32, shortest
 # sides of 129, 153, 203 and 205: 0.70, 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and
 # 1.03 were measured. From 207 on none of these plans was slower than the vendor, in bfloat16 and float16 none of 32
 # from 129 on.)
-TF32_THIN_MARGIN = 4000.0
+TF32_THIN_OPERAND_MARGIN = 4000.0
 # Added on a GPU for cuts of a product that is its own adjoint. The vendor's syrk is faster relative to its gemm than
 # the model predicts, and the products below the diagonal are slower. (float64, H200: 0.93 and 0.92 of the vendor's time
 # were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
@@ -391,15 +393,15 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the margin for a C with few tiles or for thin operands, since the formula was fitted to large products."""
-    tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
+    tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
     if plan.splits or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
-        return OTHER_TYPE_SHARE * few_tiles_margin(problem, calibration)
-    steep = TF32_THIN_MARGIN / shortest**2 if problem.dtype == "tf32" else 0.0
-    return max(THIN_MARGIN / shortest, steep)
+        return OTHER_TYPE_MARGIN_SHARE * few_tiles_margin(problem, calibration)
+    steep = TF32_THIN_OPERAND_MARGIN / shortest**2 if problem.dtype == "tf32" else 0.0
+    return max(THIN_OPERAND_MARGIN / shortest, steep)
 
 
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
@@ -407,9 +409,12 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
 
     A complex number counts as two real ones, and only half of the tiles are computed for one triangle.
     """
-    rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
+    rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n)
     entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
-    share, side = KNOWN_ROUNDS_SHARE if rate.sms else 1.0, max(rate.tile, COMPLEX_TILE_SIDE * problem.type.is_complex)
+    share, side = (
+        COUNTED_ROUNDS_MARGIN_SHARE if rate.sms else 1.0,
+        max(rate.tile, MIN_COMPLEX_TILE_SIDE * problem.type.is_complex),
+    )
     return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 
 
@@ -422,26 +427,26 @@ def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate
     The candidates are sorted by time.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
-    return next((c for c in _winning_candidates(candidates, limits) if c.fits(limits.workspace)), vendor)
+    return next((c for c in _winning_candidates(candidates, limits) if c.fits_workspace(limits.workspace)), vendor)
 
 
 def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
     """Return the candidates that win and respect the limits, except the limit on the workspace, which takes longer."""
-    return [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
+    return [c for c in candidates if c.beats_vendor and limits.allows_plan(c.plan, c.error_growth)]
 
 
 def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
     """Return why `best` was picked, and which limit a faster candidate exceeds."""
     fastest = candidates[0]
-    if not any(c.wins for c in candidates if c.plan != VENDOR):
+    if not any(c.beats_vendor for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
         return f"no plan is predicted to take at most {1 - least:.3f} of the vendor's time ({calibration.source})"
-    if fastest.plan == best.plan or not fastest.wins:
+    if fastest.plan == best.plan or not fastest.beats_vendor:
         return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"
-    what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
+    what = "more workspace" if limits.allows_plan(fastest.plan, fastest.error_growth) else "more error"
     if fastest.plan.emulates and not limits.emulation:
         what = "other types of numbers"
-    elif limits.componentwise and not has_entrywise_bound(fastest.plan):
+    elif limits.componentwise and not has_componentwise_bound(fastest.plan):
         what = "a looser bound on the error of its entries"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"

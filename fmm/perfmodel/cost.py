@@ -21,12 +21,12 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import batch_scratch
+from fmm.kernels.plans.workspace import batch_scratch_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
-Leaves = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
+LeafCounts = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Cost:
     leaf_bytes: int  # bytes of A, B and C of the leaf products, each counted once per product
     transactions: int  # bytes / transaction, rounded up for every rectangle read or written
     launches: int  # number of launches of sums and leaf products
-    leaves: Leaves
+    leaves: LeafCounts
     workspace: int  # bytes of temporaries at the peak
     depth: int  # number of levels of the plan
-    triangles: Leaves = ()  # leaf products that are their own adjoints: a leaf computes one triangle of each
+    triangles: LeafCounts = ()  # leaf products that are their own adjoints: a leaf computes one triangle of each
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """All traffic."""
         return self.bytes_read + self.bytes_written + self.leaf_bytes
 
     @property
-    def arithmetics(self) -> int:
+    def arithmetic_count(self) -> int:
         """As Li et al. count: 2mkn - mn for a product (no addition to zero), and the additions of the sums."""
         starts = sum(m * n * times for (m, k, n), times in self.leaves if k)
         starts += sum(triangle_elements(m) * times for (m, k, _), times in self.triangles if k)
@@ -128,7 +128,7 @@ class _CountingRules(NamedTuple):
     batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
     opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
 
-    def traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
+    def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
         """Return the bytes and the transactions of rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
@@ -144,52 +144,52 @@ class _CostTally(NamedTuple):
     transactions: int
     launches: int
     workspace: int  # bytes of temporaries at the peak
-    leaves: Leaves
-    triangles: Leaves = ()
+    leaves: LeafCounts
+    triangles: LeafCounts = ()
 
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
-    level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
+    level = _fused_level_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
-        if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
+        if units.opened and (opened := _opened_leaf_tally(plan, shape, params, units)) is not None:
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
-    inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
-    read, loads = units.traffic(level.read, inside.itemsize)
-    written, stores = units.traffic(level.written, inside.itemsize)
+    inside = units._replace(itemsize=plan.inner_itemsize(units.itemsize, [p for p, *_ in level.calls]))
+    read, loads = units.rectangle_traffic(level.read, inside.itemsize)
+    written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     inner = [(_tally_of_level(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
-    launches = level.launches - _batched_launches(plan, level, inner, units.batched)
-    total = _total(
+    launches = level.launches - _launches_saved_by_batches(plan, level, inner, units.batched)
+    total = _tally_total(
         _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
     )
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
-        scratch = max((batch_scratch(*size) for size in sizes), default=0)
+        scratch = max((batch_scratch_bytes(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
 
 
-def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
+def _opened_leaf_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
     """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
     level = count_opened_leaf(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
         return None
     inside = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
-    read, loads = units.traffic(level.read, inside.itemsize)
-    written, stores = units.traffic(level.written, inside.itemsize)
+    read, loads = units.rectangle_traffic(level.read, inside.itemsize)
+    written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _CostTally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
-    return _total(
+    return _tally_total(
         start, [(_tally_of_level(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
     )
 
 
-def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
+def _fused_level_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     """Return the counts of a level with its sums, alpha and beta inside the products.
 
     Repeated reads of a block mostly hit a cache, and are not counted. Where products add to C atomically, C is first
@@ -204,15 +204,15 @@ def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
 
 def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangle: bool) -> _CostTally:
     m, k, n = shape
-    found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if is_triangle else (((shape, 1),), ())
+    found: tuple[LeafCounts, LeafCounts] = ((), ((shape, 1),)) if is_triangle else (((shape, 1),), ())
     if not m * k * n:
         return _CostTally(0, 0, 0, 0, 0, 0, scratch, *found)
     sizes = (m * k, triangle_elements(n)) if is_triangle else (m * k, k * n, m * n)
-    moved, moves = units.traffic(Counter((size, False) for size in sizes), units.itemsize)
+    moved, moves = units.rectangle_traffic(Counter((size, False) for size in sizes), units.itemsize)
     return _CostTally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
+def _tally_total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
     """Add the tallies of a level's products; workspace is that of the products that run at the same time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),
@@ -222,12 +222,12 @@ def _total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: 
         start.transactions + sum([t.transactions * times for t, times in inner]),
         start.launches + sum([t.launches * times for t, times in inner]),
         start.workspace + streams * max([t.workspace for t, _ in inner], default=0),
-        _merged_leaves([(t.leaves, times) for t, times in inner]),
-        _merged_leaves([(t.triangles, times) for t, times in inner]),
+        _merge_leaf_counts([(t.leaves, times) for t, times in inner]),
+        _merge_leaf_counts([(t.triangles, times) for t, times in inner]),
     )
 
 
-def _merged_leaves(found: Sequence[tuple[Leaves, int]]) -> Leaves:
+def _merge_leaf_counts(found: Sequence[tuple[LeafCounts, int]]) -> LeafCounts:
     leaves: dict[Shape, int] = {}
     for some, times in found:
         for shape, count in some:
@@ -235,7 +235,9 @@ def _merged_leaves(found: Sequence[tuple[Leaves, int]]) -> Leaves:
     return tuple(leaves.items())
 
 
-def _batched_launches(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool) -> int:
+def _launches_saved_by_batches(
+    plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool
+) -> int:
     """Return the launches that batching saves where a level's products are leaves: all but one for every shape."""
     if not plan.levels or plan.rest.levels:
         return 0

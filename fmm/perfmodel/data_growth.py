@@ -24,21 +24,21 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
-Stage = Scheme | None  # None for levels that replace a complex product by three real ones
+DataTransform = Scheme | None  # None for levels that replace a complex product by three real ones
 # Number of terms that a product adds up before it begins a new partial sum; half of this number for complex terms. (A
 # complex product has the errors of its four real products, each with partial sums of its own.)
 PARTIAL_SUM_TERMS = 256
 SAMPLED_SUM_STEP = 32  # only every SAMPLED_SUM_STEP-th partial sum is estimated
-RANDOM_VECTORS = 4  # number of random vectors of an estimate
+RANDOM_VECTOR_COUNT = 4  # number of random vectors of an estimate
 
 
-def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
+def error_growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
     """Return the expected error of the plan on NumPy matrices A and B over that of the classical product.
 
     `piece` is the number of terms in a partial sum of the vendor's product; 0 if all of k is one sum.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    stages = plan_stages(plan)
+    stages = plan_transforms(plan)
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
@@ -47,9 +47,9 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SU
     return own * sqrt(_variance_of_error(stages, a, b, piece, rng) / whole) if whole else own
 
 
-def plan_stages(plan: Plan) -> tuple[Stage, ...]:
+def plan_transforms(plan: Plan) -> tuple[DataTransform, ...]:
     """Return each level's transformation of the data, outermost first, without levels that only cut or scale."""
-    found: list[Stage] = []
+    found: list[DataTransform] = []
     for level in plan.levels:
         found += [None] if _multiplies_real_parts(level) else []
         found += plan_schemes(Plan((level,), VENDOR.leaf))
@@ -61,7 +61,7 @@ def _multiplies_real_parts(level: Level) -> bool:
     return level.dtype_below("complex128") != "complex128"
 
 
-def _variance_of_error(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any) -> float:
+def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, piece: int, rng: Any) -> float:
     """Return the variance of the error, summed over C, in units of the square of a rounding."""
     if not stages:
         return _classical_variance(a, b, piece, rng)
@@ -70,7 +70,7 @@ def _variance_of_error(stages: Sequence[Stage], a: Array, b: Array, piece: int, 
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
         p, q, r = (_variance_of_error(rest, *pair, piece, rng) for pair in pairs)
         return 2 * p + 2 * q + r  # P - Q, and R - P - Q
-    lefts, rights = _blocks(a, first.m, first.k), _blocks(b, first.k, first.n)
+    lefts, rights = _split_blocks(a, first.m, first.k), _split_blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
     found = 0.0
@@ -78,13 +78,13 @@ def _variance_of_error(stages: Sequence[Stage], a: Array, b: Array, piece: int, 
         left, right = _linear_combination(u, lefts), _linear_combination(v, rights)
         squares = [float(c) ** 2 for c in w]
         found += sum(squares) * _variance_of_error(rest, left, right, piece, rng)
-        vectors = rng.choice((-1.0, 1.0), (right.shape[1], RANDOM_VECTORS))
-        size = _squared_norm(left @ (right @ vectors))
+        vectors = rng.choice((-1.0, 1.0), (right.shape[1], RANDOM_VECTOR_COUNT))
+        size = _estimated_squared_norm(left @ (right @ vectors))
         found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
     return found
 
 
-def _blocks(x: Array, rows: int, cols: int) -> list[Array]:
+def _split_blocks(x: Array, rows: int, cols: int) -> list[Array]:
     return [block for band in np.vsplit(x, rows) for block in np.hsplit(band, cols)]
 
 
@@ -99,8 +99,8 @@ def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
         parts = product((a.real, a.imag), (b.real, b.imag))
         return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)
     k = a.shape[1]
-    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTORS))
-    total = np.zeros((len(a), RANDOM_VECTORS))
+    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTOR_COUNT))
+    total = np.zeros((len(a), RANDOM_VECTOR_COUNT))
     found = 0.0
     for start in range(0, k, piece or k):
         part, before = np.zeros_like(total), 0.0
@@ -108,13 +108,13 @@ def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
         for at in range(start, end, SAMPLED_SUM_STEP):
             terms = min(SAMPLED_SUM_STEP, end - at)
             part = part + a[:, at : at + terms] @ right[at : at + terms]
-            after = _squared_norm(part)
+            after = _estimated_squared_norm(part)
             found += terms / 2 * (before + after)
             before = after
         total = total + part
-        found += _squared_norm(total) if piece else 0.0
+        found += _estimated_squared_norm(total) if piece else 0.0
     return found
 
 
-def _squared_norm(x: Array) -> float:
-    return float((np.abs(x) ** 2).sum()) / RANDOM_VECTORS
+def _estimated_squared_norm(x: Array) -> float:
+    return float((np.abs(x) ** 2).sum()) / RANDOM_VECTOR_COUNT

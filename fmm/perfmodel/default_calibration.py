@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Datasheet, datasheet_of
-from fmm.kernels.algorithms.digits import RELATIVE_TIME, worst_case_digit_products
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
@@ -22,35 +22,39 @@ from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 
 # ---- CPUs
 
 # The rate of BLAS over the bandwidth of the sums, in flops per byte. (Measured on two cores of a current server: 9 in
 # float64, 18 in float32.) The values here are higher, so that a plan is chosen only where the plan also pays on
 # machines with slow memory.
-FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
-CPU_STREAM = 10e9  # nominal bytes/s of the sums of one thread; a choice depends on ratios of rates only
+BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
+CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of the sums of one thread; a choice depends on ratios of rates only
 # NumPy's loops over every second number use no vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
-CPU_PARTS_SHARE = 0.5
+CPU_COMPLEX_PARTS_SHARE = 0.5
 # The time of syrk and fmm's copy of the triangle, as a share of gemm's. (Measured: float64 0.545 at 4096 and 0.51 at
 # 8192, float32 0.65 at 4096.)
-CPU_SYRK_SHARES = {"float64": 0.53, "float32": 0.65}
-BUILT_IN_SOURCE = "built-in recursion point, device not tuned"
+CPU_SYRK_TIME_SHARES = {"float64": 0.53, "float32": 0.65}
+BUILT_IN_SOURCE_TEXT = "built-in recursion point, device not tuned"
 
 
 def cpu_calibration(threads: int) -> Calibration:
     """Return the built-in calibration of a CPU: conservative ratios, nominal seconds."""
     rates = {
-        t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0, half=CPU_SYRK_SHARES.get(t, Rate.half))
-        for t, r in FLOPS_PER_BYTE.items()
+        t: ProductRate(
+            r * CPU_STREAM_BANDWIDTH * threads, 64.0**2, 32.0, half=CPU_SYRK_TIME_SHARES.get(t, ProductRate.half)
+        )
+        for t, r in BLAS_FLOPS_PER_BYTE.items()
     }
-    stream = CPU_STREAM * min(threads, SUM_THREADS)
+    stream = CPU_STREAM_BANDWIDTH * min(threads, SUM_THREADS)
     name = f"cpu, {threads} threads"
-    return Calibration(name, BUILT_IN_SOURCE, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS_SHARE)
+    return Calibration(
+        name, BUILT_IN_SOURCE_TEXT, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_COMPLEX_PARTS_SHARE
+    )
 
 
-LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products, on one thread, in every integer type
+INTEGER_LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products, on one thread, in every integer type
 NOMINAL_RATE_FACTOR = 2.0  # ratio of the built-in rates to the rates of the server on which LOOP_FLOPS was measured
 # Times in multiply-adds: to cut one number of A or B into planes, and to add a plane to one number of C.
 DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
@@ -63,21 +67,24 @@ def with_integer_rates(found: Calibration) -> Calibration:
     NumPy multiplies integers in a loop. The leaf `digits` cuts integers into floating-point matrices of small integers
     instead; their products take the time of BLAS's products of that type.
     """
-    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE else 1.0)
+    rates, loop = (
+        dict(found.rates),
+        INTEGER_LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE_TEXT else 1.0),
+    )
     for name in INTEGERS:
-        digits, _ = worst_case_digit_products(8 * DTYPES[name].itemsize, 1024)
+        digits, _ = safe_digit_products(8 * DTYPES[name].itemsize, 1024)
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
         times = digits.count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
-        by_digits = Rate(
+        by_digits = ProductRate(
             base.flops / times,
             base.fill,
             base.pipe + DIGIT_ADD_MULTIPLY_ADDS,
             base.rows + DIGIT_CUT_MULTIPLY_ADDS,
             base.cols + DIGIT_CUT_MULTIPLY_ADDS,
         )
-        rates |= {name: Rate(loop, 0.0, 0.0), DIGITS_RATE.format(name): by_digits}
+        rates |= {name: ProductRate(loop, 0.0, 0.0), DIGITS_RATE.format(name): by_digits}
     return replace(found, rates=MappingProxyType(rates))
 
 
@@ -101,13 +108,13 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 # Shares of the datasheet's peak and bandwidth that the vendor's product and the sums reach on large problems. (Measured
 # on an H200: products reach 0.76 to 0.80 of the peak in float32, 0.80 to 0.94 in float64, 0.70 to 0.78 in bfloat16 and
 # 0.68 to 0.73 in TF32; splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.)
-PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
-PRODUCT_SHARE = 0.8
+PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
+DEFAULT_PEAK_SHARE = 0.8
 # PRODUCT_SHARE by compute capability, on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each
 # multiply-add from shared memory, which limits products to about 60 % of the peak. (The values agree with the times of
 # sgemm and dgemm that Li, Ranka and Sahni print.)
-EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
-STREAM_SHARE = 0.75  # share of the bandwidth that the sums reach
+EARLY_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
+SUM_BANDWIDTH_SHARE = 0.75  # share of the bandwidth that the sums reach
 DATASHEET_MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
 MIN_LEAF_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
@@ -123,35 +130,42 @@ LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 SMALL_LEAF_CALL_SECONDS = 25e-6
 # The share of the overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1 to 5 %
 # of the time.)
-OVERLAP_SHARE = 0.25
+HIDDEN_SUMS_SHARE = 0.25
 # Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
-UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
-ODD_FACTOR = {"float16": 5.7, "bfloat16": 5.7}
-BATCH_FACTOR = {"tf32": 1.12}
+UNALIGNED_TIME_FACTORS = {
+    "float16": 3.5,
+    "bfloat16": 3.5,
+    "float64": 1.4,
+    "float32": 1.05,
+    "tf32": 2.1,
+    "complex128": 1.2,
+}
+ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
+BATCH_TIME_FACTORS = {"tf32": 1.12}
 # Types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. (Held-out float32
 # products of middle size and thin ones on an H200: counting rounds, the median error of the formula is 3 % and the
 # third quartile 7 %; without rounds 5 and 10 %. In float64 and bfloat16 the errors are equal with and without rounds.)
-TYPES_IN_ROUNDS = ("float32",)
+ROUND_COUNTED_TYPES = ("float32",)
 # How products fill a GPU: C is computed in tiles with TILE_SIDE rows and columns, and a multiprocessor computes
 # TILE_ENTRIES entries of C at a time. With FILLING_TILES_PER_SM tiles for each multiprocessor, the device is idle for
 # half of one tile's time.
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
 PIPE_STEPS = 32.0  # steps along the inner dimension at which half of a product's time is start-up
 # The time of syrk as a share of gemm's, measured on an H200 at 8192 (in float64 0.63 at 16384).
-SYRK_SHARES = {"float32": 0.51, "float64": 0.57}
+SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # For short inner dimensions cuBLAS's syrk runs another kernel. (float32: 3020 rows of 170 numbers took 2.2 times as
 # long as gemm and 3932 rows of 72 numbers 2.4 times, the copy of the triangle included: a third of gemm's rate.
 # float64: 16933 rows of 355 numbers took 1 / 1.4 of gemm's time; shorter inner dimensions were not measured, and the
 # model takes syrk to be no faster than gemm there.)
-SYRK_MIN_STEPS, SHORT_SYRK_SHARES = 256.0, {"float32": 2.0}
+SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # The number of rows with which each of several triangles, one after the other, takes twice as long. (Measured: 0.65 of
 # gemm's time with 4096 rows, 0.69 with 2048 rows.)
-SYRK_ROWS_IN_TURN = {"float32": 800.0}
+SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # (share, edge) of triangles by fmm's own kernels, as in `Rate.half_by_tiles`. Measured in bfloat16: 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384. Measured in float64: 0.58 at 8192 and 16384; about 0.75 for four triangles of
 # 2048 rows and 0.9 for sixteen of 1024, derived from the times of cuts. Measured in float32: 0.52 for two triangles of
 # 4096 rows that read a copy in the kernel's own layout.
-OWN_TRIANGLE_SHARES = {
+KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
     "float16": (0.5, 800.0),
@@ -164,7 +178,7 @@ def datasheet_calibration(name: str) -> Calibration:
     """Return a GPU's calibration from the peaks of its datasheet."""
     gpu = datasheet_of(name)
     rates = _vendor_rates(gpu)
-    stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
+    stream = gpu.bandwidth_gbs * 1e9 * SUM_BANDWIDTH_SHARE
     rates |= _own_leaf_rates(gpu, rates, stream)
     return Calibration(
         gpu.name,
@@ -173,7 +187,7 @@ def datasheet_calibration(name: str) -> Calibration:
         stream,
         small=stream * LAUNCH_SECONDS,
         launch=LAUNCH_SECONDS,
-        overlap=OVERLAP_SHARE,
+        overlap=HIDDEN_SUMS_SHARE,
         batches=True,
         margin=DATASHEET_MARGIN,
         least=MIN_LEAF_SIDE,
@@ -186,34 +200,34 @@ def datasheet_calibration(name: str) -> Calibration:
 
 @clear_on_registration
 @lru_cache(maxsize=16)
-def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
+def datasheet_rates(name: str, dtype: str) -> Mapping[str, ProductRate]:
     """Return the rates of leaves with a rate of their own for this type, from a device's datasheet."""
     rates = datasheet_calibration(name).rates
     own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
 
 
-def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
+def _vendor_rates(gpu: Datasheet) -> dict[str, ProductRate]:
     """Return the vendor's rate of each type for which the datasheet prints a peak."""
     rates = {}
     for t in DTYPES:
         if peak := _peak_flops(gpu, t):
             by_tiles, edge = (
-                OWN_TRIANGLE_SHARES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
+                KERNEL_TRIANGLE_SHARES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
             )
-            rates[t] = Rate(
-                peak * PRODUCT_SHARES.get(t, EARLY_PRODUCT_SHARES.get(gpu.capability, PRODUCT_SHARE)),
+            rates[t] = ProductRate(
+                peak * PEAK_SHARES_BY_TYPE.get(t, EARLY_PEAK_SHARES.get(gpu.capability, DEFAULT_PEAK_SHARE)),
                 gpu.sms * TILE_ENTRIES / FILLING_TILES_PER_SM,
                 PIPE_STEPS,
-                unaligned=UNALIGNED_FACTOR.get(t, 1.0),
-                odd=ODD_FACTOR.get(t, 1.0),
-                batch=BATCH_FACTOR.get(t, 1.0),
+                unaligned=UNALIGNED_TIME_FACTORS.get(t, 1.0),
+                odd=ODD_ROW_TIME_FACTORS.get(t, 1.0),
+                batch=BATCH_TIME_FACTORS.get(t, 1.0),
                 tile=TILE_SIDE,
-                sms=gpu.sms if t in TYPES_IN_ROUNDS else 0.0,
-                half=SYRK_SHARES.get(t, Rate.half),
-                half_least=SYRK_MIN_STEPS if t in SYRK_SHARES else 0.0,
-                half_below=SHORT_SYRK_SHARES.get(t, Rate.half_below),
-                half_apart=SYRK_ROWS_IN_TURN.get(t, Rate.half_apart),
+                sms=gpu.sms if t in ROUND_COUNTED_TYPES else 0.0,
+                half=SYRK_TIME_SHARES.get(t, ProductRate.half),
+                half_least=SYRK_MIN_STEPS if t in SYRK_TIME_SHARES else 0.0,
+                half_below=SHORT_SYRK_TIME_SHARES.get(t, ProductRate.half_below),
+                half_apart=SYRK_DOUBLING_ROWS.get(t, ProductRate.half_apart),
                 half_by_tiles=by_tiles,
                 half_edge=edge,
             )
@@ -242,7 +256,7 @@ F16X2_MIN_CAPABILITY = 8.0
 # One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with two
 # thread blocks on the multiprocessor. (Derived from the time for 512 rows and columns, without the launch: 26 us in
 # float32 and bfloat16, 37 us in float64.)
-SMALL_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
+SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The kernel `f16x3`: the beginning and end of a tile take the time of this number of steps of the inner dimension.
 # (Measured: 7 us for a tile, 0.9 us for 64 steps. The kernel also has tiles of half the width, so that half as many
@@ -254,40 +268,45 @@ F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
 # Factor on the time of a batch of 7 or 49 products. (With this factor the predicted time of one level is 5 % too long,
 # and that of two levels exact; three levels with small products take 27 % longer than predicted.)
 F16X3_BATCH_FACTOR = 1.08
-# (share, edge) of a triangle: the share of the whole product when very large, and the rows that double it.
-F16X3_TRIANGLE = 0.5, 256.0
+# The time of a very large triangle as a share of the whole product's, and the number of rows that doubles this share.
+F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
 
 # Constants of products of float64 and integers by residues follow.
 MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of moduli is determined
 # The time to split and join one number, in addition to its residues, as bytes of memory traffic, by the number of inner
 # levels. (Measured in float64 at 8192; with two levels many sums share few registers.)
-SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
 # three times, numbers of C are written once.
-SPLIT_BYTES_PER_SHORTER_BYTE, JOIN_BYTES_PER_SHORTER_BYTE = 2.5, 1.0
+SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # Additional seconds of a product that do not grow with its sides, by the number of inner levels. (Measured with 14
 # moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
 # lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
-RESIDUE_START_SECONDS, LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
+RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
 # Columns of a tile of int8 products. (The kernel also has narrower tiles, but two of them take longer than a wide one.
 # With narrow tiles in the formula, predicted times of products with a half-empty last tile were 10 to 25 % too short.)
-BYTE_TILE_COLUMNS = 256.0
-RESIDUE_TRIANGLE = 0.55, 256.0  # `Rate.half_by_tiles` and `Rate.half_edge`, with splitting and joining
+INT8_TILE_COLUMNS = 256.0
+# The same two numbers for residues, with splitting and joining: `half_by_tiles` and `half_edge` of ProductRate.
+RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
 # Ratio of the rate of CuPy's own integer kernels to the vendor's float32 rate, by bytes of a number. (cupy.matmul.)
-INTEGER_KERNEL_SHARE = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
+INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
-def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
+def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
     """Return the rates of the GPU's leaves with rates of their own, and of integers, by names as in a calibration."""
-    found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEP_SECONDS.items() if t in rates}
+    found = {
+        SMALL_RATE.format(t): _small_leaf_rate(gpu, seconds)
+        for t, seconds in SMALL_LEAF_STEP_SECONDS.items()
+        if t in rates
+    }
     if gpu.capability == WARPGROUP_CAPABILITY:
         three = _f16x3_rate(rates["float16"], stream)
         faster = {name: F16X3_RATE_FACTOR * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
         found[F16X3_RATE] = replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
         for name in INTEGERS:
-            flops = rates["float32"].flops * INTEGER_KERNEL_SHARE[DTYPES[name].itemsize]
-            found[name] = Rate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
+            flops = rates["float32"].flops * INTEGER_KERNEL_RATE_SHARES[DTYPES[name].itemsize]
+            found[name] = ProductRate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
         found |= dict(_residue_rates(rates["float16"], stream))
     elif "float16" in rates and float(gpu.capability) >= F16X2_MIN_CAPABILITY:
         planes = f16x3_rate_on_vendor_gemm(rates["float16"], stream)
@@ -296,14 +315,14 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) ->
     return found
 
 
-def _small_rate(gpu: Datasheet, seconds: float) -> Rate:
+def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`, which computes each tile on and below the diagonal by one thread block."""
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
     flops = at_once * SMALL_TILE**3 / seconds
-    return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
+    return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
-def _f16x3_rate(float16: Rate, stream: float) -> Rate:
+def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 by three float16 products, each as fast as the vendor's product.
 
     Before the products every number is read twice and written once; this time grows with the operands and not with the
@@ -312,14 +331,13 @@ def _f16x3_rate(float16: Rate, stream: float) -> Rate:
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
-    share, edge = F16X3_TRIANGLE
-    found = Rate(
+    found = ProductRate(
         flops, float16.fill, F16X3_PIPE_STEPS, lost, lost, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
     )
-    return replace(found, half_by_tiles=share, half_edge=edge)
+    return replace(found, half_by_tiles=F16X3_TRIANGLE_SHARE, half_edge=F16X3_TRIANGLE_EDGE_ROWS)
 
 
-def f16x3_rate_on_vendor_gemm(float16: Rate, stream: float) -> Rate:
+def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products made of three float16 products of the vendor.
 
     C is read and written for every section of the inner dimension, and each call of the vendor fills the device anew.
@@ -336,7 +354,7 @@ def f16x3_rate_on_vendor_gemm(float16: Rate, stream: float) -> Rate:
     )
 
 
-def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
+def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name in a calibration and the rate of every leaf that runs a whole level of residues.
 
     Integers have as many moduli as products of their type with a long inner dimension need.
@@ -344,11 +362,11 @@ def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.level.moduli_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
+                moduli, itemsize = found.level.moduli_count_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
                 yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
 
 
-def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
+def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, item: int = 8) -> ProductRate:
     """Return the rate of numbers of `item` bytes by int8 products, one for each modulus (fewer with inner levels).
 
     int8 products are twice as fast as float16 products. Numbers of A and B are read, perhaps transposed, read again and
@@ -358,10 +376,10 @@ def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: 
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
-    split = (SPLIT_BYTES[levels] - SPLIT_BYTES_PER_SHORTER_BYTE * (8 - item) + planes) * lost
-    join = (JOIN_BYTES[levels] - JOIN_BYTES_PER_SHORTER_BYTE * (8 - item) + planes) * lost
-    pipe, slots = join + levels * LEVEL_PIPE_STEPS, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
-    start, width = RESIDUE_START_SECONDS[levels], BYTE_TILE_COLUMNS
-    found = Rate(flops, float16.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
-    share, edge = (1.0, 0.0) if levels else RESIDUE_TRIANGLE
+    split = (SPLIT_BYTES_PER_NUMBER[levels] - SPLIT_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
+    join = (JOIN_BYTES_PER_NUMBER[levels] - JOIN_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
+    pipe, slots = join + levels * RESIDUE_LEVEL_PIPE_STEPS, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
+    start, width = RESIDUE_START_SECONDS[levels], INT8_TILE_COLUMNS
+    found = ProductRate(flops, float16.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
+    share, edge = (1.0, 0.0) if levels else (RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS)
     return replace(found, half_by_tiles=share, half_edge=edge)

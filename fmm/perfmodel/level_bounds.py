@@ -13,8 +13,8 @@ from functools import lru_cache
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
-NO_BOUND = 99  # number of levels that no plan exceeds
-NEVER_SIDE = float(1 << 20)  # the crossover of a number of levels that wins at no size
+NO_LEVEL_BOUND = 99  # number of levels that no plan exceeds
+NEVER_WINS_SIDE = float(1 << 20)  # the crossover of a number of levels that wins at no size
 # Additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
@@ -39,7 +39,7 @@ def count_levels(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def baseline_of(plan: Plan) -> str:
+def baseline_text(plan: Plan) -> str:
     """Return the plan without its levels of recursion, as text: `vendor`, `f16x3`, `3m > vendor`."""
     return str(Plan(tuple(level for level in plan.levels if not level.splits), plan.leaf))
 
@@ -54,24 +54,27 @@ class LevelBounds:
     tau3: float | None = None
 
     @property
-    def taus(self) -> tuple[float | None, float | None, float | None]:
+    def crossover_sides(self) -> tuple[float | None, float | None, float | None]:
         """tau1, tau2 and tau3."""
         return self.tau1, self.tau2, self.tau3
 
     def max_levels(self, side: float) -> int:
         """Return the largest number of levels for a product with this effective side."""
-        return next((levels for levels, tau in enumerate(self.taus) if tau is not None and side <= tau), NO_BOUND)
+        return next(
+            (levels for levels, tau in enumerate(self.crossover_sides) if tau is not None and side <= tau),
+            NO_LEVEL_BOUND,
+        )
 
-    def explain(self, side: float) -> str:
+    def bound_text(self, side: float) -> str:
         """Return the bound for a product with this effective side in words, with the crossovers that decide."""
         levels, named = self.max_levels(side), f"effective side {side:,.0f}"
-        if levels == NO_BOUND:
-            highest = next((i for i in (2, 1, 0) if self.taus[i] is not None), None)
-            return "" if highest is None else f"{named} is above tau{highest + 1} {self.taus[highest]:,.0f}"
-        below = f"tau{levels + 1} {self.taus[levels]:,.0f}"
-        if self.taus[levels] == NEVER_SIDE:
+        if levels == NO_LEVEL_BOUND:
+            highest = next((i for i in (2, 1, 0) if self.crossover_sides[i] is not None), None)
+            return "" if highest is None else f"{named} is above tau{highest + 1} {self.crossover_sides[highest]:,.0f}"
+        below = f"tau{levels + 1} {self.crossover_sides[levels]:,.0f}"
+        if self.crossover_sides[levels] == NEVER_WINS_SIDE:
             return f"at most {levels} level{'s' * (levels != 1)}: more never won in the tuning"
-        lower = self.taus[levels - 1] if levels else None
+        lower = self.crossover_sides[levels - 1] if levels else None
         if lower is None:
             return f"at most {levels} levels: {named} is up to {below}"
         return f"at most {levels} level{'s' * (levels != 1)}: {named} is between tau{levels} {lower:,.0f} and {below}"

@@ -49,12 +49,12 @@ def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | N
     """Return the counts of a plan's first level, by its formulas where blocks are large enough; None for a leaf."""
     first, (alpha, beta) = plan.levels[0] if plan.levels else None, params[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
-    if first and cut and (powers := _side_powers(cut, shape)):
+    if first and cut and (powers := _side_digit_powers(cut, shape)):
         residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
         # The counts depend on the leaf only if the leaf's kernel computes sums inside its products.
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
-        if (formulas := _level_formulas(first, leaf, powers, residues, alpha, beta)) is not None:
-            return formulas.evaluate(shape, plan.rest)
+        if (formulas := _level_polynomials(first, leaf, powers, residues, alpha, beta)) is not None:
+            return formulas.evaluate_counts(shape, plan.rest)
     steps = _lower_uncached(plan, *shape, *params)
     return None if steps is None else _count_steps(steps)
 
@@ -88,11 +88,11 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added = lower if mirror.beta else 0
         additions += added
         launches += 1
-        read[lower + added, _of_product_type([mirror.source])[0]] += 1
-        written[upper + (0 if mirror.in_place else lower), _of_product_type([mirror.dest])[0]] += 1
+        read[lower + added, _have_product_type([mirror.source])[0]] += 1
+        written[upper + (0 if mirror.in_place else lower), _have_product_type([mirror.dest])[0]] += 1
     for step in exponents:
         launches += 1
-        read[step.source.rows * step.source.cols, _of_product_type([step.source])[0]] += 1
+        read[step.source.rows * step.source.cols, _have_product_type([step.source])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.params) for p in steps.products)
@@ -114,11 +114,11 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
     fused = isinstance(step, ProductWithSums)
     update = step.update if isinstance(step, ProductWithSums) else step
     reads, writes = (tuple([(p.rows, p.cols) for p in places]) for places in (update.reads, update.writes))
-    below = _of_product_type(update.reads), _of_product_type(update.writes)
+    below = _have_product_type(update.reads), _have_product_type(update.writes)
     return _SumKey(fused, update.program, reads, writes, *below)
 
 
-def _of_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
+def _have_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
     """Return True for each array with the type of the products, such as temporaries and parts of complex numbers."""
     return tuple([p.part is not None or p.name not in OPERANDS for p in places])
 
@@ -131,7 +131,7 @@ def _count_sum(
     for top, left, area in _written_regions(reads, writes):
         present = tuple([top < rows and left < cols for rows, cols in reads])
         wanted = tuple([top < rows and left < cols for rows, cols in writes])
-        each, needed = _region_program(program, present, wanted)
+        each, needed = _region_counts(program, present, wanted)
         additions += each * area
         for i in needed:
             read[i] += area
@@ -150,7 +150,7 @@ def _written_regions(
 
 
 @lru_cache(maxsize=16384)
-def _region_program(
+def _region_counts(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Return the additions per element of a region, and the inputs that it needs."""
@@ -172,14 +172,14 @@ SIDE_DIGIT_POWERS = (1, 3, 9)
 BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
-def _side_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
+def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
     """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, which have no polynomials.
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
     """
     if cut.unit is not None and cut.unit > 1 and not cut.has_equal_blocks(shape):
         return None
-    least, most = zip(*(_block_range(*side, cut.unit) for side in zip(shape, cut.parts, strict=True)), strict=True)
+    least, most = zip(*(_block_size_range(*side, cut.unit) for side in zip(shape, cut.parts, strict=True)), strict=True)
     if min(least) < 1:
         return None
     order = sorted((1, 0, 2), key=lambda side: least[side]) if cut.ordered else [0, 1, 2]
@@ -188,13 +188,13 @@ def _side_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
     return tuple(SIDE_DIGIT_POWERS[order.index(side)] for side in range(3))
 
 
-def _block_range(side: int, parts: int, unit: int | None) -> tuple[int, int]:
+def _block_size_range(side: int, parts: int, unit: int | None) -> tuple[int, int]:
     """Return the smallest and the largest block of a side."""
     full = -(-side // parts)
     return (side // parts if unit is None else side - (parts - 1) * full), full
 
 
-class _LevelFormulas(NamedTuple):
+class _LevelPolynomials(NamedTuple):
     """The counts of a level as polynomials; the plan of its products is filled in when they are evaluated."""
 
     size: Shape
@@ -207,7 +207,7 @@ class _LevelFormulas(NamedTuple):
     calls: tuple[tuple[tuple[BaseDigits, ...], GemmParams, int], ...]
     streams: int
 
-    def evaluate(self, shape: Shape, inner: Plan) -> LevelCounts:
+    def evaluate_counts(self, shape: Shape, inner: Plan) -> LevelCounts:
         blocks = [side // parts for side, parts in zip(shape, self.size, strict=True)]
         values = {0: 1, **dict(zip(self.powers, blocks, strict=True))}
         for x, y in combinations(range(3), 2):
@@ -219,15 +219,15 @@ class _LevelFormulas(NamedTuple):
         def sizes(sides: tuple[BaseDigits, ...]) -> tuple[int, ...]:
             return tuple([value(side) for side in sides])
 
-        temporaries = _merged_counts((sizes(sides), times) for sides, times in self.temporaries)
-        calls = _merged_counts(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
-        read = _merged_counts(((value(digits), below), times) for digits, below, times in self.read)
-        written = _merged_counts(((value(digits), below), times) for digits, below, times in self.written)
+        temporaries = _merge_counts((sizes(sides), times) for sides, times in self.temporaries)
+        calls = _merge_counts(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
+        read = _merge_counts(((value(digits), below), times) for digits, below, times in self.read)
+        written = _merge_counts(((value(digits), below), times) for digits, below, times in self.written)
         counts = value(self.additions), read, written, self.launches, temporaries, calls, self.streams
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
 
-def _merged_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
+def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
     """Add up the counts of equal keys, since different formulas may evaluate to equal sizes."""
     found: dict[KeyT, int] = {}
     for key, times in pairs:
@@ -237,14 +237,14 @@ def _merged_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _level_formulas(
+def _level_polynomials(
     level: Level,
     leaf: str,
     powers: tuple[int, ...],
     residues: tuple[int, ...],
     alpha: Coefficient,
     beta: Coefficient,
-) -> _LevelFormulas | None:
+) -> _LevelPolynomials | None:
     """Return the polynomials of a level; None if the level rejects blocks in this order of size."""
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
@@ -254,7 +254,7 @@ def _level_formulas(
         return None
     assert steps is not None
     counts = _count_steps(steps)
-    return _LevelFormulas(
+    return _LevelPolynomials(
         level.cut.parts,
         powers,
         _base_digits(counts.additions),

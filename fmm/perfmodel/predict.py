@@ -37,11 +37,19 @@ from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tile
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import DEEP_PRODUCTS, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.work import (
+    DEEP_PRODUCT_COUNT,
+    LeafTiles,
+    PlanWork,
+    TriangleProducts,
+    aligned_operands,
+    counted_work,
+    estimated_work,
+)
 from fmm.problem import Problem
 
-LEAVES_OUT = (
+OMITTED_EFFECTS = (
     "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
 )
 
@@ -60,7 +68,7 @@ class Prediction:
     ends: float = 0.0  # E
 
     @property
-    def seconds(self) -> float:
+    def predicted_seconds(self) -> float:
         """T, the predicted seconds."""
         return self.products + self.sums + self.launches + self.ends - self.hidden
 
@@ -73,14 +81,15 @@ class Prediction:
     @property
     def effective_flops(self) -> float:
         """The effective rate 2mkn / T in flop/s, which exceeds the device's peak where the plan saves enough flops."""
-        return self.problem.flops / self.seconds if self.seconds else 0.0
+        return self.problem.flops / self.predicted_seconds if self.predicted_seconds else 0.0
 
     def __str__(self) -> str:
         parts = f"products {self.products:.3g} s, sums {self.sums:.3g} s, launches {self.launches:.3g} s"
         hidden = f", {self.hidden:.3g} s of it hidden" if self.hidden > 0 else ""
         hidden = f", {-self.hidden:.3g} s in each other's way" if self.hidden < 0 else hidden
         ends = f", beginning and end {self.ends:.3g} s" if self.ends else ""
-        return f"{self.seconds:.4g} s ({parts}{ends}{hidden}; mostly {self.dominant_term}; leaves out {LEAVES_OUT})"
+        terms = f"{parts}{ends}{hidden}; mostly {self.dominant_term}; leaves out {OMITTED_EFFECTS}"
+        return f"{self.predicted_seconds:.4g} s ({terms})"
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
@@ -98,15 +107,19 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     return quick_prediction(VENDOR, problem, calibration)
 
 
-def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
+def predict_from_work(plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration) -> Prediction:
     """Return the prediction T = P + S + L + E - H from the counts in `work`."""
-    lanes = concurrent_products(plan, problem, calibration)
+    lanes = concurrent_product_count(plan, problem, calibration)
     products = calls = starts = 0.0
     for term in leaf_terms(plan, problem, work, calibration, lanes):
-        products, calls, starts = products + term.seconds, calls + term.calls, starts + term.calls * term.launches
-    moved = sum_bytes(plan, problem, work, calibration, lanes)
+        products, calls, starts = (
+            products + term.product_seconds,
+            calls + term.start_count,
+            starts + term.start_count * term.launches,
+        )
+    moved = weighted_sum_bytes(plan, problem, work, calibration, lanes)
     sums = (moved + calibration.small * work.passes) / calibration.stream
-    hidden = hidden_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
+    hidden = hidden_sum_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
     device_launches = calibration.launch * (starts + work.passes)
     host_launches = calibration.host * calls - (products + sums - hidden)
     launches = max(device_launches, host_launches)
@@ -118,7 +131,7 @@ def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Cal
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
 
-def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) -> int:
+def concurrent_product_count(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     """Return the number of products that a CPU runs at a time; 1 for small products and for plans without levels."""
     return calibration.lanes if plan.levels and 2 * prod(problem.size) >= MIN_CONCURRENT_FLOPS else 1
 
@@ -126,7 +139,7 @@ def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) 
 # ---- H: sums that are hidden behind products
 
 
-def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
+def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums below an overlapped level that is hidden behind the plan's products.
 
     The share is 0 for a leaf with a kernel that occupies every multiprocessor until its last tile is done. (61 plans on
@@ -142,7 +155,7 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 # ---- S: sums
 
 
-def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
+def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int) -> float:
     """Return t * w: the bytes that the sums move, where slower kinds of sums count more."""
     traffic = work.traffic
     for rate_share, moved_share in (
@@ -184,21 +197,23 @@ class LeafTerm(NamedTuple):
     launches: int  # number of launches of each start
 
     @property
-    def calls(self) -> float:
+    def start_count(self) -> float:
         """The number of starts."""
         return self.number / self.batch
 
     @property
-    def seconds(self) -> float:
+    def product_seconds(self) -> float:
         """Seconds of all products of this shape."""
         each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
-        return self.number * each + self.calls * self.start
+        return self.number * each + self.start_count * self.start
 
 
-def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+def leaf_terms(
+    plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int
+) -> Iterator[LeafTerm]:
     """Yield the leaf products by shape, whole products before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
-    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
+    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.require_rate(dtype.name)
     # Factors on the time of products with unaligned rows: of the vendor's kernels, of aligned copies, and of the tiled
     # kernel.
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
@@ -218,7 +233,7 @@ def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibratio
                 slow_order = is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
                 slowdown *= COLUMN_MAJOR_B_FACTOR if slow_order else 1.0
             elif rate.blocks:
-                slowdown = plane_slowdown(rate, m, k, n, together, unpaired) + rate.rows / m + rate.cols / n
+                slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired) + rate.rows / m + rate.cols / n
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
                 slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
@@ -234,7 +249,7 @@ def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibratio
 PREPARATION_PASSES = 3  # number of passes over an operand to prepare it: two that read, one that writes
 
 
-def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
+def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
     """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
 
     One pass over the operand's blocks takes the place of the leaf's own PREPARATION_PASSES over each operand. Three
@@ -242,8 +257,8 @@ def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
     which other splits cannot write it are not modelled.
     """
     scheme = last.bilinear
-    splits_complex = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
-    if not last.batched or scheme is None or splits_complex or last.products >= DEEP_PRODUCTS:
+    is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
+    if not last.batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
         return rate
     left, right = (
         blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)
@@ -270,7 +285,7 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 SPLIT_K_STEPS = 4096
 
 
-def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
+def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
     """Return the slowdown s of the vendor's product: its time is s * flops / rate.
 
     `unaligned` is the factor on the time of multiplying unaligned rows. The terms for repeated reads of operands do not
@@ -278,7 +293,7 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
     `unaligned`. (Median error of the predicted times of 72 thin products with unaligned rows on an H200: 5 % in TF32
     and 1 % in bfloat16; with the factor `unaligned` on both terms 13 and 7 %.)
     """
-    if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
+    if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
     cuts = max(k / SPLIT_K_STEPS, 1.0) if unaligned > 1 else 1.0
@@ -300,33 +315,33 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
 MAX_COUNTED_ROUNDS = 3
 # The sides of the tiles in which the vendor's kernels without tensor cores compute C, and the additional share of time
 # for each entry in a tile of half the size. (Fitted to products of five H200s.)
-ROUND_TILES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 # The largest number of sections into which a tile is cut along the inner dimension where whole tiles would leave most
 # of the last round idle. (Error of the formula for 203 products on H200s: median 4.1 %, ninth decile 9.9 %; without
 # this cut 5.0 and 12.5 %.)
 MAX_SPLIT_K_PARTS = 4
 
 
-def _round_slowdown(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s if each multiprocessor computes one tile at a time, for the fastest tile size.
 
     Tiles are cut along the inner dimension where this fills a round: into a few sections; or, with fewer tiles than
     multiprocessors, into as many sections as each tile has multiprocessors.
     """
-    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _round_options(rate.sms, m, n, together))
+    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _split_k_options(rate.sms, m, n, together))
 
 
 @lru_cache(maxsize=4096)  # a fit needs the same options thousands of times
-def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
+def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
     """Return pairs (slowdown for a very long k, sections of each tile), fewer sections first.
 
     An option with more sections that is not faster is left out.
     """
     found: list[tuple[float, float]] = []
-    for rows, cols in ROUND_TILES:
+    for rows, cols in ROUND_TILE_SHAPES:
         tiles = ceil(m / rows) * ceil(n / cols) * together
         whole = tiles / together * rows * cols / (m * n)
-        smaller = 1 + SMALLER_TILE_LOSS * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        smaller = 1 + SMALLER_TILE_LOSS * log2(ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1] / (rows * cols))
         for parts in (*range(1, MAX_SPLIT_K_PARTS + 1), max(sms // tiles, 1)):
             found.append((parts, ceil(tiles * parts / sms) * sms / (tiles * parts) * whole * smaller))
     best: list[tuple[float, float]] = []
@@ -347,7 +362,7 @@ WAITING_FACTOR = 1.14
 TILE_WRITE_STEPS = 30.0
 
 
-def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, together: float) -> float:
+def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s of a product by the tiled kernel: its time is s * flops / rate.
 
     Sums inside the tiled kernel are instructions and not passes over memory: every row of tiles computes the sums of B
@@ -375,7 +390,7 @@ WIDE_TILE = F16X3_SIZES[0]
 # and end. (Fitted together with UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` to 289 products of
 # an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile; without rounds and these
 # constants 12 and 31 %.)
-NARROW_TILE_STEPS, NARROW_TILE_END = 0.70, 0.41
+NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of eight bytes, so that each
 # number is written separately.
 UNPAIRED_WRITE_FACTOR = 1.5
@@ -388,7 +403,7 @@ UNSHARED_BLOCK_FACTOR = 1.05
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
-def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unpaired: bool) -> float:
+def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, unpaired: bool) -> float:
     """Return the slowdown s of all products together, without the time to prepare their planes."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
     s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
@@ -396,8 +411,8 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
         count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
     )
     narrow, alone = s.n_s < WIDE_TILE.n_s, UNSHARED_BLOCK_FACTOR if s.cluster == 1 else 1.0
-    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW_TILE_STEPS if narrow else 1.0)
-    end = rate.pipe * (UNPAIRED_WRITE_FACTOR if unpaired else 1.0) * (NARROW_TILE_END if narrow else 1.0)
+    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW_TILE_STEP_SHARE if narrow else 1.0)
+    end = rate.pipe * (UNPAIRED_WRITE_FACTOR if unpaired else 1.0) * (NARROW_TILE_END_SHARE if narrow else 1.0)
     far = 1 + FAR_LINES_FACTOR * max(log2(m * n / NEAR_LINES_SIDE**2) / 2, 0.0)
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)
 
@@ -405,7 +420,9 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
 # ---- P of triangles: a share of the time of the whole product
 
 
-def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+def _triangle_terms(
+    work: PlanWork, rate: ProductRate, dtype: DType, calibration: Calibration, lanes: int
+) -> Iterator[LeafTerm]:
     """Yield the leaf products with one computed triangle; a factor of their slowdown is the triangle's share."""
     for x in work.triangles:
         m, k = x.rows, x.k
@@ -417,7 +434,7 @@ def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibrati
             yield LeafTerm((m, k, m), x.number, x.together, flops, rate.flops, slowdown, moved, memory, rate.start, 1)
 
 
-def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:
+def _triangle_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtype: DType, batches: bool) -> float:
     """Return the time of one triangle as a share of the time of the whole product on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time

@@ -11,17 +11,17 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from fmm.dtypes import DTYPES
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.predict import (
     LeafTerm,
     Prediction,
-    concurrent_products,
-    hidden_share,
+    concurrent_product_count,
+    hidden_sum_share,
     leaf_terms,
     predict_from_work,
-    sum_bytes,
+    weighted_sum_bytes,
 )
-from fmm.perfmodel.work import PRODUCT_SHARES, estimated_work
+from fmm.perfmodel.work import PRODUCT_SHARE_FIELDS, estimated_work
 
 RATE_UNITS: Mapping[str, str] = MappingProxyType(
     {"flops": "flop/s", "fill": "entries of C", "pipe": "steps of k", "rows": "rows of C", "cols": "columns of C"}
@@ -57,7 +57,7 @@ class PredictionTerms:
         found = self.prediction
         rate = ", ".join(f"{name} {value:.6g} {RATE_UNITS.get(name, '')}".rstrip() for name, value in self.rate.items())
         shares = ", ".join(f"p_{name} {value:.3g}" for name, value in self.alignment.items() if value)
-        lines = [f"{found.plan}: T = P + S + L + E - H = {found.seconds:.6g} s on {found.device}"]
+        lines = [f"{found.plan}: T = P + S + L + E - H = {found.predicted_seconds:.6g} s on {found.device}"]
         lines += [f"  rate: {rate}" + (f"; unaligned rows: {shares}" if shares else "")]
         lines += [f"  P {found.products:.6g} s = sum of c * max(flops / rate * s, bytes / memory) + c / b * start"]
         for x in self.products:
@@ -65,7 +65,7 @@ class PredictionTerms:
             lines += [
                 f"    {m:g} x {k:g} x {n:g}: c {x.number:g}, b {x.batch:g}, {x.flops:.6g} flops / {x.rate:.6g} flop/s,"
                 f" s {x.slowdown:.6g}, {x.moved:.6g} bytes / {x.memory:.6g} bytes/s, start {x.start:.3g} s:"
-                f" {x.seconds:.6g} s"
+                f" {x.product_seconds:.6g} s"
             ]
         lines += [
             f"  S {found.sums:.6g} s = ({self.moved:.6g} bytes + small {self.small:.6g} bytes * {self.passes:g} passes)"
@@ -83,24 +83,24 @@ class PredictionTerms:
 def prediction_terms(prediction: Prediction, calibration: Calibration) -> PredictionTerms:
     """Return the terms of a prediction that was made with this calibration from estimated counts."""
     plan, problem = prediction.plan, prediction.problem
-    work, lanes = estimated_work(plan, problem), concurrent_products(plan, problem, calibration)
+    work, lanes = estimated_work(plan, problem), concurrent_product_count(plan, problem, calibration)
     products = tuple(leaf_terms(plan, problem, work, calibration, lanes))
     rate = calibration.rates.get(plan.rate_name(problem.dtype))
-    rate = rate or calibration.rate(DTYPES[plan.leaf_type(problem.dtype)].name)
+    rate = rate or calibration.require_rate(DTYPES[plan.leaf_type(problem.dtype)].name)
     return PredictionTerms(
         prediction=predict_from_work(plan, problem, work, calibration),
         products=products,
-        rate=_informative_fields(rate),
-        alignment={name: getattr(work, name) for name in PRODUCT_SHARES},
-        moved=sum_bytes(plan, problem, work, calibration, lanes),
+        rate=_nondefault_rate_fields(rate),
+        alignment={name: getattr(work, name) for name in PRODUCT_SHARE_FIELDS},
+        moved=weighted_sum_bytes(plan, problem, work, calibration, lanes),
         passes=work.passes,
         small=calibration.small,
         stream=calibration.stream,
         overlapped=work.overlapped,
-        overlap=hidden_share(plan, problem.dtype, calibration),
-        launches=sum(x.calls * x.launches for x in products) + work.passes,
+        overlap=hidden_sum_share(plan, problem.dtype, calibration),
+        launches=sum(x.start_count * x.launches for x in products) + work.passes,
         launch=calibration.launch,
-        calls=sum(x.calls for x in products),
+        calls=sum(x.start_count for x in products),
         host=calibration.host,
         lanes=lanes,
         idle=calibration.idle,
@@ -108,7 +108,7 @@ def prediction_terms(prediction: Prediction, calibration: Calibration) -> Predic
     )
 
 
-def _informative_fields(rate: Rate) -> dict[str, float]:
+def _nondefault_rate_fields(rate: ProductRate) -> dict[str, float]:
     """Return the fields of a rate that differ from their defaults, without the shares of triangles."""
     return {
         field.name: getattr(rate, field.name)

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 
 
 def scale_to_relative(measured: Calibration, measured_name: str, relative_name: str, dtype: str) -> Calibration | None:
@@ -58,8 +58,8 @@ def scale_to_relative(measured: Calibration, measured_name: str, relative_name: 
 
 
 def _scaled_rate(
-    measured: Rate, of_measured: Rate, of_relative: Rate, bandwidth: float, multiprocessors: float
-) -> Rate:
+    measured: ProductRate, of_measured: ProductRate, of_relative: ProductRate, bandwidth: float, multiprocessors: float
+) -> ProductRate:
     """Return the measured rate, each number times the ratio of the two datasheets' numbers.
 
     `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
@@ -68,15 +68,15 @@ def _scaled_rate(
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
-    for field in fields(Rate):
+    for field in fields(ProductRate):
         before, after = getattr(of_measured, field.name), getattr(of_relative, field.name)
         ratio = after / before if before else without_datasheet.get(field.name, 1.0)
         scaled[field.name] = getattr(measured, field.name) * ratio
-    return Rate(**scaled)
+    return ProductRate(**scaled)
 
 
 def _scaled_bounds(
-    bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, Rate], bandwidth: float
+    bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, ProductRate], bandwidth: float
 ) -> LevelBounds | None:
     """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
@@ -86,5 +86,5 @@ def _scaled_bounds(
     if rate not in rates:
         return None
     ratio = rates[rate].flops / measured.rates[rate].flops / bandwidth
-    taus = (tau if tau is None or tau >= NEVER_SIDE else tau * ratio for tau in bounds.taus)
+    taus = (tau if tau is None or tau >= NEVER_WINS_SIDE else tau * ratio for tau in bounds.crossover_sides)
     return LevelBounds(bounds.baseline, *taus)

@@ -29,7 +29,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
 
-def classical_bound(n: int) -> int:
+def classical_error_bound(n: int) -> int:
     """Return n^2, the bound of the classical product: n products of at most |A| |B| in a sum of n terms."""
     return n * n
 
@@ -46,7 +46,7 @@ PlaceKey = tuple[str, int, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class _BlockValue:
     """The value of a block: an exact combination of atoms, and the accumulated rounding error in units of u |A| |B|."""
 
     terms: Mapping[object, float]
@@ -58,77 +58,81 @@ class _ErrorWalk:
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
-        self.held: dict[PlaceKey, _Value] = {}
+        self.held: dict[PlaceKey, _BlockValue] = {}
 
-    def add_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _Value:
+    def add_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _BlockValue:
         self.atoms[key] = (size, error)
-        return _Value({key: 1.0})
+        return _BlockValue({key: 1.0})
 
-    def size(self, value: _Value) -> float:
+    def magnitude_bound(self, value: _BlockValue) -> float:
         return sum(abs(c) * self.atoms[key][0] for key, c in value.terms.items())
 
-    def error(self, value: _Value) -> float:
+    def accumulated_error(self, value: _BlockValue) -> float:
         return sum(abs(c) * self.atoms[key][1] for key, c in value.terms.items()) + value.rounding
 
-    def add(self, x: _Value, y: _Value, sign: float = 1.0) -> _Value:
+    def add_values(self, x: _BlockValue, y: _BlockValue, sign: float = 1.0) -> _BlockValue:
         """Return x + sign y, rounded."""
         terms = dict(x.terms)
         for key, c in y.terms.items():
             terms[key] = terms.get(key, 0.0) + sign * c
-        exact = _Value({key: c for key, c in terms.items() if c}, x.rounding + y.rounding)
-        return _Value(exact.terms, exact.rounding + self.size(exact))
+        exact = _BlockValue({key: c for key, c in terms.items() if c}, x.rounding + y.rounding)
+        return _BlockValue(exact.terms, exact.rounding + self.magnitude_bound(exact))
 
-    def scale(self, x: _Value, factor: float) -> _Value:
+    def scale_value(self, x: _BlockValue, factor: float) -> _BlockValue:
         """Return factor x, rounded unless the factor is a power of two."""
         terms = {key: c * factor for key, c in x.terms.items()}
-        exact = _Value(terms, x.rounding * abs(factor))
-        return exact if abs(frexp(factor)[0]) == 0.5 else _Value(terms, exact.rounding + self.size(exact))
+        exact = _BlockValue(terms, x.rounding * abs(factor))
+        return (
+            exact if abs(frexp(factor)[0]) == 0.5 else _BlockValue(terms, exact.rounding + self.magnitude_bound(exact))
+        )
 
-    def multiply(self, left: _Value, right: _Value, k: float, inner: float) -> _Value:
+    def multiply_values(self, left: _BlockValue, right: _BlockValue, k: float, inner: float) -> _BlockValue:
         """Return a product over an inner size of k by an algorithm with the bound `inner`."""
-        x, y = self.size(left), self.size(right)
+        x, y = self.magnitude_bound(left), self.magnitude_bound(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.add_atom(("product", len(self.atoms)), k * x * y, error)
 
-    def run_program(
-        self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
-    ) -> list[_Value]:
+    def run_sum_program(
+        self, program: AdditionProgram, values: Sequence[_BlockValue], aliases: tuple[tuple[int, int], ...]
+    ) -> list[_BlockValue]:
         """Return the outputs of a sum program, computed by the same calls as in the NumPy backend."""
         count = len(program.outputs)
         plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
-        slots = [*values, *[_Value({})] * (count + plan.scratch)]
+        slots = [*values, *[_BlockValue({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]
             if call.op in ("add", "subtract"):
-                slots[call.dest] = self.add(first, slots[call.second], 1.0 if call.op == "add" else -1.0)
+                slots[call.dest] = self.add_values(first, slots[call.second], 1.0 if call.op == "add" else -1.0)
             elif call.op == "zero":
-                slots[call.dest] = _Value({})
+                slots[call.dest] = _BlockValue({})
             else:
                 factor = {"copy": 1.0, "negate": -1.0}.get(call.op, complex(call.factor).real)
-                slots[call.dest] = self.scale(first, factor)
+                slots[call.dest] = self.scale_value(first, factor)
         return slots[len(values) : len(values) + count]
 
-    def run_level(self, steps: LevelSteps) -> float:
+    def run_level_steps(self, steps: LevelSteps) -> float:
         """Walk a level's steps; return the largest error of any part of C."""
         for step in steps.flat:
             if isinstance(step, Sum):
-                written = self.run_program(step.program, [self.read(p) for p in step.reads], step.aliases)
+                written = self.run_sum_program(step.program, [self.read_block(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, written, strict=True):
                     self.held[place.origin] = value
             elif isinstance(step, Mirror):
-                self.held[step.dest.origin] = self.read(step.source)
+                self.held[step.dest.origin] = self.read_block(step.source)
             else:
                 inner = error_bound(step.plan, *step.size, step.params.op, step.params.fill)
-                value = self.multiply(self.read(step.left), self.read(step.right), step.left.cols, inner)
+                value = self.multiply_values(
+                    self.read_block(step.left), self.read_block(step.right), step.left.cols, inner
+                )
                 origin = step.dest.origin
-                self.held[origin] = self.add(self.held[origin], value) if step.accumulate else value
+                self.held[origin] = self.add_values(self.held[origin], value) if step.accumulate else value
         errors: dict[tuple[int, int], float] = {}  # the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
-                errors[row, col] = hypot(errors.get((row, col), 0.0), self.error(value))
+                errors[row, col] = hypot(errors.get((row, col), 0.0), self.accumulated_error(value))
         return max(errors.values())
 
-    def read(self, place: Place) -> _Value:
+    def read_block(self, place: Place) -> _BlockValue:
         """Return the value of a block; the one with the largest error if the block covers several values."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
@@ -142,7 +146,7 @@ class _ErrorWalk:
             if 0 <= row - place.row < place.rows and 0 <= col - place.col < place.cols
         ]
         around = [value for (_, row, col, _), value in same if row <= place.row and col <= place.col]
-        return max(inside or around, key=self.error, default=_Value({}))
+        return max(inside or around, key=self.accumulated_error, default=_BlockValue({}))
 
 
 @clear_on_registration
@@ -157,16 +161,16 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
     if 0 in (m, k, n):
         return 0.0
     steps = lower_level(plan, m, k, n, 1, 0, op, fill)
-    return float(classical_bound(k)) if steps is None else _ErrorWalk().run_level(steps)
+    return float(classical_error_bound(k)) if steps is None else _ErrorWalk().run_level_steps(steps)
 
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds of the blocks of C for one level of a scheme; its products over k have the bound `inner`."""
     walk, p = _ErrorWalk(), scheme.programs
-    lefts = walk.run_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
-    rights = walk.run_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
-    products = [walk.multiply(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
-    return [walk.error(value) for value in walk.run_program(p.join, products, ())]
+    lefts = walk.run_sum_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
+    rights = walk.run_sum_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
+    products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
+    return [walk.accumulated_error(value) for value in walk.run_sum_program(p.join, products, ())]
 
 
 # ---- what to expect
@@ -179,9 +183,9 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
     The data are assumed to be random and of equal size, and the rounding errors independent. If numbers of one sign
     have a larger expected error, the result is that larger growth. They have for Strassen's levels on a CPU
-    (Scheme.positive_growth), and for complex products that are made of three real ones. The growth does not depend on
-    the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed up in
-    their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
+    (Scheme.error_growth_one_sign), and for complex products that are made of three real ones. The growth does not
+    depend on the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed
+    up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
     rounding inside the products. In other types this rounding is small compared with that of stored numbers.
 
     `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. The vendor's error
@@ -192,14 +196,14 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     if DTYPES[dtype].exact:
         return 1.0  # exact integer arithmetic has no error
     if DTYPES[dtype].sums_wider:
-        return sqrt(_error_variance(plan, _rounded_in_memory))
+        return sqrt(_error_variance(plan, _variance_rounded_in_memory))
     if DTYPES[dtype].stored_as:
-        return sqrt(_error_variance(plan, _rounded_in_products))
+        return sqrt(_error_variance(plan, _variance_rounded_in_products))
     schemes = plan_schemes(plan)
-    random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
-    positive = prod(s.positive_growth_in_pieces if in_pieces else s.positive_growth for s in schemes)
+    random = prod(s.error_growth_blocked_sums if in_pieces else s.error_growth for s in schemes)
+    positive = prod(s.error_growth_one_sign_blocked if in_pieces else s.error_growth_one_sign for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
-    positive *= prod(level.positive_growth for level in plan.levels)
+    positive *= prod(level.error_growth_one_sign for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
@@ -228,16 +232,16 @@ def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]
     for x in reversed(plan.levels):
         variance *= x.error_growth**2
         if (scheme := x.bilinear) is not None:
-            variance = level(_shares(scheme), variance)
+            variance = level(_variance_shares(scheme), variance)
     return max(variance, 1.0)
 
 
-def _rounded_in_products(pass_: _VarianceShares, inner: float) -> float:
+def _variance_rounded_in_products(pass_: _VarianceShares, inner: float) -> float:
     """Variance of a pass in TF32: products round their operands; rounding of float32 results is negligible."""
     return pass_.all * inner
 
 
-def _rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
+def _variance_rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
     """Variance of a pass in 16 bits, where the vendor rounds once, at the end.
 
     Each pass rounds three times: the operands of its products that are sums (once for any number of terms), then the
@@ -260,10 +264,10 @@ class _VarianceShares(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _shares(scheme: Scheme) -> _VarianceShares:
+def _variance_shares(scheme: Scheme) -> _VarianceShares:
     """Return the shares of a scheme; for a composition, the products of its factors' shares."""
     if scheme.factors:
-        parts = [_shares(f) for f in scheme.factors]
+        parts = [_variance_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
         return _VarianceShares(every, left, right, 1 - prod(1 - p.sums for p in parts))
     sizes = [[sum(float(c) ** 2 for c in column) for column in zip(*x, strict=True)] for x in (scheme.u, scheme.v)]
@@ -284,7 +288,7 @@ def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 # ---- which bound holds for the entries of C
 
 
-def has_entrywise_bound(plan: Plan) -> bool:
+def has_componentwise_bound(plan: Plan) -> bool:
     """Return True if each entry of C has a small error relative to the same entry of |A| |B|, like the vendor's.
 
     A plan that checks entries has this bound: it computes a product again if the bound is not certain. A plan that

@@ -2,7 +2,7 @@
 
 `estimated_work` takes microseconds: every level has a footprint, the number of elements that its sums move and hold if
 all its blocks have equal size. `counted_work` takes milliseconds: it counts the plan's steps (fmm.perfmodel.cost). Both
-functions estimate the shares in `Work`. `estimated_workspace` estimates the bytes of temporaries.
+functions estimate the shares in `PlanWork`. `estimated_workspace` estimates the bytes of temporaries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STR
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
-from fmm.kernels.plans.memory_layout import ALIGN
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Sum
@@ -27,10 +27,11 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-Leaf = tuple[float, float, float, float, float]  # m, k, n, the number of these products, the number that start together
+# Equal leaf products: m, k, n, the number of these products, and the number that start together.
+LeafProducts = tuple[float, float, float, float, float]
 
 
-class Triangle(NamedTuple):
+class TriangleProducts(NamedTuple):
     """Equal leaf products C = A A^T; the leaf computes one triangle of C."""
 
     rows: float  # rows of A
@@ -41,7 +42,7 @@ class Triangle(NamedTuple):
     loose: bool  # True if the leaf may write any values to the other triangle
 
 
-class Tiles(NamedTuple):
+class LeafTiles(NamedTuple):
     """How the tiled kernel computes leaf products."""
 
     height: int  # rows of C in a tile
@@ -57,10 +58,10 @@ class Tiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class PlanWork:
     """The leaf products of a plan, the traffic and passes of its sums, and how rows are aligned."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[LeafProducts, ...]
     traffic: float  # elements that the sums read and write
     passes: float  # passes of the sums over memory, each a launch on a GPU
     # The next six fields are shares of the traffic, from 0 to 1:
@@ -75,14 +76,14 @@ class Work:
     odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
     copied: float = 0.0  # on temporaries with aligned rows, where A, B or C has unaligned rows
     alone: bool = False  # True if only rows of A are unaligned
-    tiles: Tiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
-    triangles: tuple[Triangle, ...] = ()
+    tiles: LeafTiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
+    triangles: tuple[TriangleProducts, ...] = ()
     # The shares `unaligned` and `odd` of the triangles, which read A, B and C themselves.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
     @property
-    def smallest(self) -> float:
+    def smallest_leaf_side(self) -> float:
         """The shortest side of the leaf products."""
         found = [min(leaf[:3]) for leaf in self.leaves]
         return min(found + [min(x.rows, x.k) for x in self.triangles]) if self.triangles else min(found)
@@ -91,12 +92,12 @@ class Work:
 # ---- entry points
 
 
-def estimated_work(plan: Plan, problem: Problem) -> Work:
+def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the work as if all blocks had equal size; exact counts if a level has no footprint."""
     return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
-def counted_work(plan: Plan, problem: Problem) -> Work:
+def counted_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the exact work, counted from the plan's steps; only the shares are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
@@ -118,40 +119,40 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         held += streams * sum(f.held) * itemsize
         streams, itemsize = max(streams, level.streams), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
-    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_products_together(plan)))
+    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)))
     return held + streams * scratch
 
 
 # ---- whole products: from the footprints of the levels, or counted from the steps
 
 # the fields of Work that are shares of traffic
-TRAFFIC_SHARES = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
-PRODUCT_SHARES = ("unaligned", "odd", "copied")  # the fields of Work that are shares of the leaf products
+TRAFFIC_SHARE_FIELDS = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
+PRODUCT_SHARE_FIELDS = ("unaligned", "odd", "copied")  # the fields of Work that are shares of the leaf products
 
 
-def _product_work(plan: Plan, problem: Problem) -> Work:
+def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     footprints = _level_footprints(plan, problem)
     if footprints is None:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
-        return Work(*_exact_counts(plan, problem), **_row_shares(plan, problem, direct))
+        return PlanWork(*_exact_counts(plan, problem), **_alignment_shares(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
-    leaves = ((float(m), float(k), float(n), moves.products, _products_together(plan)),)
+    leaves = ((float(m), float(k), float(n), moves.products, _batch_size(plan)),)
     whole = moves.traffic or 1.0
-    shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARES}
-    return Work(leaves, moves.traffic, moves.passes, **shares, **_row_shares(plan, problem, direct))
+    shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARE_FIELDS}
+    return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_alignment_shares(plan, problem, direct))
 
 
-def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[Leaf, ...], float, float]:
+def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
     """Count the plan's steps: return leaf products, elements moved by the sums, and passes of the sums."""
     counts = cost(plan, *problem.size, problem.itemsize, opened=False)
-    leaves = tuple((*size, float(times), _products_together(plan)) for size, times in counts.leaves)
+    leaves = tuple((*size, float(times), _batch_size(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
     return leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes
 
 
-def _products_together(plan: Plan) -> float:
+def _batch_size(plan: Plan) -> float:
     """Return the number of leaf products that start as one batch."""
     if not plan.levels:
         return 1.0
@@ -165,7 +166,7 @@ def _products_together(plan: Plan) -> float:
 class _SumTraffic:
     """Counts of a plan's sums, added up level by level from the outermost level inwards.
 
-    The six fields of TRAFFIC_SHARES are parts of `traffic` in elements; `Work` has the same fields as shares.
+    The six fields of TRAFFIC_SHARES are parts of `traffic` in elements; `PlanWork` has the same fields as shares.
     """
 
     traffic: float = 0.0  # elements that sums read and write
@@ -189,15 +190,15 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         if f.passes:
             direct = f.in_place if len(plan.levels) == 1 else 0.0
         if found.products == 1:  # the sums of the first level read A and B and write C
-            found.ragged += _unaligned_elements(each, aligned_operands(problem, ALIGN))
+            found.ragged += _unaligned_elements(each, aligned_operands(problem, ALIGN_BYTES))
             found.scalar += _unaligned_elements(
-                each, aligned_operands(problem, access_bytes(f.products, problem.itemsize))
+                each, aligned_operands(problem, sum_access_bytes(f.products, problem.itemsize))
             )
         itemsize, before = level.itemsize_below(itemsize), itemsize
         found.traffic += moved
         found.sequential += moved if f.sequential else 0.0
         found.parts += moved if itemsize != before else 0.0
-        found.deep += moved if f.products >= DEEP_PRODUCTS else 0.0
+        found.deep += moved if f.products >= DEEP_PRODUCT_COUNT else 0.0
         found.overlapped += moved if below_overlapped else 0.0
         below_overlapped = below_overlapped or level.streams > 1
         found.passes += found.products * f.passes
@@ -234,7 +235,7 @@ def level_footprint(level: Level, sides: Sides) -> Footprint | None:
 
 WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums, on rows that begin at multiples of this number
 DEEP_ACCESS_BYTES = 8  # bytes of one access in three levels in one pass
-DEEP_PRODUCTS = 7**3  # number of products of three levels in one pass
+DEEP_PRODUCT_COUNT = 7**3  # number of products of three levels in one pass
 WORD_BYTES = 4  # bytes: rows with less alignment are multiplied by the vendor's slowest kernels
 
 
@@ -249,12 +250,12 @@ def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
     return problem.k * problem.itemsize % unit == 0, b, b
 
 
-def access_bytes(products: float, itemsize: int) -> int:
+def sum_access_bytes(products: float, itemsize: int) -> int:
     """Return the bytes that the sums of a level with this number of products move at a time on aligned rows.
 
     A GPU thread of three levels in one pass has registers for two numbers at most.
     """
-    return WIDE_ACCESS_BYTES if products < DEEP_PRODUCTS else min(2 * itemsize, DEEP_ACCESS_BYTES)
+    return WIDE_ACCESS_BYTES if products < DEEP_PRODUCT_COUNT else min(2 * itemsize, DEEP_ACCESS_BYTES)
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:
@@ -271,7 +272,7 @@ def _vendor_row_alignment(itemsize: int) -> int:
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
-def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
+def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     """Return the fields of Work that depend on the alignment of rows and on tiles.
 
     `direct` is the share of leaf products with A, B or C as an operand. A batch reads only temporaries, whose rows are
@@ -281,7 +282,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
         aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),
         aligned_operands(problem, WORD_BYTES),
     )
-    if plan.levels and all(level.splits_complex for level in plan.levels):
+    if plan.levels and all(level.is_complex_split for level in plan.levels):
         # The real products multiply real and imaginary parts, in matrices with the sides of the complex product,
         # without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
@@ -300,7 +301,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
+def _leaf_tiles(plan: Plan, dtype: str) -> LeafTiles | None:
     """Return the tiles of the plan's leaf products.
 
     The result is None if the vendor multiplies, and for types in which the tiled kernel takes about the vendor's time.
@@ -313,9 +314,9 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
     usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
     sizes = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if scheme is None:
-        return Tiles(sizes.m_s, sizes.n_s)
+        return LeafTiles(sizes.m_s, sizes.n_s)
     left, right, dest = (sum(c != 0 for row in x for c in row) / scheme.rank for x in (scheme.u, scheme.v, scheme.w))
-    return Tiles(sizes.m_s, sizes.n_s, left, right, dest, scheme.rank)
+    return LeafTiles(sizes.m_s, sizes.n_s, left, right, dest, scheme.rank)
 
 
 # ---- products that are their own adjoints: levels that cut them leave triangles on the diagonal, whole products below
@@ -323,7 +324,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _gram_work(plan: Plan, problem: Problem) -> Work:
+def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the work of all parts together; each share is weighted by the traffic or the products of its part."""
     parts = _gram_parts(plan, problem)
     products = [
@@ -332,15 +333,15 @@ def _gram_work(plan: Plan, problem: Problem) -> Work:
     ]
     leaves = [(m, k, n, c * times, max(b, t)) for c, t, w in products for m, k, n, times, b in w.leaves]
     triangles = [
-        Triangle(float(m), float(k), float(c), float(t), leaf, loose)
+        TriangleProducts(float(m), float(k), float(c), float(t), leaf, loose)
         for ((m, k, _), t, leaf, loose), c in parts.triangles.items()
     ]
     traffic = parts.traffic + sum(c * w.traffic for c, _, w in products)
     passes = parts.passes + sum(c * w.passes for c, _, w in products)
-    rows = _row_shares(VENDOR, problem, 1.0)
+    rows = _alignment_shares(VENDOR, problem, 1.0)
     multiply_adds = [sum(m * k * n * times for m, k, n, times, _ in w.leaves) for *_, w in products]
     by_products = [(c * adds, w) for (c, _, w), adds in zip(products, multiply_adds, strict=True)]
-    return Work(
+    return PlanWork(
         tuple(leaves),
         traffic,
         passes,
@@ -349,12 +350,12 @@ def _gram_work(plan: Plan, problem: Problem) -> Work:
         triangles=tuple(triangles),
         triangles_unaligned=rows["unaligned"],
         triangles_odd=rows["odd"],
-        **_weighted_shares(TRAFFIC_SHARES, [(c * w.traffic, w) for c, _, w in products], traffic),
-        **_weighted_shares(PRODUCT_SHARES, by_products, 0.0),
+        **_weighted_shares(TRAFFIC_SHARE_FIELDS, [(c * w.traffic, w) for c, _, w in products], traffic),
+        **_weighted_shares(PRODUCT_SHARE_FIELDS, by_products, 0.0),
     )
 
 
-def _weighted_shares(names: Sequence[str], parts: Sequence[tuple[float, Work]], least: float) -> dict[str, float]:
+def _weighted_shares(names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], least: float) -> dict[str, float]:
     """Return these fields of the parts as shares of the whole: the sum of the weights, at least `least`."""
     whole = max(sum(weight for weight, _ in parts), least) or 1.0
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
@@ -371,7 +372,7 @@ class _GramParts:
         # size, number of products that start together, leaf, loose
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
-    def walk(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
+    def add_parts(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
         """Add the parts of a product of this size by the plan."""
         steps = lower_level(plan, *size, *params) if params.op != "product" else None
         if params.op == "product":
@@ -384,10 +385,10 @@ class _GramParts:
             for step in steps.steps[: 1 if mirrored_by_kernel else None]:
                 self.held = own
                 if isinstance(step, Product):
-                    self.walk(step.plan, step.size, step.params)
+                    self.add_parts(step.plan, step.size, step.params)
                 elif isinstance(step, ProductBatch):
                     for product in step.products:
-                        self.walk(product.plan, product.size, product.params, len(step.products))
+                        self.add_parts(product.plan, product.size, product.params, len(step.products))
                 else:
                     self.passes += 1
                     self.traffic += _moved_elements(step)
@@ -408,5 +409,5 @@ def _moved_elements(step: object) -> float:
 def _gram_parts(plan: Plan, problem: Problem) -> _GramParts:
     """Return the parts of a plan; cached, since the plan's work and workspace both need the parts."""
     found = _GramParts()
-    found.walk(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
+    found.add_parts(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found

@@ -18,9 +18,9 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 
@@ -31,7 +31,7 @@ def record_for_device(
     plan: Plan,
     problem: Problem,
     device: int | None = None,
-    alignment: Alignment = LIBRARY_ALIGNMENT,
+    alignment: Alignment = ALLOCATOR_ALIGNMENT,
     flagged: bool = False,
 ) -> LaunchList:
     """Return the launch list of a plan on a device (default: the current one)."""
@@ -104,7 +104,7 @@ class DeviceBackend:
 
     def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
         player = self.player(launches, addresses)  # compiles before the capture
-        scratch = cupy.empty(GRAPH_SCRATCH * player.launches.vendor_stream_count, cupy.uint8)
+        scratch = cupy.empty(GRAPH_SCRATCH_BYTES * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
         player.create_streams()

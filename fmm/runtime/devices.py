@@ -16,8 +16,8 @@ from fmm.config.identity import Identity, gpu_key, gpu_parts
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import default_error_growth
-from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration, datasheet_calibration
+from fmm.perfmodel.choose import default_error_growth_limit
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT, cpu_calibration, datasheet_calibration
 from fmm.runtime.probe import measured_calibration, probed_calibration
 
 
@@ -37,7 +37,7 @@ class Device:
     @property
     def error_growth(self) -> float:
         """The default limit of the expected error, as a multiple of the vendor's."""
-        return default_error_growth(not self.threads)
+        return default_error_growth_limit(not self.threads)
 
 
 def get_device(processor: Processor, number: int) -> Device:
@@ -52,7 +52,7 @@ def cpu_device(threads: int) -> Device:
     """Return this CPU with `threads` BLAS threads."""
     guess = built_in_calibration(threads)
     found = identity.cpu_identity(threads)
-    if guess.source != BUILT_IN_SOURCE:
+    if guess.source != BUILT_IN_SOURCE_TEXT:
         return Device(found, guess, threads=threads)
     probe, measured = partial(probed_calibration, threads), partial(measured_calibration, threads)
     return Device(found, guess, probe, measured, threads)

@@ -17,7 +17,7 @@ from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
 from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
-from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -163,7 +163,11 @@ def _prepare_recurring(library: Library, a: Any, b: None, out: Any, key: GramKey
 def _reads_matrix_alone(call: PreparedCall, key: GramKey) -> bool:
     """Return True if the launches read A and not its adjoint, as herk does; then the adjoint need not be computed."""
     adjoint = "A" if key.rows == (key.fill == "upper") else "B"
-    return call.plan == VENDOR and call.launches is not None and BASES.index(adjoint) not in call.launches.vendor_bases
+    return (
+        call.plan == VENDOR
+        and call.launches is not None
+        and ADDRESS_BASES.index(adjoint) not in call.launches.vendor_bases
+    )
 
 
 # ---- operands

@@ -207,7 +207,7 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
         c = library.pointer(out) if call.writes_out and out is not None else None
-        return launches_at(call, a, b, c).describe()
+        return launches_at(call, a, b, c).step_labels()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)
@@ -230,7 +230,7 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
         decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=run_host.describe_products(decision.plan, problem, device.threads))
-    return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
+    return replace(decision, kernels=launches.step_labels() if launches else ("the vendor's product",))
 
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:

@@ -19,13 +19,13 @@ from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
-from fmm.kernels.cuda.target import alignment_of
+from fmm.kernels.cuda.target import address_alignment
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem, without_layouts
 from fmm.runtime import devices
@@ -434,7 +434,7 @@ def _check_required_plan(
     """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
-    if limits.componentwise and not (has_entrywise_bound(plan) and (limits.emulation or not plan.emulates)):
+    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.emulates)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
@@ -463,7 +463,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
     # contiguous arrays, not those of views.
     is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
-    return launches if required or launches.reads_aligned or is_predicted else None
+    return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
@@ -475,7 +475,7 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     plan, problem = call.launches.plan, call.launches.problem
     chip = tuned_chip(call.device) or call.device.chip
     return record_launches(
-        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+        plan, problem, chip_target(chip, address_alignment(x, y, z, 0), flagged=may_create_nonfinite(plan))
     )
 
 
@@ -490,7 +490,7 @@ def _add_launches(call: PreparedCall, launches: LaunchList, work: CallMatrices, 
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_WORK
     several = work.product_count * len(launches.steps) > 1
-    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH * launches.vendor_stream_count
+    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(
         call,

@@ -27,7 +27,7 @@ from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import Sum
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 FIRST_SIDE, LAST_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
@@ -111,7 +111,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     return replace(found, parts=built_in.parts)
 
 
-def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
+def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
     """Return the asymptotic rate in flop/s by the largest product that MAX_PRODUCT_SECONDS permits.
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
@@ -120,7 +120,7 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
     while side < LAST_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
         side *= 2
         seconds = _product_seconds(side, dtype)
-    return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)
+    return ProductRate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)
 
 
 def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:

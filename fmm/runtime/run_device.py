@@ -274,9 +274,8 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(
-                StreamContext(thread_handle(self.device), self.stream, 0)
-            )  # later captures may use the private stream
+            if self.launches.vendor_stream_count:  # later captures may use the private stream
+                set_stream(StreamContext(thread_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 

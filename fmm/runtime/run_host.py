@@ -29,7 +29,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import count_leaf_triangles, leaf_products
+from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
@@ -226,7 +226,7 @@ class _PlanMultiplier:
         """Report each leaf product, unless there is only one. `size`: entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, count_leaf_triangles)]
+        products = [kind(self.plan, *problem.size, self.params) for kind in (count_leaf_products, count_leaf_triangles)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
@@ -286,7 +286,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host_product_with_scratch is not None:
-        leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
+        leaf_k = min(k for _, k, _ in count_leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
     if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:

@@ -18,7 +18,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, TableCall, kernel_step, table_text
+from fmm.kernels.algorithms.step_table import (
+    PRODUCT_SYMBOL,
+    Step,
+    StepTableError,
+    TableKernelCall,
+    parse_table_lines,
+    step_from_call,
+)
 
 CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
@@ -53,13 +60,13 @@ class ClosureTable:
 
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
-    """Read and prove the closure table of this name; raise StepError if the table is missing or wrong."""
+    """Read and prove the closure table of this name; raise StepTableError if the table is missing or wrong."""
     names = sorted(file.name.removesuffix(".txt") for file in CLOSURE_TABLE_FOLDER.iterdir())
     if name not in names:
-        raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
+        raise StepTableError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
     table = parse_closure_table((CLOSURE_TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     if (defect := closure_error(table)) is not None:
-        raise StepError(f"{name}.txt does not compute the closure: {defect}")
+        raise StepTableError(f"{name}.txt does not compute the closure: {defect}")
     return table
 
 
@@ -67,25 +74,27 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse the text of a closure table; raise StepError with the file and the line of an error."""
-    head, calls = table_text(text, origin, HEADER_FIELDS)
+    """Parse the text of a closure table; raise StepTableError with the file and the line of an error."""
+    head, calls = parse_table_lines(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(CUT_SIDES_OF_BLOCKS) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
-        raise StepError(f"{origin}: four blocks and the temporaries must have distinct names")
+        raise StepTableError(f"{origin}: four blocks and the temporaries must have distinct names")
     return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_table_step, calls)))
 
 
-def _parse_table_step(call: TableCall) -> Step | CloseStep:
+def _parse_table_step(call: TableKernelCall) -> Step | CloseStep:
     if call.name == "close" and len(call.places) == 1:
         return CloseStep(call.places[0])
-    step, where = kernel_step(call), call.where
+    step, where = step_from_call(call), call.where
     kernel = step.kernel
     if kernel.product is None or len(kernel.writes) != 1:
-        raise StepError(f"{where}: {kernel.name} is not one product")
+        raise StepTableError(f"{where}: {kernel.name} is not one product")
     if any(coefficient != 1 for _, terms in kernel.assignments for coefficient, _ in terms):
-        raise StepError(f"{where}: {kernel.name} subtracts, which a semiring cannot")
+        raise StepTableError(f"{where}: {kernel.name} subtracts, which a semiring cannot")
     if step.overwritten_operands:
-        raise StepError(f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product")
+        raise StepTableError(
+            f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product"
+        )
     return step
 
 
@@ -118,7 +127,7 @@ def _step_result_words(step: Step, values: Mapping[str, WordSet]) -> WordSet:
     for _, terms in step.kernel.assignments:
         for _, source in terms:
             total = union_of_words(
-                total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.blocks_by_formal[source]]
+                total, concatenation(left, right) if source == PRODUCT_SYMBOL else values[step.blocks_by_formal[source]]
             )
     return total
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
@@ -137,7 +137,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
     packed, slots, blocks = b"", [], []
     for product in products:
         words, product_slots, count = _pack_kernel_parameters(ring, sizes, product)
-        slots += [Slot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in product_slots]
+        slots += [AddressSlot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in product_slots]
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
@@ -148,7 +148,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
 
 def _pack_kernel_parameters(
     ring: TropicalRing, sizes: TileSizes, product: SemiringProduct
-) -> tuple[bytes, list[Slot], int]:
+) -> tuple[bytes, list[AddressSlot], int]:
     """Return a product's packed kernel parameters, the slots for its addresses, and the number of thread blocks."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
@@ -164,7 +164,7 @@ def _pack_kernel_parameters(
     item = ring.entry_bytes
     wide = all(x is None or not (x.offset % VECTOR_BYTES or x.leading * item % VECTOR_BYTES) for x in (dest, old))
     tail = struct.pack("<5q7q8i", *[0] * 5, *leading, m, n, k, down, across, min(down, 8), wide, 0)
-    slots = [Slot(word, *where) for word, where in zip(at, rects, strict=True) if where is not None]
+    slots = [AddressSlot(word, *where) for word, where in zip(at, rects, strict=True) if where is not None]
     return b"".join(operands) + tail, slots, down * across
 
 
@@ -172,7 +172,7 @@ def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix
     """Return the launch that replaces a tile by its closure; the tile's side must be at most `largest_tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
-    slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
+    slots = [AddressSlot(0, tile.base, tile.offset), *([AddressSlot(2, args.base, args.offset)] if args else [])]
     side = largest_tile_side(args is not None)
     shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
     kernel = Kernel(close_tile_source, (ring.name, side, args is not None), ENTRY_POINT, TILE_THREADS, shared)
@@ -183,7 +183,7 @@ def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix
 def entry_doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     """Return the launch that writes each 16-bit entry twice into one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
-    slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
+    slots = AddressSlot(0, source.base, source.offset), AddressSlot(1, dest.base, dest.offset)
     kernel = Kernel(entry_doubling_source, (), ENTRY_POINT, TILE_THREADS)
     blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
@@ -202,13 +202,13 @@ def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -
 
     `strides` are the strides of A in entries.
     """
-    none, predecessors = rule.no_predecessor, () if rule.no_predecessor is None else (Slot(2, "P", 0),)
+    none, predecessors = rule.no_predecessor, () if rule.no_predecessor is None else (AddressSlot(2, "P", 0),)
     parameters = struct.pack(
         "<5q2d4i", 0, 0, 0, *strides, rule.missing, rule.smallest, n, rule.unweighted, none or 0, 0
     )
     kernel = Kernel(edges_source, (CPP_LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
     label = f"edges: entries of {dtype} that are no edges become {rule.missing:g}"
-    slots = Slot(0, "A", 0), Slot(1, "C", 0), *predecessors
+    slots = AddressSlot(0, "A", 0), AddressSlot(1, "C", 0), *predecessors
     return Launch("sums", label, kernel, (min(n, 4096), 1, 1), parameters, slots)
 
 

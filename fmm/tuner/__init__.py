@@ -1,1 +1,1 @@
-"""The tuner, which is the command fmm-tune: it measures a device, fits the model to it, and writes its config."""
+"""The tuner (command fmm-tune) measures a device, fits the performance model to the samples, and writes a config."""

@@ -1,4 +1,4 @@
-"""The command fmm-tune: its parsers, and the exit codes after Ctrl-C, a closed pipe and a full disk."""
+"""Run the command fmm-tune: parse the arguments, and return an exit code, also after Ctrl-C or a closed pipe."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import fmm
 from fmm.tuner import tune
 from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
 
-EXIT_BROKEN_PIPE = 128 + 13  # the exit code after the signal SIGPIPE, which Python ignores
+EXIT_BROKEN_PIPE = 128 + 13  # a shell reports this code for a process that SIGPIPE ends
 
 
 def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run the command; return the exit code.
+    """Run fmm-tune with these arguments, and return the exit code.
 
-    `ignored` are variables of the environment that were removed before NumPy was loaded.
+    The caller removed the environment variables in `ignored` before it imported NumPy.
     """
-    for stream in ("stdout", "stderr"):  # a stream is None if the caller closed it, as in `fmm-tune show >&-`
+    for stream in ("stdout", "stderr"):  # sys.stdout is None after `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     code = 0
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
+    except BrokenPipeError:  # the reader of the pipe, for example `head`, has ended
         _drop_output()
         return EXIT_BROKEN_PIPE
-    # an error of stdout, such as a full disk; each command reports the errors of its own files
+    # stdout cannot be written, for example on a full disk; commands report errors of other files themselves
     except OSError as error:
         _drop_output()
         if not code:
@@ -47,13 +47,13 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
 
 
 def _drop_output() -> None:
-    """Drop the rest of the buffer, which Python would write again when it ends."""
+    """Redirect stdout to os.devnull, so that Python does not write the buffered text again at its exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; for an unknown option print the usage of its command and exit with 2."""
+    """Return the options; for an unknown option print the usage of its command and exit with code 2."""
     parser, commands = build_parsers()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -64,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def build_parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """Return the parser of the whole command, and the parsers of its commands."""
+    """Return the parser of fmm-tune, and the parsers of its subcommands."""
     parser = argparse.ArgumentParser(
         prog="fmm-tune",
         description="Without a COMMAND: measure this device, which takes minutes, and write the config by which "

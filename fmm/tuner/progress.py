@@ -1,4 +1,4 @@
-"""The progress bar of a tuning: type and stage, remaining seconds, and the speedups so far."""
+"""The progress bar of a tuning shows the element type, the stage, the remaining seconds and the speedups so far."""
 
 from __future__ import annotations
 
@@ -12,89 +12,89 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUPS = 4  # number of the latest speedups in the line
+SHOWN_SPEEDUP_COUNT = 4  # number of speedups in the line; the latest ones are shown
 
-Section = dict[str, Any] | None  # a section of a config
+OptionalSection = dict[str, Any] | None  # a section of a config; None if too little was measured
 
 
-class Progress(Protocol):
-    """The events of a tuning that the progress bar shows."""
+class TuningProgress(Protocol):
+    """Receiver of a tuning's events: a progress bar, or an object that shows nothing."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the planned seconds of the types that follow the one that the next call of `begin` starts."""
+        """Set the planned seconds of all element types after the next one that begins."""
 
-    def begin(self, label: str, seconds: float) -> None:
-        """Begin a type with these planned seconds."""
+    def begin_type(self, label: str, seconds: float) -> None:
+        """Begin the tuning of an element type with these planned seconds."""
 
-    def sample(self, stage: str, elapsed: float) -> None:
-        """Show a sample, taken this many seconds after the type began."""
+    def show_sample(self, stage: str, elapsed: float) -> None:
+        """Show the stage of a sample that was taken `elapsed` seconds after the element type began."""
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
-        """Show the speedup so far of the current type; `conclude` returns its section, which takes a moment."""
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
+        """Show the speedup so far of the current element type; `conclude` computes its config section."""
 
-    def gained(self, dtype: str, section: Section) -> None:
-        """End a type with this section."""
+    def end_type(self, dtype: str, section: OptionalSection) -> None:
+        """End the tuning of an element type with this config section."""
 
 
-class NoProgress:
-    """Progress that shows nothing."""
+class SilentProgress:
+    """A receiver of a tuning's events that shows nothing."""
 
     def set_remaining_seconds(self, seconds: float) -> None: ...
 
-    def begin(self, label: str, seconds: float) -> None: ...
+    def begin_type(self, label: str, seconds: float) -> None: ...
 
-    def sample(self, stage: str, elapsed: float) -> None: ...
+    def show_sample(self, stage: str, elapsed: float) -> None: ...
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None: ...
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None: ...
 
-    def gained(self, dtype: str, section: Section) -> None: ...
+    def end_type(self, dtype: str, section: OptionalSection) -> None: ...
 
 
 class ProgressBar:
-    """A line on stderr. `bar` is tqdm's; its total is the planned seconds of all types."""
+    """A progress bar on stderr; `bar` is tqdm's, with the planned seconds of all element types as its total."""
 
     def __init__(self, bar: Any, limit: float = inf) -> None:
         self.bar, self.limit = bar, limit
         self._before = self._planned = 0.0
         self._to_come: float | None = None
         self._label = ""
-        self._last = "", 0.0  # stage and seconds
-        self._gain_lines: dict[str, str] = {}  # by type: the speedups so far, as text, of the types that have ended ...
-        self._so_far: dict[str, str] = {}  # ... and of the type that is being tuned
+        self._last = "", 0.0  # stage and elapsed seconds of the latest sample
+        self._gain_lines: dict[str, str] = {}  # element type -> speedup text, for types that have ended
+        self._so_far: dict[str, str] = {}  # element type -> speedup text, for the current type
 
     def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
 
-    def begin(self, label: str, seconds: float) -> None:
+    def begin_type(self, label: str, seconds: float) -> None:
         self._before += self._planned
         self._label, self._planned = label, seconds
         if self._to_come is not None:
             self.bar.total = min(self._before + seconds + self._to_come, self.limit)
-        self.sample("", 0.0)
+        self.show_sample("", 0.0)
 
-    def sample(self, stage: str, elapsed: float) -> None:
+    def show_sample(self, stage: str, elapsed: float) -> None:
         self._last = stage, elapsed
         self.bar.n = self._before + min(elapsed, self._planned)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
         left = f"about {duration_text(self.bar.total - self.bar.n)} left"
         others = [gain for dtype, gain in self._gain_lines.items() if dtype not in self._so_far]
-        gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUPS:])
+        gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUP_COUNT:])
         self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
-        gain = best_gain(conclude(), dtype)
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
+        gain = best_speedup_text(conclude(), dtype)
         self._so_far = {dtype: f"{dtype} {gain}"} if gain else {}
-        self.sample(*self._last)
+        self.show_sample(*self._last)
 
-    def gained(self, dtype: str, section: Section) -> None:
+    def end_type(self, dtype: str, section: OptionalSection) -> None:
         self._so_far = {}
-        if gain := best_gain(section, dtype):
+        if gain := best_speedup_text(section, dtype):
             self._gain_lines.pop(dtype, None)
             self._gain_lines[dtype] = f"{dtype} {gain}"
 
 
-def best_gain(section: Section, dtype: str) -> str:
-    """Return the largest certified speedup with its side, else the first side that gains by the model, else nothing."""
+def best_speedup_text(section: OptionalSection, dtype: str) -> str:
+    """Return the largest certified speedup with its side, else the model's first side with a gain, else no text."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
@@ -107,15 +107,15 @@ def best_gain(section: Section, dtype: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return seconds as text, in minutes from two minutes."""
+    """Return a duration as text: in seconds below two minutes, in minutes above."""
     return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
-def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
-    """Yield a progress bar for jobs with these planned seconds, if stderr is a terminal."""
+def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[TuningProgress]:
+    """Yield a progress bar for jobs with these planned seconds; yield a silent receiver if stderr is no terminal."""
     if not shown or not sys.stderr.isatty():
-        yield NoProgress()
+        yield SilentProgress()
         return
     from tqdm import tqdm
 

@@ -1,8 +1,8 @@
-"""fmm-tune without a command: tune element types of devices one after the other, and write their config.
+"""Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
-`run_tune` checks the arguments and makes the jobs, one for each device and type. `run_jobs` runs the jobs in turn.
-`tune_job` is one job: resume or begin, measure (fmm.tuner.tune_type), write the section if it is better than the
-present one, print its summary.
+`run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
+`tune_job` runs one job: it measures with fmm.tuner.tune_type,
+writes the section if it is better than the present one, and prints a summary.
 """
 
 from __future__ import annotations
@@ -25,31 +25,39 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
-from fmm.tuner.devices.device import EFFORTS, Device, Effort
+from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
-from fmm.tuner.progress import Progress, open_progress
+from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.shapes import ShapesError
+from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
-from fmm.tuner.tune_type import Outcome, tune_type
+from fmm.tuner.trials.record import (
+    FIRST_LOOK_EFFORT,
+    RecordedTuning,
+    Size,
+    Trial,
+    TrialFile,
+    TuningHeader,
+    first_look_trials,
+)
+from fmm.tuner.tune_type import TypeOutcome, tune_type
 
-# packages of the extra `tune`, which are imported before minutes of measuring
+# packages of the extra `tune`; `run_tune` looks for them before it measures for minutes
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-SAMPLING_SHARE = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
-PLANNED_SECONDS_KEY = "planned_seconds"  # the condition that records the seconds for which the stages were planned
-COMPILE_SECONDS = 20.0  # seconds in which several processors compile the kernels of all types' first passes
-KERNEL_WAIT_SECONDS = 0.1  # seconds that a first pass waits for kernels before another type's turn
+SAMPLING_SHARE = 0.75  # share of a tuning's time for samples; the rest is for warm-up, checks and fits
+PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
+COMPILE_SECONDS = 20.0  # seconds in which several CPU cores compile the kernels of all first looks
+KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
 
 
 # ---- arguments
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a tuning."""
+    """Add the command-line options of a tuning to the parser."""
     add = parser.add_argument
     add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if one answers, else the CPU)")
     add("--dtype", metavar="TYPES", help="element types, separated by commas (all)")
@@ -59,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="certify these shapes: lines of M K N, or M K N TYPE",
     )
-    add("--effort", choices=tuple(EFFORTS), default="default", help="how much to measure (default: default)")
+    add("--effort", choices=tuple(CPU_EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="continue the last such tuning that was interrupted")
@@ -70,33 +78,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print what would be measured, and measure nothing")
 
 
-class BadChoiceError(ValueError):
-    """A value that the command does not take."""
+class InvalidOptionError(ValueError):
+    """Raised for an option with an invalid value."""
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Tune; the exit code is 2 for bad arguments, 1 if a required section was not written, 130 after Ctrl-C."""
+    """Tune as the options say, and return an exit code.
+
+    The code is 2 for invalid arguments, 1 if a section was not written, and 130 after Ctrl-C.
+    """
     try:
         jobs = list(_tuning_jobs(options))
         if not jobs:
-            raise BadChoiceError(f"{options.shapes} has no shapes of the types that would be tuned")
+            raise InvalidOptionError(f"{options.shapes} has no shapes of the types that would be tuned")
         path = output_path(options.output)
-    except (UnknownDeviceError, ShapesError, BadChoiceError) as error:
+    except (UnknownDeviceError, ShapesFileError, InvalidOptionError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
-    except RuntimeError as error:  # no home folder
-        return _cannot_write(Path(files.CONFIG_FILE_NAME), error)
+    except RuntimeError as error:  # the home folder is unknown
+        return _report_write_error(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
-        return _dry_run(jobs, path, options)
+        return _print_dry_run(jobs, path, options)
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
     if any(job.device.identity.key.startswith("cpu") for job in jobs):
-        _warn_of_blas_kernel(getattr(options, "ignored_variables", {}))
-    results = dict[DeviceType, dict[str, Any]]()
+        _warn_of_slow_blas(getattr(options, "ignored_variables", {}))
+    results = dict[DeviceAndType, dict[str, Any]]()
     try:
         with store.writer_lock(path):
-            pass  # an error ends the command before minutes of measuring
+            pass  # an unwritable path ends the command before the measurements
         files.expect_missing_config(path)
         try:
             return run_jobs(jobs, path, options, results)
@@ -104,11 +115,11 @@ def run_tune(options: argparse.Namespace) -> int:
             if options.json:
                 print(json.dumps(list(results.values()), indent=1))
     except OSError as error:
-        return _cannot_write(path, error)
+        return _report_write_error(path, error)
 
 
-def _warn_of_blas_kernel(ignored: Mapping[str, str]) -> None:
-    """Print a warning if OpenBLAS runs an old kernel, and name the variables that are ignored while measuring."""
+def _warn_of_slow_blas(ignored: Mapping[str, str]) -> None:
+    """Print a warning if OpenBLAS runs a slow kernel, and list the ignored environment variables."""
     if warning := slow_kernel_warning():
         print(f"fmm-tune: {warning}", file=sys.stderr)
     if ignored:
@@ -120,14 +131,14 @@ def _warn_of_blas_kernel(ignored: Mapping[str, str]) -> None:
 
 
 def path_argument(text: str) -> Path:
-    """Return the path that an argument names; an empty name, as of an unset shell variable, is an error."""
+    """Return an argument as a path; raise ArgumentTypeError for an empty argument."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; leave the argument out for the default")
     return Path(text)
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the config that a path names, as FMM_CONFIG would; None is the default config."""
+    """Return the path of the config that an argument names by the rules of FMM_CONFIG; None names the default."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -137,50 +148,50 @@ def output_path(path: Path | None) -> Path:
 
 
 def trials_path(path: Path) -> Path:
-    """Return the trials of a config, a file beside it."""
+    """Return the path of the trials file in the folder of the config."""
     return path.with_name("trials.jsonl")
 
 
-def _tuning_jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """Yield the jobs; several types have a coarse pass each before the first is refined.
+def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
+    """Yield the jobs of a command; several element types begin with a first look each.
 
-    If the tuning is stopped early, each type has a result. (A quick tuning of a CPU is no more than that pass.)
+    Every element type then has a result if the tuning is stopped early.
     """
     if options.time_limit is not None and not options.time_limit > 0:
-        raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
+        raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     found = [job for device in select_devices(options.device) for job in _jobs_of_device(device, options)]
     if len(found) > 1 and not options.shapes:
         first = [(replace(job, effort=FIRST_LOOK_EFFORT), job) for job in found]
-        yield from (coarse for coarse, job in first if coarse.planned != job.planned)
+        yield from (coarse for coarse, job in first if coarse.planned_effort != job.planned_effort)
     yield from found
 
 
-def _jobs_of_device(device: Device, options: argparse.Namespace) -> Iterator[Job]:
+def _jobs_of_device(device: TunableDevice, options: argparse.Namespace) -> Iterator[TuningJob]:
     for name in dict.fromkeys(device.dtypes if options.dtype is None else options.dtype.split(",")):
         if name not in device.dtypes:
-            raise BadChoiceError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
+            raise InvalidOptionError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
         wanted = shapes.read_shapes(options.shapes, name) if options.shapes else []
         if wanted or not options.shapes:
-            yield Job(device, name, tuple(wanted), options.effort)
+            yield TuningJob(device, name, tuple(wanted), options.effort)
 
 
-def _cannot_write(path: Path, error: BaseException) -> int:
+def _report_write_error(path: Path, error: BaseException) -> int:
     reason = getattr(error, "strerror", None) or error
     print(f"fmm-tune: cannot write {path}: {reason}; --output PATH names another file", file=sys.stderr)
     return 1
 
 
-def _dry_run(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
+def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace) -> int:
     plan: list[dict[str, Any]] = [
         {
             "device": job.device.identity.key,
             "name": job.device.identity.name,
             "dtype": job.dtype,
             "effort": job.effort,
-            "seconds": job.planned.seconds,
-            "held_out_shapes": job.planned.held_out,
+            "seconds": job.planned_effort.seconds,
+            "held_out_shapes": job.planned_effort.held_out,
             "shapes": [list(size) for size in job.wanted] or "the usual squares that the effort affords",
-            "candidates": [str(p) for p in job.device.candidates()],
+            "candidates": [str(p) for p in job.device.candidate_plans()],
             "config": str(path),
         }
         for job in jobs
@@ -198,80 +209,80 @@ def _dry_run(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> in
 
 
 @dataclass(frozen=True)
-class Job:
-    """One element type of one device, with an effort."""
+class TuningJob:
+    """A job: one element type of one device, tuned with one effort."""
 
-    device: Device
+    device: TunableDevice
     dtype: str
     wanted: tuple[Size, ...]
     effort: str
-    again: bool = False  # True if the job continues a job of this command that was stopped
+    again: bool = False  # True if the job continues an earlier, stopped job of the same command
 
     @property
-    def planned(self) -> Effort:
-        """The effort on this device."""
-        return self.device.efforts[self.effort]
+    def planned_effort(self) -> Effort:
+        """The effort of this job in numbers for this device."""
+        return self.device.efforts_by_name[self.effort]
 
     @property
-    def expected(self) -> float:
-        """Expected seconds of the job."""
-        return min(self.planned.seconds / SAMPLING_SHARE, self.planned.most)
+    def expected_seconds(self) -> float:
+        """The job's expected duration in seconds."""
+        return min(self.planned_effort.seconds / SAMPLING_SHARE, self.planned_effort.most)
 
     @property
     def waits_for_kernels(self) -> bool:
-        """True for a first pass on a GPU, whose kernels may still be compiling."""
+        """True for the first look at a GPU, while its kernels are being compiled."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
-    def continues_later(self, end: JobEnd) -> bool:
-        """Return True if a first pass ended before its model was checked: it continues before any type is refined."""
+    def needs_continuation(self, end: JobResult) -> bool:
+        """Return True if a first look ended before its model was checked, so that another job must continue it."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
     @property
-    def waiting(self) -> float:
-        """Seconds of waiting for the compiler that do not count as the job's own."""
+    def compiler_wait_seconds(self) -> float:
+        """Seconds for which the job may wait for the compiler beyond its own time."""
         if self.effort == FIRST_LOOK_EFFORT:
             return COMPILE_SECONDS if self.again else 0.0
-        return self.planned.most
+        return self.planned_effort.most
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that two tunings must share for one to continue the other."""
+    def resume_settings(self) -> dict[str, Any]:
+        """The settings in which a job must agree with a recorded tuning to resume it."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
-        """Return the last recorded tuning with the same device, libraries and settings."""
+        """Return the last recorded tuning with the job's device, libraries and settings; None without one."""
         identity = self.device.identity
-        for tuning in reversed(trials.tunings()):
+        for tuning in reversed(trials.read_tunings()):
             header = tuning.header
-            same = header.versions == identity.versions and header.settings == self.settings
+            same = header.versions == identity.versions and header.settings == self.resume_settings
             if same and header.device == identity.key:
                 return tuning
         return None
 
 
-DeviceType = tuple[str, str]  # a device's key and an element type
+DeviceAndType = tuple[str, str]  # the key of a device, and the name of an element type
 
 
 def run_jobs(
-    jobs: Sequence[Job], path: Path, options: argparse.Namespace, results: dict[DeviceType, dict[str, Any]]
+    jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace, results: dict[DeviceAndType, dict[str, Any]]
 ) -> int:
-    """Run the jobs in turn; `results` receives the last result of each type for --json.
+    """Run the jobs in turn, and return an exit code; `results` receives each element type's last result for --json.
 
-    At the end one line for each type without a usable result says why.
+    At the end print the reason for each element type without a usable result.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
-    left, lacking, planned = options.time_limit, dict[DeviceType, str](), [job.expected for job in jobs]
+    left, lacking, planned = options.time_limit, dict[DeviceAndType, str](), [job.expected_seconds for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.compile_ahead([job.dtype for job in jobs if job.device is device]))
         progress = stack.enter_context(open_progress(planned, left, not options.quiet))
-        queue, late = deque(jobs), list[Job]()
+        queue, late = deque(jobs), list[TuningJob]()
         while queue:
             job = queue.popleft()
             name = job.device.identity.key, job.dtype
-            progress.set_remaining_seconds(sum(other.expected for other in (*queue, *late)))
+            progress.set_remaining_seconds(sum(other.expected_seconds for other in (*queue, *late)))
             same_pass = 1 + sum(other.effort == job.effort for other in queue)
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
             if end.result is not None:
@@ -279,12 +290,12 @@ def run_jobs(
             if end.code:
                 return end.code
             usable = not end.why_not or end.earlier_is_used
-            # The result of a first pass also counts.
+            # the usable result of an earlier first look counts, too
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
-            if job.continues_later(end):
+            if job.needs_continuation(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
-                queue.extendleft(reversed(late))  # by now the kernels of a GPU are compiled
+                queue.extendleft(reversed(late))  # the kernels of the GPU are compiled now
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
@@ -294,8 +305,8 @@ def run_jobs(
     return int(any(lacking.values()))
 
 
-def _unfinished_jobs(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
-    """Return the jobs that were interrupted or never began."""
+def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[TuningJob]:
+    """Return the jobs whose last recorded tuning is missing or unfinished."""
     last = [job.last_tuning(trials) for job in jobs]
     return [job for job, tuning in zip(jobs, last, strict=True) if tuning is None or not tuning.finished]
 
@@ -304,92 +315,94 @@ def _unfinished_jobs(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
 
 
 @dataclass(frozen=True)
-class JobEnd:
-    """The end of a job."""
+class JobResult:
+    """The result of a job: exit code, duration, and whether fmm.matmul can use the section."""
 
-    code: int  # the exit code if the command must end, else 0
+    code: int  # the exit code with which the command must end; 0 to continue
     why_not: str  # why fmm.matmul cannot use the result; empty if it can
     seconds: float
-    stopped: bool = False  # True if the time was up before everything was measured
-    earlier_is_used: bool = False  # True if the config keeps the section of an earlier tuning, which has a better check
-    result: dict[str, Any] | None = None  # the output of --json
+    stopped: bool = False  # True if the time limit ended the measurements
+    earlier_is_used: bool = False  # True if the config keeps an earlier section that was checked better
+    result: dict[str, Any] | None = None  # the job's JSON for --json
 
 
-def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> JobEnd:
-    """Tune one type within the seconds that are left, and write the section, however the tuning ended."""
+def tune_job(
+    job: TuningJob, path: Path, options: argparse.Namespace, left: float | None, progress: TuningProgress
+) -> JobResult:
+    """Tune one element type within `left` seconds, and write its section, also after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = before + min(inf if left is None else left, job.planned.most)
+    limit = before + min(inf if left is None else left, job.planned_effort.most)
     seconds = SAMPLING_SHARE * limit
-    if past and job.again:  # a continued job has the shapes that it had before
+    if past and job.again:  # a continued job measures the same shapes as before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
-    effort = job.planned.within(seconds)
-    header = past.header if past else _header(job, effort)
+    effort = job.planned_effort.limited_to_seconds(seconds)
+    header = past.header if past else _new_header(job, effort)
     journal = Journal(
         header.run,
         job.device,
         past.trials if past else (),
-        trials.add,
+        trials.add_trial,
         limit,
-        waits=job.waiting if left is None else 0.0,  # the user's own limit includes waiting
+        waits=job.compiler_wait_seconds if left is None else 0.0,  # --time-limit includes the wait for kernels
         patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
-        first_look=_first_look(job, trials, header),
+        first_look=_load_first_look(job, trials, header),
     )
-    progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
-    journal.on_sample = progress.sample
-    journal.on_finding = lambda: progress.gained_so_far(job.dtype, partial(conclude_section, journal, job.dtype))
-    outcome, full = _measured_outcome(journal, job, effort, trials, None if past else header)
-    progress.gained(job.dtype, outcome.section)
-    why_not = _why_not_written(job, path, outcome)
+    progress.begin_type(f"{job.dtype} ({job.effort}):", job.expected_seconds)
+    journal.on_sample = progress.show_sample
+    journal.on_finding = lambda: progress.show_speedup_so_far(job.dtype, partial(conclude_section, journal, job.dtype))
+    outcome, full = _measure_and_record(journal, job, effort, trials, None if past else header)
+    progress.end_type(job.dtype, outcome.section)
+    why_not = _reason_not_written(job, path, outcome)
     if not why_not:
         try:
-            _write(job, path, header, outcome)
+            _write_section(job, path, header, outcome)
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
-            return JobEnd(1, str(error), journal.elapsed - before)
+            return JobResult(1, str(error), journal.elapsed_seconds - before)
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    end = JobEnd(code, why_not or "; ".join(diagnostics), journal.elapsed - before, bool(outcome.stopped))
+    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, bool(outcome.stopped))
     if why_not and outcome.section is not None:
-        end = replace(end, earlier_is_used=_check_quality(_present_section(job, path))[0])
-    if not code and job.continues_later(end):
-        return end  # the summary is printed after the message
+        end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
+    if not code and job.needs_continuation(end):
+        return end  # the job that continues this one prints the summary
     _print_summary(job, path, options, outcome, why_not)
     return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
-def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...]:
-    """Return the trials of the first look before this tuning; none if they cannot be read."""
+def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
+    """Return the trials of the first look that preceded this tuning; none if the file cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
-            return first_look_trials(trials.tunings(), header)
+            return first_look_trials(trials.read_tunings(), header)
     return ()
 
 
-def _header(job: Job, effort: Effort) -> Header:
+def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {**job.device.conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
+    conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
-    return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
+    return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
 
-def _measured_outcome(
-    journal: Journal, job: Job, effort: Effort, trials: TrialFile, header: Header | None
-) -> tuple[Outcome, bool]:
-    """Return the outcome, and True if the trials could not be written."""
+def _measure_and_record(
+    journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
+) -> tuple[TypeOutcome, bool]:
+    """Return the outcome of a tuning, and True if writing its trials failed."""
     try:
         if header:
             trials.add_header(header)
         outcome = tune_type(journal, job.dtype, effort, job.wanted)
         if not outcome.stopped:
-            trials.finish(journal.run, journal.elapsed)
+            trials.mark_finished(journal.run, journal.elapsed_seconds)
         return outcome, False
     except OSError as error:
         stopped = f"{trials.path}: {error.strerror or error}"
-        return Outcome(conclude_section(journal, job.dtype), stopped), True
+        return TypeOutcome(conclude_section(journal, job.dtype), stopped), True
     finally:
         trials.close()
 
@@ -397,31 +410,32 @@ def _measured_outcome(
 # ---- writing the section
 
 
-def _why_not_written(job: Job, path: Path, outcome: Outcome) -> str:
-    """Return why the config keeps its present section; empty if the new section is to be written.
+def _reason_not_written(job: TuningJob, path: Path, outcome: TypeOutcome) -> str:
+    """Return why the new section must not replace the present one; empty if it may.
 
-    A new section replaces one with a better check only if it is finished, has no diagnostics, and is no first pass.
+    A finished section without diagnostics may replace any section, unless a first look measured it. Any other section
+    needs at least as many held-out speedups as the present one.
     """
     if outcome.section is None:
         return "too little was measured"
     diagnostics = outcome.section["doubts"]
     firm = not outcome.stopped and not diagnostics and job.effort != FIRST_LOOK_EFFORT
-    if firm or _check_quality(outcome.section) >= _check_quality(_present_section(job, path)):
+    if firm or _section_quality(outcome.section) >= _section_quality(_section_in_config(job, path)):
         return ""
     stays = f"the present tuning in {path} has a better check and is unchanged"
     return f"{diagnostics[0]}; {stays}" if diagnostics else stays
 
 
-def _check_quality(section: Any) -> tuple[bool, int]:
-    """Return whether a section's model is trusted, and its number of held-out pairs."""
+def _section_quality(section: Any) -> tuple[bool, int]:
+    """Return True if a section's model is trusted, and the section's number of held-out speedups."""
     try:
         return not section.get("doubts"), int(section["error"]["speedup"]["count"])
     except (AttributeError, KeyError, TypeError, ValueError):
         return False, 0
 
 
-def _device_sections(job: Job, path: Path) -> Mapping[str, Any]:
-    """Return the sections of the job's device in the config; none if the config is damaged."""
+def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
+    """Return the config's sections of the job's device by element type; empty for a damaged config."""
     try:
         found = files.read_config(path).get(job.device.identity.key, {})
     except schema.ConfigError:
@@ -429,13 +443,13 @@ def _device_sections(job: Job, path: Path) -> Mapping[str, Any]:
     return {dtype: section for dtype, section in found.items() if isinstance(section, dict)}
 
 
-def _present_section(job: Job, path: Path) -> Any:
-    """Return the job's section in the config, if it has the same libraries and driver."""
+def _section_in_config(job: TuningJob, path: Path) -> Any:
+    """Return the config's section for the job; None for other versions of libraries or driver."""
     found = _device_sections(job, path).get(job.dtype)
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
 
-def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
+def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: TypeOutcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
     tuned = {**outcome.section["tuned"], **how}
@@ -445,19 +459,19 @@ def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
 # ---- the summary
 
 
-def _print_summary(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, why_not: str) -> None:
+def _print_summary(job: TuningJob, path: Path, options: argparse.Namespace, outcome: TypeOutcome, why_not: str) -> None:
     if not options.json and not options.quiet:
         key = job.device.identity.key
         print(f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}")
         if outcome.section is not None:
-            for line in SectionText(outcome.section, job.dtype, key, _device_sections(job, path)).lines:
+            for line in SectionText(outcome.section, job.dtype, key, _device_sections(job, path)).text_lines:
                 print(line)
         print(f"  not written: {why_not}" if why_not else f"  written to {path}")
     if not outcome.stopped:
         return
     result = f"the best result so far is in {path}; {RESUME_NOTE}"
     if why_not:
-        trusted, _ = _check_quality(_present_section(job, path))
+        trusted, _ = _section_quality(_section_in_config(job, path))
         result = f"the present section in {path} is unchanged" if trusted else "nothing was written"
         result += f"; {RESUME_NOTE} from the trials"
     elif outcome.section and outcome.section["doubts"]:
@@ -465,7 +479,7 @@ def _print_summary(job: Job, path: Path, options: argparse.Namespace, outcome: O
     print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {result}", file=sys.stderr)
 
 
-def _json_result(job: Job, path: Path, outcome: Outcome, why_not: str) -> dict[str, Any]:
-    """Return the result for --json."""
+def _json_result(job: TuningJob, path: Path, outcome: TypeOutcome, why_not: str) -> dict[str, Any]:
+    """Return the dictionary that --json prints for a job."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
     return {**found, "not_written": why_not, "section": outcome.section}

@@ -1,6 +1,7 @@
-"""The tuning of one element type: a first look, or probes, fit, search and certification; then the config's section.
+"""Tune one element type: measure probes, fit the model, search and certify plans, and conclude a config section.
 
-The section is a function of the recorded trials, so a tuning that ran out of time, or that Ctrl-C stopped, has one too.
+The section is computed from the recorded trials alone. A tuning that Ctrl-C or a time limit stopped therefore has a
+section, too.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, Effort
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, conclude_section, model_so_far
+from fmm.tuner.devices.device import Effort, TunableDevice
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, conclude_section
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.certify import certify_best
-from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
+from fmm.tuner.search.race import best_plan_without_workspace, is_within_limits, race_plans, search_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import measure_first_look
 from fmm.tuner.stages.probes import (
     TIME_SHARES,
-    find_scale,
+    measure_largest_side,
+    measure_quiet_times,
     probe_crossovers,
     probe_rates,
     probe_strategies,
-    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The section, None if too little was measured; `stopped` is why the tuning ended early."""
+class TypeOutcome:
+    """The config section of a tuning, None if too little was measured; `stopped` says why the tuning ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
-def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> Outcome:
-    """Tune the type and return the outcome; `wanted` are the shapes to certify, by default a ladder of squares."""
+def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> TypeOutcome:
+    """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
         if effort.look and not wanted:
@@ -55,28 +56,28 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # the job continues later; a fit would take seconds, and no held-out shape would check it
-            return Outcome(None, stopped)
+            # a later job continues; without held-out shapes a fit would not be checked
+            return TypeOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return Outcome(conclude_section(journal, dtype), stopped)
+    return TypeOutcome(conclude_section(journal, dtype), stopped)
 
 
 def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
     """Measure the probes, fit the model, then search and certify plans for each shape."""
-    time_quiet_products(journal, dtype)
-    side = find_scale(journal, dtype, effort)
+    measure_quiet_times(journal, dtype)
+    side = measure_largest_side(journal, dtype, effort)
     probe_rates(journal, dtype, side, effort)
-    if effort.blocks and dtype == blocks.BLOCKS_DTYPE and journal.device.chip is not None:
+    if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
-    calibration = model_so_far(journal, dtype)
+    calibration = calibration_so_far(journal, dtype)
     journal.on_finding()
     probe_crossovers(journal, dtype, side, calibration, effort)
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
-        problems = [p for p in problems if may_win(journal, p, calibration)]
+        problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]
     noise = noise_floor(journal.recorded) or 0.0
-    time_quiet_products(journal, dtype)
+    measure_quiet_times(journal, dtype)
     for problem in problems:
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])
@@ -86,8 +87,10 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
             RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share * TIME_SHARES["certify"]),
             noise,
         )
-    for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))):
-        if plans := leanest_plan(problem, calibration, journal.device):
+    for problem in (
+        Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below_ladder(side, effort.stride))
+    ):
+        if plans := best_plan_without_workspace(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
             certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
     tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
@@ -96,32 +99,36 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
 def tune_gram(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
-    """Search and certify plans for A times its adjoint at these sides: plans that compute one triangle."""
+    """Search and certify plans for A times its adjoint at these sides; the plans compute one triangle of the result."""
     share = TIME_SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
-        plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
-        if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAX_TIME_RATIO:
-            raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
+        plans = [c.plan for c in known if c.plan != VENDOR and is_within_limits(journal.device, c.plan, problem)]
+        if (
+            plans
+            and journal.sampled_seconds < effort.seconds
+            and min(c.time for c in known if c.plan != VENDOR) < MAX_PREDICTED_TIME_RATIO
+        ):
+            raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *unpredicted_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
             certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
-def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:
-    """Return plans of fmm's own triangle kernels alone, of those whose time the model cannot predict for this type."""
+def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
+    """Return one plan for each triangle kernel of fmm whose time the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
-    return [plan for plan in plans if within_limits(device, plan, problem)]
+    return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of plans that race, the best ones by the model
-MAX_TIME_RATIO = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
+MAX_GRAM_PLANS = 3  # number of model-ranked plans that are timed for each side
+MAX_PREDICTED_TIME_RATIO = 1.05  # plans with a larger predicted time, as a multiple of the vendor's, are not timed
 
 
-def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if the model does not exclude that the plan wins."""
+def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
+    """Return True if a plan's predicted time is at most a little longer than the vendor's."""
     return (
-        min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
-        < MAX_TIME_RATIO
+        min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
+        < MAX_PREDICTED_TIME_RATIO
     )

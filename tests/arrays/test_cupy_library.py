@@ -271,7 +271,7 @@ def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch:
     # What no tuning measures is known all the same.
     unmeasured = replace(
         datasheet_calibration("H200"),
-        rates={"float32": datasheet_calibration("H200").rate("float32")},
+        rates={"float32": datasheet_calibration("H200").require_rate("float32")},
         call_of_small=0.0,
     )
     tuned = replace(tuned, calibration=unmeasured)

@@ -26,7 +26,7 @@ from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.recompute import recompute as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices, prepare
@@ -768,7 +768,7 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
     for constraints in (NO_CONSTRAINTS, PlanConstraints(LEVEL), PlanConstraints(Plan.parse("strassen.fused > tile"))):
         call = prepare.prepare_uncached(library, a, a, None, constraints)
         found = product_call.explain_matmul(library, a, a, None, constraints)
-        assert call.launches is not None and found.kernels == call.launches.describe() != ()
+        assert call.launches is not None and found.kernels == call.launches.step_labels() != ()
         text = str(found)
         assert text.index("\nruns:\n  ") < text.index(found.kernels[0]) < text.index("expected error")
     assert product_call.explain_matmul(library, a, a, None, PlanConstraints(VENDOR)).kernels == ("test.matmul",)
@@ -781,7 +781,7 @@ def found_for_rows() -> tuple[str, ...]:
     big = contiguous_operand((8192, 8192), "float32")
     call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
     assert call.launches is not None
-    return call.launches.describe()
+    return call.launches.step_labels()
 
 
 def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: list[Any]) -> None:
@@ -822,7 +822,7 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = trust_of_streams.Backoff(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.VendorBackoff(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
@@ -837,8 +837,8 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
 
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
-        for entry in (recompute.RECOMPUTE_ENTRY, recompute.SCAN_ENTRY):
-            text = recompute.simple_source(dtype, entry)
+        for entry in (recompute.RECOMPUTE_ENTRY_NAME, recompute.SCAN_ENTRY_NAME):
+            text = recompute.simple_recompute_source(dtype, entry)
             assert text.count(entry + "(") == 1 and text.count("__global__") == 1
 
 
@@ -1128,7 +1128,7 @@ def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: i
     x = contiguous_operand((n, n), "float32")
     call = prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.uses_graph is uses_graph
-    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if uses_graph else 0)
+    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH_BYTES if uses_graph else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:

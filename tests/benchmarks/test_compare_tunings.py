@@ -12,7 +12,7 @@ from benchmarks import compare_tunings
 from benchmarks.compare_tunings import SHOWN_DIFFERENCES, main
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
+from fmm.perfmodel.choose import CPU_ERROR_GROWTH_LIMIT, Limits, default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
@@ -101,7 +101,7 @@ def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_an_entry_that_the_runtime_rejects_is_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     side, wild = SIDES[-1], "winograd^3 > winograd^2 > vendor"
-    assert expected_error_growth(Plan.parse(wild), "float64") > CPU_ERROR_GROWTH
+    assert expected_error_growth(Plan.parse(wild), "float64") > CPU_ERROR_GROWTH_LIMIT
     one = config(tmp_path / "one", 1e10)
     two = config(tmp_path / "two", 1e10, tuned.entry((side, side, side), wild))
     assert main([one, two, "--json"]) == 0
@@ -189,7 +189,7 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
     sections = files.read_config(H200 / "config.json")[H200_KEY]
     used = model_in_use(H200_KEY, "float32", sections)
     for row in found["float32"]["differences"]:
-        limits = Limits(1 << 62, default_error_growth(batches=True))
+        limits = Limits(1 << 62, default_error_growth_limit(batches=True))
         m, k, n = row["size"]
         problem = Problem(m, k, n, "float32")
         chosen = decide_by_tuning(problem, limits, used.tuned, used.calibration, False)

@@ -98,7 +98,7 @@ def test_full_measures_more_than_quick() -> None:
     assert full.shapes >= 60 > quick.shapes > 0
     assert {(4096,) * 3, (8192,) * 3, (5000, 7000, 6000)} <= set(full.large)
     assert all(x < y for x, y in pairwise((quick.error_side, full.error_side)))
-    assert full.rounds.least > quick.rounds.least and full.rounds.seconds > quick.rounds.seconds
+    assert full.rounds.min_rounds > quick.rounds.min_rounds and full.rounds.seconds > quick.rounds.seconds
 
 
 def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:

@@ -55,7 +55,7 @@ def found_steps(sanitizer: str | None = None, **more: Any) -> dict[str, Step]:
 
 def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alone() -> None:
     found = found_steps(sanitizer="/opt/compute-sanitizer")
-    assert [*found] == ["kernels", *CHECKS, "timed tests", *MEASURED, "kernels of papers", "papers"]
+    assert [*found] == ["kernels", *CHECKS, "threads", "timed tests", *MEASURED, "kernels of papers", "papers"]
     assert [name for name, step in found.items() if not step.alone] == CHECKS
     together = next(batch for batch in batches(found.values()) if len(batch) > 1)
     assert [step.name for step in together] == CHECKS

@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import register_scheme, scheme, unregister_scheme
 from fmm.kernels.algorithms.scheme import SchemeError
 from fmm.kernels.algorithms.step_table import (
-    StepError,
+    StepTableError,
     register_step_table,
     step_table,
     step_table_names,
@@ -37,13 +37,13 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import COPY, Place, Sum, side_cuts, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.candidates import candidate_plans
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.search.race import explored_plans, search_plans
+from fmm.tuner.search.race import optuna_proposals, search_plans
 from fmm.tuner.search.space import search_space
 from fmm.tuner.trials.journal import Journal
 
@@ -103,7 +103,7 @@ def calibration(**rate: float) -> Calibration:
     return Calibration(
         "toys",
         "by definition",
-        MappingProxyType({"float64": Rate(1e11, 1.0, 1.0, **rate)}),
+        MappingProxyType({"float64": ProductRate(1e11, 1.0, 1.0, **rate)}),
         stream=1e15,
         launch=1e-9,
         least=300.0,
@@ -201,8 +201,8 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert sum(times for _, times in counts.leaves) == toy.products
     assert counts.workspace == workspace(plan, *problem.size, 8)
     assert (counts.workspace > 0) == bool(plan.levels)
-    seconds = predict(plan, problem, toy.device).seconds
-    assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
+    seconds = predict(plan, problem, toy.device).predicted_seconds
+    assert seconds / predict_vendor(problem, toy.device).predicted_seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
         assert expected_error_growth(plan) == LEAF.relative_error
@@ -241,11 +241,11 @@ def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
     import optuna
 
-    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
+    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(CPU_EFFORTS["quick"], trials=2, enqueued=2)
     found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 
-    proposed = explored_plans(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
+    proposed = optuna_proposals(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]
     assert any(name in str(plan) for plan in proposed)
 
@@ -266,9 +266,9 @@ def test_what_does_not_multiply_is_not_registered() -> None:
     with pytest.raises(SchemeError, match="not a matrix multiplication"):
         register_scheme(SCHEME.replace("M1 = (A11 + A13", "M1 = (A11 - A13"))
     table = step_table("li-fig3").text().replace("li-fig3", "toy")
-    with pytest.raises(StepError, match="toy does not compute AB"):
+    with pytest.raises(StepTableError, match="toy does not compute AB"):
         register_step_table(table.replace("sub(T1, A11, T1)", "add(T1, A11, T1)"))
-    with pytest.raises(StepError, match="there is a step table 'hasa' already"):
+    with pytest.raises(StepTableError, match="there is a step table 'hasa' already"):
         register_step_table(step_table("hasa").text())
 
 

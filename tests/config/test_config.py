@@ -22,7 +22,7 @@ import fmm
 from fmm.config import environment, files, identity, reader, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
-from fmm.hardware.chip import BlockTerms
+from fmm.hardware.chip import BlockModelConstants
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
@@ -426,7 +426,7 @@ def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(files, "site_folder", lambda: tmp_path / "site")
     monkeypatch.setattr(files, "user_folder", lambda: tmp_path / "user")
     for folder, wait, doubts in (("user", 2.0, ["the clock fell"]), ("site", 3.0, [])):
-        terms = {**dict.fromkeys((f.name for f in fields(BlockTerms)), 1.0), "wait": wait}
+        terms = {**dict.fromkeys((f.name for f in fields(BlockModelConstants)), 1.0), "wait": wait}
         blocks = {"fitted": terms, "error": 0.01, "shapes": 8}
         tuned.write(tmp_path / folder / "config.json", HERE.key, found=tuned.section(blocks=blocks, doubts=doubts))
     found = files.active_configs().tuned(HERE, "float64")

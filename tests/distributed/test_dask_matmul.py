@@ -16,7 +16,7 @@ from fmm.distributed import chunk_grid
 from fmm.distributed.chunk_grid import resized_chunk, sum_of_chunk_products, weighted_chunk_sum
 from fmm.distributed.dask_recompute import return_chunk, run_if_any_condition, run_without_warnings
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.choose import default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from tests.support.marks import quick_and_slow
 
@@ -404,7 +404,7 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
         ({}, None),
         ({"max_error_growth": 3.0}, 3.0),
         ({"plan": "winograd", "max_error_growth": 6.0}, 6.0 / GROWTH_OF_WINOGRAD),
-        ({"plan": "winograd"}, default_error_growth(True) / GROWTH_OF_WINOGRAD),
+        ({"plan": "winograd"}, default_error_growth_limit(True) / GROWTH_OF_WINOGRAD),
     ],
     ids=["nothing wished", "a limit", "a level and a limit", "a level"],
 )

@@ -7,7 +7,7 @@ import pytest
 import fmm.distributed
 from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, first_product_size, sharing_error_growth
 from fmm.distributed.layout import M_AXIS, MeshLayout
-from fmm.hardware.links import network_of
+from fmm.hardware.links import default_network
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.predict import quick_prediction
@@ -51,14 +51,14 @@ def test_what_is_no_product_on_a_mesh() -> None:
 def test_what_is_too_large_is_not_chosen() -> None:
     """Half of B has 128 MiB; received panels come on top."""
     layout = MeshLayout(8192, 8192, 8192, (2,), (0,), (0,), (M_AXIS,))
-    gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
+    gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), default_network("9.0", 2)
     free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(outer_plan=VENDOR))
     tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, outer_plan=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)
 
 
-GPU, NETWORK = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 4)
+GPU, NETWORK = gpu_from_description("NVIDIA H200", "9.0", 132), default_network("9.0", 4)
 LIMITS_OF_MEMORY = [1 << 34, 40 << 30, 115 << 30]
 
 
@@ -75,7 +75,7 @@ def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int)
     assert needed <= found.local_workspace and needed + best.held_bytes <= free
     calibration = calibration_in_force(Problem(*size, "float64"), limits, GPU)
     assert calibration is not None
-    seconds = quick_prediction(found.local, Problem(*size, "float64"), calibration).seconds
+    seconds = quick_prediction(found.local, Problem(*size, "float64"), calibration).predicted_seconds
     if best.layout.pieces == 1 and best.outer_plan == VENDOR:
         assert best.products == pytest.approx(seconds)
 

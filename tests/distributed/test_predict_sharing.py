@@ -16,7 +16,7 @@ from fmm.distributed.predict_sharing import (
     rank_sharings,
 )
 from fmm.distributed.quadrants import outer_level_blocks, parse_outer_level
-from fmm.hardware.links import Link, Network, link, network_of
+from fmm.hardware.links import Link, Network, default_network, link_by_name
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
 FLOPS = 1e12
@@ -196,8 +196,10 @@ def test_blocks_are_held_alike() -> None:
 
 
 def test_links_by_name() -> None:
-    assert link("nvlink-4") is link("NVLink 4") and link("InfiniBand NDR").kind == "between"
-    assert network_of("9.0", 4).inside is link("NVLink 4") and network_of("cpu", 2).inside is link("host memory")
-    assert network_of("12.0", 1).inside is link("PCIe 4")
+    assert link_by_name("nvlink-4") is link_by_name("NVLink 4") and link_by_name("InfiniBand NDR").kind == "between"
+    assert default_network("9.0", 4).inside is link_by_name("NVLink 4") and default_network(
+        "cpu", 2
+    ).inside is link_by_name("host memory")
+    assert default_network("12.0", 1).inside is link_by_name("PCIe 4")
     with pytest.raises(ValueError, match="the links are"):
-        link("string")
+        link_by_name("string")

@@ -3,8 +3,8 @@
 import pytest
 
 from fmm.hardware.datasheets import capability_limits, capability_names, datasheet_names, datasheet_of
-from fmm.hardware.occupancy import BlockResources, active_blocks, launch_occupancy, max_registers, register_counts
-from fmm.perfmodel.papers.table import Table
+from fmm.hardware.occupancy import BlockResources, active_blocks, launch_occupancy, max_registers, register_range
+from fmm.perfmodel.papers.table import PaperTable
 
 
 @pytest.mark.parametrize("spelling", ["h200", "H200", " h 200 ", "h-200"])
@@ -51,10 +51,10 @@ def test_printed_peaks_are_cores_times_clock(name: str) -> None:
     """A typing error in SMs, clock, cores or peak shows here."""
     gpu = datasheet_of(name)
     if name not in UNEXPLAINED_FP32:
-        assert gpu.fp32_peak == pytest.approx(1e12 * gpu.fp32_tflops, rel=0.01)
+        assert gpu.fp32_peak_flops == pytest.approx(1e12 * gpu.fp32_tflops, rel=0.01)
     if gpu.fp64_tflops is not None and name not in LIMITED_FP64:
-        assert gpu.fp64_peak == pytest.approx(1e12 * gpu.fp64_tflops, rel=0.012)
-    assert gpu.source and gpu.limits.source
+        assert gpu.fp64_peak_flops == pytest.approx(1e12 * gpu.fp64_tflops, rel=0.012)
+    assert gpu.source and gpu.capability_limits.source
 
 
 @pytest.mark.parametrize("name", datasheet_names())
@@ -81,7 +81,7 @@ def test_the_cards_of_the_papers_have_the_facts_that_the_papers_state() -> None:
     """Li et al., section 2: 622 Gflop/s by multiply-adds alone, and 1.03 Tflop/s; Sforza, section 3: 4 GB."""
     c1060, c2050, gtx = map(datasheet_of, ("C1060", "C2050", "GTX 1050"))
     assert c1060.fp32_tflops == 0.622 and c1060.memory_gb == 4
-    assert c1060.fp32_peak == pytest.approx(240 * 2 * 1296e6)  # 240 cores, two flops each
+    assert c1060.fp32_peak_flops == pytest.approx(240 * 2 * 1296e6)  # 240 cores, two flops each
     assert (c2050.fp32_tflops, c2050.fp64_tflops, c2050.memory_gb) == (1.03, 0.515, 3)
     assert gtx.memory_gb == 4
 
@@ -97,13 +97,13 @@ def test_relatives_have_the_capability_of_the_measured_device() -> None:
 
 def test_peak_by_element_size() -> None:
     gpu = datasheet_of("v100")
-    assert (gpu.peak(4), gpu.peak(8)) == (gpu.fp32_peak, gpu.fp64_peak)
+    assert (gpu.peak_flops(4), gpu.peak_flops(8)) == (gpu.fp32_peak_flops, gpu.fp64_peak_flops)
     with pytest.raises(ValueError, match="elements of 2 bytes; the sizes are 4 and 8"):
-        gpu.peak(2)
+        gpu.peak_flops(2)
 
 
 def test_shared_bandwidth_is_footnote_13_of_huang() -> None:
-    assert datasheet_of("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
+    assert datasheet_of("v100").shared_memory_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
 
 
 @pytest.mark.parametrize("name", capability_names())
@@ -190,14 +190,14 @@ def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
 
 def test_what_limits_occupancy() -> None:
     found = launch_occupancy(capability_limits("7.0"), BlockResources(threads=256, registers=128, shared_bytes=8192))
-    assert (found.blocks, found.limited_by) == (2, ("registers",))
+    assert (found.active_block_count, found.limiting_resources) == (2, ("registers",))
     assert (found.by_threads, found.by_blocks, found.by_shared) == (8, 32, 12)
 
 
 @pytest.mark.parametrize(("threads", "blocks"), [(64, 24), (64, 18), (256, 2), (256, 8), (256, 7)])
 def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: int) -> None:
     limits = capability_limits("7.0")
-    found = register_counts(limits, threads, 2048, blocks)
+    found = register_range(limits, threads, 2048, blocks)
     every = [r for r in range(1, 256) if active_blocks(limits, threads, r, 2048) == blocks]
     assert list(found) == every
 
@@ -221,8 +221,8 @@ def test_nonsense_launches_are_refused(arguments: tuple[int, int, int], message:
 
 def test_table_refuses_ragged_rows_and_unknown_columns() -> None:
     with pytest.raises(ValueError, match="does not fit the columns"):
-        Table("t", "T", ("a", "b"), ((1, 2), (3,)))
-    table = Table("t", "T", ("a", "b"), ((1, 2), (3, 4)))
-    assert table.column("b") == (2, 4)
+        PaperTable("t", "T", ("a", "b"), ((1, 2), (3,)))
+    table = PaperTable("t", "T", ("a", "b"), ((1, 2), (3, 4)))
+    assert table.column_cells("b") == (2, 4)
     with pytest.raises(ValueError, match="no column 'c'; it has a, b"):
-        table.column("c")
+        table.column_cells("c")

@@ -600,7 +600,7 @@ def test_a_compiler_that_takes_long_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(long_waits, "WAIT_SECONDS_BEFORE_LOG", 0.01)
-    monkeypatch.setattr(long_waits, "_logged", set())
+    monkeypatch.setattr(long_waits, "_logged_messages", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     slow = tmp_path / "compiler"
     slow.write_text("#!/bin/sh\nsleep 1; exit 1\n")

@@ -16,7 +16,7 @@ from tests.support.compiler_on_mock import compiler_on_a_mock
 
 @pytest.fixture(autouse=True)
 def empty_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "_logged", set())
+    monkeypatch.setattr(long_waits, "_logged_messages", set())
 
 
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:

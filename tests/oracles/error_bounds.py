@@ -8,7 +8,7 @@ from math import log2, prod, sqrt
 
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.stability import classical_bound, error_bound, nonzero_counts, scheme_error_bounds
+from fmm.perfmodel.stability import classical_error_bound, error_bound, nonzero_counts, scheme_error_bounds
 
 
 def brent_bound(levels: int, n: int) -> int:
@@ -83,7 +83,7 @@ def closed_bound(schemes: Sequence[Scheme], k: int) -> float:
 
 def bound_growth(plan: Plan, m: int, k: int, n: int) -> float:
     """The bound as a multiple of the classical product's."""
-    return error_bound(plan, m, k, n) / classical_bound(k)
+    return error_bound(plan, m, k, n) / classical_error_bound(k)
 
 
 def recurrence(scheme: Scheme) -> tuple[tuple[float, float], ...]:

@@ -87,4 +87,4 @@ def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
     increment = (
         first[method, quantity] if k == 1 else li_formulas.SECTION_7_INCREMENTS[method][QUANTITIES.index(quantity)]
     )
-    return recurrence(quantity, method, k - 1).with_half_argument().times(7) + Polynomial.parse(increment)
+    return recurrence(quantity, method, k - 1).with_half_argument().scaled_by(7) + Polynomial.parse(increment)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.shipped import recorded_blocks
-from fmm.hardware.chip import BlockTerms
+from fmm.hardware.chip import BlockModelConstants
 from fmm.hardware.datasheets import (
     capability_limits,
     capability_names,
@@ -19,20 +19,27 @@ from fmm.hardware.datasheets import (
 )
 from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TMA_SIZES, TileSizes, named_strategy
 from fmm.perfmodel import block_model
-from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
+from fmm.perfmodel.block_model import (
+    GEMM_OPERANDS,
+    OperandBlocks,
+    OperandTile,
+    fastest_float32_tile,
+    launch_seconds,
+    resident_blocks,
+)
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.tuner.fit.blocks import (
     StrategyComparison,
     compare_strategies,
     fit_block_terms,
-    root_mean_square,
+    root_mean_square_error,
     split_alternately,
 )
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"
 H200 = datasheet_chip(datasheet_of("H200"))
-IDEAL = BlockTerms(wait=0, far=0, share=1, launch=0)
+IDEAL = BlockModelConstants(wait=0, far=0, share=1, launch=0)
 EVERY = (*H200_STRATEGIES, *STRATEGIES)
 
 
@@ -48,15 +55,19 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
     monkeypatch.setattr(block_model, "COPY_INSTRUCTIONS", 0)
     monkeypatch.setattr(block_model, "LOOP_INSTRUCTIONS", 0)
-    monkeypatch.setattr(Side, "fragment_reads", lambda *_: 0)
-    monkeypatch.setattr(Side, "reads_bursts", False)
-    monkeypatch.setattr(Side, "shared_elements", property(lambda side: side.tile))
+    monkeypatch.setattr(OperandTile, "fragment_read_count", lambda *_: 0)
+    monkeypatch.setattr(OperandTile, "has_burst_reads", False)
+    monkeypatch.setattr(OperandTile, "shared_memory_elements", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
-    per_sm = resident_blocks(s, GEMM, on.limits)
+    per_sm = resident_blocks(s, GEMM_OPERANDS, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds
-    flop = tiles * block_model.kernel_flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
-    smop = tiles * 4 * block_model.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
-    assert launch_seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
+    flop = (
+        tiles
+        * block_model.kernel_flops(s, GEMM_OPERANDS, k)
+        / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
+    )
+    smop = tiles * 4 * block_model.shared_memory_elements(s, k) / (on.multiprocessors * 128 * on.clock)
+    assert launch_seconds(s, GEMM_OPERANDS, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -67,43 +78,45 @@ def test_whole_rounds_of_tiles_by_the_copy_engine_take_the_time_of_their_multipl
     """
     s, k = TMA_SIZES[0], 65536
     op: Any = SimpleNamespace(m=s.m_s * 132 * rounds, n=s.n_s, k=k, count=1, kernel=SimpleNamespace(triangle=""))
-    rate = s.rate * block_model.full_rate(named_strategy("Square"), (op.m, k, op.n), H200)
+    rate = s.rate * block_model.multiply_adds_per_cycle(named_strategy("Square"), (op.m, k, op.n), H200)
     expected = rounds * s.m_s * s.n_s * k / rate / H200.clock
-    assert block_model.tma_seconds(op, s, H200) - H200.fitted.launch == pytest.approx(expected, rel=0.02)
+    assert block_model.tma_product_seconds(op, s, H200) - H200.fitted.launch == pytest.approx(expected, rel=0.02)
 
 
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
     huge = named_strategy("Huge")
-    assert block_model.issue_cycles(huge, GEMM, block_model.ROW_MAJOR, H200) == 512 + 32 + 2 * 5 + 50
+    assert block_model.issue_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 1e6)
+    near = block_model.wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 1e6)
     assert near == H200.fitted.wait + burst
     assert (
-        block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 2 * H200.near_cache)
+        block_model.wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 2 * H200.near_cache_bytes)
         == near + H200.fitted.far / 2
     )
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
-    assert block_model.shared_cycles(huge, GEMM, block_model.ROW_MAJOR, H200) == pytest.approx(cycles)
+    assert block_model.shared_memory_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200) == pytest.approx(
+        cycles
+    )
 
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
     a, b = block_model.operand_tiles(named_strategy("Huge"), (2, 2, 2))
-    assert (a.thread_instructions, b.thread_instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
-    assert (a.shared_elements, b.shared_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
-    assert (a.reads_bursts, b.reads_bursts) == (False, False)
+    assert (a.instructions_per_thread, b.instructions_per_thread) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
+    assert (a.shared_memory_elements, b.shared_memory_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
+    assert (a.has_burst_reads, b.has_burst_reads) == (False, False)
 
 
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
     huge, half = named_strategy("Huge"), replace(H200, limits=capability_limits("8.0"))
-    assert block_model.issue_cycles(huge, GEMM, block_model.ROW_MAJOR, half) == 1024
+    assert block_model.issue_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, half) == 1024
 
 
-@pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])
+@pytest.mark.parametrize("w", [GEMM_OPERANDS, (2, 2, 2)])
 @pytest.mark.parametrize("s", EVERY, ids=lambda s: s.name)
-def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
+def test_time_grows_with_every_side(s: TileSizes, w: OperandBlocks) -> None:
     shape = (1000, 1000, 1000)
     base = launch_seconds(s, w, shape, H200)
     for i in range(3):
@@ -114,17 +127,20 @@ def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
 @pytest.mark.parametrize("name", datasheet_names())
 def test_every_device_with_shared_memory_enough_has_a_best(name: str) -> None:
     on = datasheet_chip(datasheet_of(name))
-    fitting = [s for s in EVERY if resident_blocks(s, GEMM, on.limits)]
+    fitting = [s for s in EVERY if resident_blocks(s, GEMM_OPERANDS, on.limits)]
     best = fastest_float32_tile((1000, 1000, 1000), on)
-    assert launch_seconds(best, GEMM, (1000, 1000, 1000), on) == min(
-        launch_seconds(s, GEMM, (1000, 1000, 1000), on) for s in fitting
+    assert launch_seconds(best, GEMM_OPERANDS, (1000, 1000, 1000), on) == min(
+        launch_seconds(s, GEMM_OPERANDS, (1000, 1000, 1000), on) for s in fitting
     )
 
 
 def test_what_cannot_be_launched_is_refused() -> None:
     with pytest.raises(ValueError, match="no block fits"):
         launch_seconds(
-            named_strategy("Broad"), GEMM, (8, 8, 8), replace(H200, limits=replace(H200.limits, shared_per_block=1024))
+            named_strategy("Broad"),
+            GEMM_OPERANDS,
+            (8, 8, 8),
+            replace(H200, limits=replace(H200.limits, shared_per_block=1024)),
         )
 
 
@@ -149,14 +165,14 @@ def test_the_record_is_whole() -> None:
 
 
 def hits(rows: list[StrategyComparison]) -> float:
-    return sum(row.place <= 2 for row in rows) / len(rows)
+    return sum(row.rank_of_fastest <= 2 for row in rows) / len(rows)
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
     rows = compare_strategies(recorded_blocks(FILE), H200)
-    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.fastest_strategy) for row in rows if row.rank_of_fastest > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
-    assert root_mean_square(rows) < 0.12
+    assert root_mean_square_error(rows) < 0.12
 
 
 @pytest.mark.parametrize("fit_to", [0, 1])
@@ -168,13 +184,13 @@ def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
 
 def test_the_constants_are_what_the_fit_gives() -> None:
     found = fit_block_terms(recorded_blocks(FILE), H200)
-    assert astuple(found) == pytest.approx(astuple(BlockTerms()), rel=0.02)
+    assert astuple(found) == pytest.approx(astuple(BlockModelConstants()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
     rows = compare_strategies(recorded_blocks(FILE, "fused"), H200)
     assert len(rows) >= 10
-    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.fastest_strategy) for row in rows if row.rank_of_fastest > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:

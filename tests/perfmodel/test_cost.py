@@ -22,9 +22,9 @@ from fmm.kernels.plans.levels.balanced import BalancedLevel, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li_counts import A
+from fmm.perfmodel.papers.li_counts import arithmetic_count
 
 Size = tuple[int, int, int]
 
@@ -147,7 +147,7 @@ class ObjectArena:
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Any:
         return numbers(rows, cols, self.tally)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         pass
 
 
@@ -217,7 +217,7 @@ def test_sizes_too_large_to_run_obey_the_same_recipes() -> None:
     plans = [Plan.parse(text) for text in ("winograd > vendor", "hk233.sequential > vendor", "hasa > vendor")]
     for plan, m, k, n in product(plans, range(31, 35), range(31, 35), range(31, 35)):
         found = cost(plan, m, k, n, 4, 128)
-        assert dict(found.leaves) == leaf_products(plan, m, k, n)
+        assert dict(found.leaves) == count_leaf_products(plan, m, k, n)
         assert found.workspace == workspace(plan, m, k, n, 4)
 
 
@@ -268,7 +268,7 @@ def test_workspace_is_the_arenas_peak() -> None:
 )
 def test_arithmetics_are_lis(text: str, scheme: str, k: int) -> None:
     for n in (2**k, 64, 1024, 16384):
-        assert cost(Plan.parse(text), n, n, n).arithmetics == A(scheme, k, n)
+        assert cost(Plan.parse(text), n, n, n).arithmetic_count == arithmetic_count(scheme, k, n)
 
 
 def test_a_recursive_table_adds_as_its_kernels_do() -> None:
@@ -294,7 +294,7 @@ def test_one_stacked_level_by_hand() -> None:
         workspace=13 * 4 * 64,  # four products stand in C; rows are padded to cache lines
         depth=1,
     )
-    assert found.bytes == found.bytes_read + found.bytes_written + found.leaf_bytes
+    assert found.total_bytes == found.bytes_read + found.bytes_written + found.leaf_bytes
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_a_table_that_does_not_fit_says_so_at_any_size() -> None:
 def test_units_scale_exactly() -> None:
     plan = Plan.parse("winograd > winograd > vendor")
     single, double = (cost(plan, 512, 512, 512, item, 128) for item in (4, 8))
-    assert double.bytes == 2 * single.bytes and double.transactions == 2 * single.transactions
-    assert Fraction(single.bytes, single.transactions) == 128  # all transactions full
+    assert double.total_bytes == 2 * single.total_bytes and double.transactions == 2 * single.transactions
+    assert Fraction(single.total_bytes, single.transactions) == 128  # all transactions full
 
 
 # ---- speed

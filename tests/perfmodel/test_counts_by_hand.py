@@ -9,13 +9,13 @@ import pytest
 from fmm.kernels.algorithms.step_table import register_step_table, unregister_step_table
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers import sforza
 from fmm.perfmodel.predict import tiled_slowdown
-from fmm.perfmodel.stability import classical_bound, error_bound
-from fmm.perfmodel.work import Tiles, estimated_work
+from fmm.perfmodel.stability import classical_error_bound, error_bound
+from fmm.perfmodel.work import LeafTiles, estimated_work
 from fmm.problem import Fill, Problem
 
 # ---- cost: mirrors, and levels that a leaf runs as a whole
@@ -97,24 +97,24 @@ def test_only_one_level_leaves_products_that_use_the_matrices_themselves() -> No
 
 
 def test_the_tiles_of_the_tiled_kernel_follow_type_and_level() -> None:
-    def tiles(plan: str, dtype: str) -> Tiles:
+    def tiles(plan: str, dtype: str) -> LeafTiles:
         found = estimated_work(Plan.parse(plan), Problem(4096, 4096, 4096, dtype)).tiles
         assert found is not None
         return found
 
     plain, double, fused = tiles("tile", "float32"), tiles("tile", "float64"), FUSED_SIZES["float32"]
-    assert plain == Tiles(H200_STRATEGIES[0].m_s, H200_STRATEGIES[0].n_s)
-    assert double == Tiles(DOUBLE[0].m_s, DOUBLE[0].n_s)
+    assert plain == LeafTiles(H200_STRATEGIES[0].m_s, H200_STRATEGIES[0].n_s)
+    assert double == LeafTiles(DOUBLE[0].m_s, DOUBLE[0].n_s)
     small = tiles("tile.small", "float32")
     assert (small.height, small.width) == (16, 16) and small != plain
     # Strassen's seven products add up 12 blocks of A and 12 of B, and 12 blocks of C are written.
     inside = tiles("strassen.fused.pad4 > tile", "float32")
-    assert inside == Tiles(fused.m_s, fused.n_s, 12 / 7, 12 / 7, 12 / 7, 7)
+    assert inside == LeafTiles(fused.m_s, fused.n_s, 12 / 7, 12 / 7, 12 / 7, 7)
 
 
 def test_each_further_block_of_c_costs_an_addition_for_each_step_of_the_inner_dimension() -> None:
-    rate, k = Rate(1.0, 0.0, 0.0, tiled=1.0, inside=10.0), 512
-    one, three = (tiled_slowdown(Tiles(128, 128, dest=dest), rate, 1280, k, 1280, 1) for dest in (1.0, 3.0))
+    rate, k = ProductRate(1.0, 0.0, 0.0, tiled=1.0, inside=10.0), 512
+    one, three = (tiled_slowdown(LeafTiles(128, 128, dest=dest), rate, 1280, k, 1280, 1) for dest in (1.0, 3.0))
     assert one == pytest.approx(1 + 30 / k)  # writing a tile takes the time of 30 steps
     assert three - one == pytest.approx(10 * 2 / k)
 
@@ -187,7 +187,7 @@ def test_terms_that_cancel_leave_their_rounding_and_not_their_size(cancelling: P
     The products over half = k / 2 err by half^2 each, the first also by half * 3; their sum is rounded at its size, k.
     """
     half = 32
-    assert error_bound(cancelling, 64, 64, 64) == 2 * classical_bound(half) + 3 * half + 64
+    assert error_bound(cancelling, 64, 64, 64) == 2 * classical_error_bound(half) + 3 * half + 64
 
 
 # ---- Sforza's recursion

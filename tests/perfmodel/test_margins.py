@@ -8,12 +8,12 @@ from types import MappingProxyType
 import pytest
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import (
-    COMPLEX_TILE_SIDE,
+    COUNTED_ROUNDS_MARGIN_SHARE,
     FEW_TILES_MARGIN,
-    KNOWN_ROUNDS_SHARE,
-    OTHER_TYPE_SHARE,
+    MIN_COMPLEX_TILE_SIDE,
+    OTHER_TYPE_MARGIN_SHARE,
     TRIANGLE_CUT_MARGIN,
     few_tiles_margin,
     required_margin,
@@ -26,7 +26,7 @@ TILES = (SIDE / TILE) ** 2
 
 
 def device(gpu: bool, sms: float = 0.0, tile: float = TILE) -> Calibration:
-    rate = Rate(1e12, 0.0, 0.0, tile=tile if gpu else 1.0, sms=sms, tiled=1.0)
+    rate = ProductRate(1e12, 0.0, 0.0, tile=tile if gpu else 1.0, sms=sms, tiled=1.0)
     rates = MappingProxyType(dict.fromkeys(("float32", "float64", "complex64"), rate))
     return Calibration("test", "test", rates, 1e12, batches=gpu, margin=MARGIN, tiled_margin=TILED)
 
@@ -54,7 +54,7 @@ def test_few_tiles_ask_for_more() -> None:
     plan = Plan.parse("strassen.batched.pad16 > vendor")
     assert required_margin(plan, product(), device(gpu=True)) == pytest.approx(MARGIN + FEW_TILES_MARGIN / TILES)
     known = required_margin(plan, product(), device(gpu=True, sms=132.0))
-    assert known == pytest.approx(MARGIN + KNOWN_ROUNDS_SHARE * FEW_TILES_MARGIN / TILES)
+    assert known == pytest.approx(MARGIN + COUNTED_ROUNDS_MARGIN_SHARE * FEW_TILES_MARGIN / TILES)
     assert required_margin(VENDOR, product(), device(gpu=True)) == MARGIN
 
 
@@ -69,7 +69,7 @@ def test_complex_numbers_have_twice_the_tiles_and_halves_half() -> None:
 def test_smaller_tiles_of_complex_numbers_are_not_more_of_them() -> None:
     """Of real ones the doubt was settled with the tiles that fits had found."""
     (half, whole), one = (
-        (device(gpu=True, tile=COMPLEX_TILE_SIDE / 2), device(gpu=True, tile=COMPLEX_TILE_SIDE)),
+        (device(gpu=True, tile=MIN_COMPLEX_TILE_SIDE / 2), device(gpu=True, tile=MIN_COMPLEX_TILE_SIDE)),
         product("complex64"),
     )
     assert few_tiles_margin(one, half) == few_tiles_margin(one, whole) > 0
@@ -79,7 +79,7 @@ def test_smaller_tiles_of_complex_numbers_are_not_more_of_them() -> None:
 def test_other_numbers_without_a_cut_ask_for_a_share_of_it() -> None:
     """Three real products of a complex one: of whole sides, in another type."""
     plan = Plan.parse("3m > vendor")
-    wanted = MARGIN + OTHER_TYPE_SHARE * FEW_TILES_MARGIN / TILES / 2
+    wanted = MARGIN + OTHER_TYPE_MARGIN_SHARE * FEW_TILES_MARGIN / TILES / 2
     assert required_margin(plan, product("complex64"), device(gpu=True)) == pytest.approx(wanted)
 
 

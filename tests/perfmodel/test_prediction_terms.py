@@ -70,11 +70,11 @@ def test_the_time_follows_from_the_printed_numbers(
     prediction = quick_prediction(plan, problem, calibration)
     terms = prediction_terms(prediction, calibration)
     assert terms.prediction == prediction
-    assert sum(x.seconds for x in terms.products) == pytest.approx(prediction.products)
+    assert sum(x.product_seconds for x in terms.products) == pytest.approx(prediction.products)
     if terms.rate.get("sms") is None:  # counted rounds of tiles have a function of their own
         for x in terms.products:
             assert x.slowdown == pytest.approx(vendor_slowdown(x, terms))
-    assert seconds_by_hand(terms) == pytest.approx(prediction.seconds)
+    assert seconds_by_hand(terms) == pytest.approx(prediction.predicted_seconds)
 
 
 def test_the_worked_example_is_printed() -> None:

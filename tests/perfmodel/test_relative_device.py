@@ -12,19 +12,19 @@ import pytest
 
 from fmm.config import files
 from fmm.config.identity import Identity
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import GPU_ERROR_GROWTH, Limits, choose
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 from fmm.perfmodel.relative_device import scale_to_relative
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 
 # Numbers of a float32 tuning that are easy to scale by hand.
-MEASURED_RATE = Rate(
+MEASURED_RATE = ProductRate(
     50e12, 1e6, 50.0, rows=30.0, cols=20.0, memory=10e12, batch=0.98, tile=64.0, sms=132.0, tiled=0.97, waves=26.4
 )
-BOUNDS = LevelBounds("vendor", 3000.0, 9000.0, NEVER_SIDE)
+BOUNDS = LevelBounds("vendor", 3000.0, 9000.0, NEVER_WINS_SIDE)
 MEASURED = Calibration(
     "H100",
     "calibrated",
@@ -47,7 +47,9 @@ def test_only_the_memory_of_a_gh200_differs_from_an_h100s() -> None:
     reads = {"rows": 30 / faster, "cols": 20 / faster, "memory": 10e12 * faster}
     assert vars(found.rates["float32"]) == pytest.approx(vars(replace(MEASURED_RATE, **reads)))
     (bounds,) = found.level_bounds
-    assert bounds.taus == pytest.approx((3000 / faster, 9000 / faster, NEVER_SIDE))  # Equation 3: n1 = 22 alpha/pi
+    assert bounds.crossover_sides == pytest.approx(
+        (3000 / faster, 9000 / faster, NEVER_WINS_SIDE)
+    )  # Equation 3: n1 = 22 alpha/pi
     assert "H100" in found.source and "GH200" in found.source
 
 
@@ -101,7 +103,7 @@ def test_one_cards_model_chooses_better_for_the_other_card_than_the_datasheet(
     shares: dict[str, list[float]] = {"scaled": [], "datasheet": []}
     squares = [(2**i,) * 3 for i in range(10, 15)]
     for (m, k, n), emulation in product([*shapes, *squares], (True, False)):
-        problem, limits = Problem(m, k, n, dtype), Limits(1 << 40, GPU_ERROR_GROWTH, emulation)
+        problem, limits = Problem(m, k, n, dtype), Limits(1 << 40, GPU_ERROR_GROWTH_LIMIT, emulation)
         best = choose(problem, own, limits)
         times = {candidate.plan: candidate.time for candidate in best.candidates}
         for name, model in (("scaled", scaled), ("datasheet", datasheet_calibration(relative))):

@@ -20,9 +20,9 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel import data_growth
-from fmm.perfmodel.data_growth import growth_on_data
-from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
+from fmm.perfmodel.data_growth import error_growth_on_data
+from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_error_bounds
+from fmm.perfmodel.stability import classical_error_bound, error_bound, expected_error_growth, plan_schemes
 from tests.oracles import dalberto
 from tests.oracles.error_bounds import (
     bound_growth,
@@ -149,7 +149,7 @@ def test_equation_1s_second_line_is_only_the_leading_term(levels: int, leaf: int
 @pytest.mark.parametrize(("levels", "leaf", "holds"), [(1, 11, True), (1, 10, False), (2, 11, True), (3, 11, True)])
 def test_brents_4_to_the_k_holds_from_leaves_of_11(levels: int, leaf: int, holds: bool) -> None:
     """Equation 7, against the recurrence with f(leaf) = leaf^2."""
-    f, n = classical_bound(leaf), leaf
+    f, n = classical_error_bound(leaf), leaf
     for _ in range(levels):
         n *= 2
         f = 44 * n // 2 + 12 * f
@@ -227,7 +227,7 @@ def run(plan: Plan, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_bounds_of_sizes() -> None:
-    assert error_bound(VENDOR, 3, 50, 9) == classical_bound(50) == 2500
+    assert error_bound(VENDOR, 3, 50, 9) == classical_error_bound(50) == 2500
     assert error_bound(repeated("strassen", 1), 0, 4, 4) == 0
     assert bound_growth(repeated("strassen", 1), 4096, 4096, 4096) == pytest.approx(3, rel=0.01)  # 12/4
     assert error_bound(repeated("strassen", 2), 63, 63, 63) <= error_bound(repeated("strassen", 2), 64, 64, 64)
@@ -349,7 +349,7 @@ def test_expected_growth_on_a_cpu_as_measured(text: str, measured: float) -> Non
     """n = 4096, normal numbers, float32, OpenBLAS on two threads, which adds up long sums in pieces: without knowing
     that, less was expected than three levels of Winograd's have."""
     plan = Plan.parse(text)
-    random = prod(s.error_growth_in_pieces for s in plan_schemes(plan))
+    random = prod(s.error_growth_blocked_sums for s in plan_schemes(plan))
     assert measured <= random <= 1.4 * measured and random <= expected_error_growth(plan, "float32", in_pieces=True)
     assert expected_error_growth(plan, "float32") < expected_error_growth(plan, "float32", in_pieces=True)
 
@@ -367,15 +367,15 @@ def test_in_pieces_compositions_grow_as_their_factors() -> None:
 )
 def test_growth_on_numbers_of_one_sign_as_measured(name: str, in_one: float, in_pieces: float) -> None:
     """Uniform in [0, 1], float32 and float64, OpenBLAS: n = 256, which it adds up in one piece, and 512 to 1536."""
-    assert scheme(name).positive_growth == pytest.approx(in_one, rel=0.15)
-    assert scheme(name).positive_growth_in_pieces == pytest.approx(in_pieces, rel=0.08)
+    assert scheme(name).error_growth_one_sign == pytest.approx(in_one, rel=0.15)
+    assert scheme(name).error_growth_one_sign_blocked == pytest.approx(in_pieces, rel=0.08)
 
 
 def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
     strassen, winograd = (Plan.parse(f"{x} > {x} > vendor") for x in ("strassen", "winograd"))
     assert expected_error_growth(strassen, in_pieces=True) == pytest.approx(6)
     assert expected_error_growth(winograd, in_pieces=True) == pytest.approx(
-        scheme("winograd").error_growth_in_pieces ** 2
+        scheme("winograd").error_growth_blocked_sums ** 2
     )
     assert expected_error_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
 
@@ -394,9 +394,9 @@ def test_growth_on_data(text: str, data: str, rng: np.random.Generator) -> None:
     a, b = a.astype(np.float32), b.astype(np.float32)
     exact = a.astype(float) @ b
     measured = np.linalg.norm(run(plan, a, b) - exact) / np.linalg.norm(run(VENDOR, a, b) - exact)
-    expected = growth_on_data(plan, a.astype(float), b.astype(float))
+    expected = error_growth_on_data(plan, a.astype(float), b.astype(float))
     assert 0.5 < measured / expected < 2
-    assert growth_on_data(text, a.astype(float), b.astype(float)) == expected
+    assert error_growth_on_data(text, a.astype(float), b.astype(float)) == expected
 
 
 def of_partial_sums(a: Array, b: Array, piece: int) -> float:
@@ -437,15 +437,15 @@ def test_growth_on_data_is_that_of_all_sums(
     name: str, piece: int, positive: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal up to the randomness of the vectors with which sums are estimated."""
-    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTOR_COUNT", 300)
     a, b = (np.abs(x) if positive else x for x in rng.standard_normal((2, 96, 96)))
     wanted = np.sqrt(of_all_sums(name, a, b, piece) / of_partial_sums(a, b, piece))
-    assert growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
+    assert error_growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
 
 
 def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """P - Q and R - P - Q: the errors of two of them count twice. Below, each is a fast real product."""
-    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTOR_COUNT", 300)
     a, b = (x + 1j * y for x, y in rng.standard_normal((2, 2, 96, 96)))
     pairs = ((a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag))
     of_products = {
@@ -455,14 +455,14 @@ def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeyp
     for plan, (p, q, r) in of_products.items():
         classical = sum(of_partial_sums(x, y, 24) for x in (a.real, a.imag) for y in (b.real, b.imag))
         wanted = np.sqrt((2 * p + 2 * q + r) / classical)
-        assert growth_on_data(plan, a, b, piece=48) == pytest.approx(wanted, rel=0.05)
+        assert error_growth_on_data(plan, a, b, piece=48) == pytest.approx(wanted, rel=0.05)
 
 
 def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every partial sum is rounded once; a piece as long as all of k is rounded once more, into the whole."""
-    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTOR_COUNT", 300)
     monkeypatch.setattr(data_growth, "SAMPLED_SUM_STEP", 1)
     a, b = rng.standard_normal((2, 64, 64))
     last = float(((a @ b) ** 2).sum())
@@ -492,9 +492,9 @@ def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) ->
 
 def test_the_table_of_bounds_has_equation_1_as_it_is_written_out_elsewhere() -> None:
     for depth, n in ((0, 900), (2, 3600), (3, 7200)):
-        first, second, brent = printed_bounds(depth, n)
+        first, second, brent = printed_error_bounds(depth, n)
         assert first == pytest.approx(higham_exact(n, 900), rel=1e-12)
         assert (second, brent) == (higham_bound(depth, n), brent_bound(depth, n))
     table = dalberto_bounds()
-    printed, walked = table.column("Equation 1, first line"), table.column("li-fig2, walked")
+    printed, walked = table.column_cells("Equation 1, first line"), table.column_cells("li-fig2, walked")
     assert walked == pytest.approx(printed, rel=1e-12)

@@ -15,14 +15,14 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu import triangle_product
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.early_declines import decline_key
 from tests.support.own_calls import own_calls
 
 
 @cache
-def told() -> dict[str, Any]:
+def measured_calls() -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.support.short_ways"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
@@ -47,7 +47,7 @@ def told() -> dict[str, Any]:
     ],
 )
 def test_a_call_like_one_before_asks_little(call: str, most: int) -> None:
-    found = told()["calls"][call]
+    found = measured_calls()["calls"][call]
     assert found["launches"] == (2 if call.startswith("a complex half") else 1)  # herk, and the mirror of its triangle
     assert len(found["functions"]) <= most, found["functions"]
 
@@ -71,13 +71,13 @@ def test_a_small_product_of_tensors_takes_few_calls() -> None:
 
 
 def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
-    usual, again, moved, last = (tuple(x) for x in told()["alignments"])
-    assert usual == again == last == LIBRARY_ALIGNMENT != moved
+    usual, again, moved, last = (tuple(x) for x in measured_calls()["alignments"])
+    assert usual == again == last == ALLOCATOR_ALIGNMENT != moved
 
 
 def test_herk_needs_no_adjoint_of_a_row_major_matrix_alone() -> None:
     """The result in rows is the conjugate of what herk makes of a matrix in columns."""
-    assert told()["complex"] == {"C": 6, "F": 0}
+    assert measured_calls()["complex"] == {"C": 6, "F": 0}
 
 
 def count_calls(call: Callable[[], object]) -> int:

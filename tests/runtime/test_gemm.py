@@ -13,11 +13,11 @@ import pytest
 import fmm
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.recompute.recompute import (
-    RECOMPUTE_ENTRY,
-    SCAN_ENTRY,
+    RECOMPUTE_ENTRY_NAME,
+    SCAN_ENTRY_NAME,
     may_create_nonfinite,
     recompute_launches,
-    simple_source,
+    simple_recompute_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
@@ -431,12 +431,12 @@ def test_alpha_and_beta_cost_no_launch() -> None:
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_what_computes_again_compiles(architecture: str) -> None:
     nvrtc()
-    for dtype, entry in product(("float16", "complex128"), (RECOMPUTE_ENTRY, SCAN_ENTRY)):
-        r = report(f"{entry} {dtype} {architecture}", simple_source(dtype, entry), architecture, CPP17)
+    for dtype, entry in product(("float16", "complex128"), (RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME)):
+        r = report(f"{entry} {dtype} {architecture}", simple_recompute_source(dtype, entry), architecture, CPP17)
         assert r.local == 0, r
     size = len(recompute_launches(Problem(8, 8, 8, "float64"), True, H200, dict.fromkeys("ABCW", 256))[0].parameters)
     check = f'static_assert(sizeof(fmm::classical::Rescue) == {size}, "size");\n'
-    compile_cuda(simple_source("float64", RECOMPUTE_ENTRY) + check, architecture, *CPP17)
+    compile_cuda(simple_recompute_source("float64", RECOMPUTE_ENTRY_NAME) + check, architecture, *CPP17)
 
 
 @pytest.mark.parametrize("plan", [None, "vendor", "winograd > vendor"])

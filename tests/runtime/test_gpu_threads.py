@@ -101,7 +101,7 @@ def test_streams_that_come_and_go_leave_nothing(operands: Any) -> None:
             stream.synchronize()
         del stream
     same_places(library, c, expected)
-    assert len(flags._thread.flags.by_stream) <= flags.MAX_FLAGS_PER_THREAD
+    assert len(flags._thread_flags.flags.by_stream) <= flags.MAX_FLAGS_PER_THREAD
 
 
 def test_lanes_of_threads_that_are_gone_are_taken_up(operands: Any, monkeypatch: pytest.MonkeyPatch) -> None:

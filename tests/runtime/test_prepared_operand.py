@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
@@ -158,7 +158,7 @@ def question(
 def test_a_product_uses_what_is_kept() -> None:
     """Only of an operand that is as it was: another type makes a copy of it, other strides are another matrix."""
     kept = PreparedSide("B", 2048, 4096, Layout("C", 4096))
-    labels = [call.launches.describe()[0] for call in (prepare_query(question(kept)),) if call.launches]
+    labels = [call.launches.step_labels()[0] for call in (prepare_query(question(kept)),) if call.launches]
     assert labels and "splits A in" in labels[0]
     for asked in (
         question(None),
@@ -169,7 +169,7 @@ def test_a_product_uses_what_is_kept() -> None:
     ):
         call = prepare_query(asked)
         assert call.decision.problem is None or not call.decision.problem.prepared_side
-        assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
+        assert not any("splits A in" in line for line in (call.launches.step_labels() if call.launches else ()))
 
 
 def test_float64_is_kept_as_residues() -> None:
@@ -215,7 +215,7 @@ def test_componentwise_plans() -> None:
         ("3m > vendor", False),
         ("vendor3m", False),
     ):
-        assert has_entrywise_bound(Plan.parse(text)) == bounds, text
+        assert has_componentwise_bound(Plan.parse(text)) == bounds, text
 
 
 def test_componentwise_choices() -> None:
@@ -234,7 +234,7 @@ def test_componentwise_launches() -> None:
         ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
     )
     assert call.launches is not None and "|A| |B|" in str(call.decision)
-    lines = call.launches.describe()
+    lines = call.launches.step_labels()
     assert [line.split(":")[0] for line in lines[:4]] == [*["f16_spread"] * 3, "gemm_f16x3"]
     assert "recompute" in lines[-1]
     level = Plan.parse("strassen.batched.pad16 > f16x3")

@@ -14,9 +14,9 @@ import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT, cpu_calibration
 from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
@@ -40,7 +40,7 @@ def fresh() -> Iterator[None]:
 
 def rates(flops: float, stream: float) -> Calibration:
     """A processor that multiplies and adds so fast."""
-    both = MappingProxyType(dict.fromkeys(("float64", "float32"), Rate(flops, 0.0, probe.PIPE_STEPS)))
+    both = MappingProxyType(dict.fromkeys(("float64", "float32"), ProductRate(flops, 0.0, probe.PIPE_STEPS)))
     return Calibration("for tests", "for tests", both, stream)
 
 
@@ -48,7 +48,7 @@ def rates(flops: float, stream: float) -> Calibration:
 def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
     monkeypatch.setattr(probe, "threads_per_product", lambda threads: nullcontext((at_a_time, 1)))
-    monkeypatch.setattr(probe, "_product_rate", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
+    monkeypatch.setattr(probe, "_product_rate", lambda dtype, pipe: ProductRate(1e9, 0.0, 1.0))
     monkeypatch.setattr(probe, "_sum_rate", lambda threads: 1e15)
     found = probe.probed_calibration(2, "float64")
     depths = [choose(Problem(*size), found, LARGE).best.plan.depth for size in ((5000, 7000, 6000), (8192,) * 3)]
@@ -121,14 +121,14 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
         raise MemoryError
 
     monkeypatch.setattr(probe, "_measure", fail)
-    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
     assert not probe._found, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "paused_blas_threads", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
-    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
     assert not probe._found, "it is tried again"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fmm.kernels.algorithms.step_table import StepError, kernel_table, parse_kernel
+from fmm.kernels.algorithms.step_table import StepTableError, kernel_table, parse_table_kernel
 from fmm.semirings.closure_table import (
     EMPTY_SET,
     EMPTY_WORD_SET,
@@ -75,7 +75,7 @@ def test_it_matters_where_each_operand_stands() -> None:
     ],
 )
 def test_what_cannot_be_read_is_told(steps: list[str], says: str) -> None:
-    with pytest.raises(StepError, match=says):
+    with pytest.raises(StepTableError, match=says):
         parse_closure_table(TEXT + "\n".join(steps))
 
 
@@ -83,14 +83,14 @@ def test_what_cannot_be_read_is_told(steps: list[str], says: str) -> None:
     ("old", "new"), [("blocks  A B C E", "blocks  A B C"), ("temps   T", "temps   A"), ("name    small\n", "")]
 )
 def test_a_head_that_is_wrong_is_told(old: str, new: str) -> None:
-    with pytest.raises(StepError):
+    with pytest.raises(StepTableError):
         parse_closure_table((TEXT + "close(A)").replace(old, new))
 
 
 def test_steps_that_subtract_are_no_semirings(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = parse_kernel("mulDec(W, X, Y): Y = Y - W * X")
+    kernel = parse_table_kernel("mulDec(W, X, Y): Y = Y - W * X")
     monkeypatch.setitem(kernel_table(), kernel.name, kernel)
-    with pytest.raises(StepError, match="subtracts"):
+    with pytest.raises(StepTableError, match="subtracts"):
         parse_closure_table(TEXT + "mulDec(A, B, E)")
 
 
@@ -101,7 +101,7 @@ def test_what_nothing_has_written_is_told() -> None:
 
 
 def test_unknown_tables() -> None:
-    with pytest.raises(StepError, match="r-kleene"):
+    with pytest.raises(StepTableError, match="r-kleene"):
         closure_table("kleene")
 
 

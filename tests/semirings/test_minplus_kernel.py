@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
+from fmm.kernels.cuda.launch_list import MAX_PARAMETER_BYTES
 from fmm.semirings.closure_launches import (
     ARGUMENT_BUFFER_PREFIX,
     DOUBLED_BUFFER,
@@ -205,7 +205,7 @@ def test_closures_on_the_host(name: str, with_arguments: bool) -> None:
 
 def test_a_launch_is_told_what_fits() -> None:
     launches = closure_launches(TROPICAL_RINGS["float64"], 300, True, 132).launches
-    assert max(len(launch.parameters) for launch in launches) <= PARAMETER_BYTES
+    assert max(len(launch.parameters) for launch in launches) <= MAX_PARAMETER_BYTES
     assert {launch.grid[1:] for launch in launches} == {(1, 1)}
 
 

@@ -15,11 +15,11 @@ from math import exp
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
-from fmm.tuner.devices.device import SHORTEST_OF, SHORTEST_SAMPLE_PART, Run
+from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART, TimedRun
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
 
@@ -52,7 +52,7 @@ class BusyDevice(SimulatedDevice):
 
     def true_seconds(self, plan: Plan, problem: Problem) -> float:
         """On a quiet device."""
-        return predict(plan, problem, self.truth).seconds * self.unknown(plan, problem)
+        return predict(plan, problem, self.truth).predicted_seconds * self.unknown(plan, problem)
 
     def unknown(self, plan: Plan, problem: Problem) -> float:
         """By what its time is off from the formula's."""
@@ -62,7 +62,7 @@ class BusyDevice(SimulatedDevice):
         return self.true_seconds(VENDOR, problem) / self.true_seconds(plan, problem)
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield BusySession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed, self.now))))
 
 
@@ -70,20 +70,21 @@ class BusyDevice(SimulatedDevice):
 class BusySession(SimulatedSession):
     """Samples that take their time by the device's clock."""
 
-    def prepare(self, run: Run) -> None:
-        super().prepare(run)
-        self.sample(Run(run.plan))
+    def prepare_run(self, run: TimedRun) -> None:
+        super().prepare_run(run)
+        self.sample_seconds(TimedRun(run.plan))
 
-    def sample(self, run: Run) -> float:
-        return min(self._passed(run) for _ in range(SHORTEST_OF if run.part == SHORTEST_SAMPLE_PART else 1))
+    def sample_seconds(self, run: TimedRun) -> float:
+        return min(self._passed(run) for _ in range(SHORTEST_SAMPLE_COUNT if run.part == SHORTEST_SAMPLE_PART else 1))
 
-    def _passed(self, run: Run) -> float:
+    def _passed(self, run: TimedRun) -> float:
         device = self.device
         assert isinstance(device, BusyDevice)
-        seconds = self._seconds(Run(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
+        seconds = self._noisy_seconds(TimedRun(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
         if run.part in ("whole", SHORTEST_SAMPLE_PART):
             seconds *= (
-                device.true_seconds(run.plan, self.problem) / predict(run.plan, self.problem, device.truth).seconds
+                device.true_seconds(run.plan, self.problem)
+                / predict(run.plan, self.problem, device.truth).predicted_seconds
             )
         load = device.load
         if load.begin <= device.now < load.end:
@@ -100,7 +101,7 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
     if section is None:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
-    limits = Limits(device.memory, default_error_growth(device.gpu))
+    limits = Limits(device.memory_bytes, default_error_growth_limit(device.gpu))
     found = find_certified_entry(problem, limits, tuned)
     return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
 

@@ -13,8 +13,14 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import CompileJob, compile_jobs, compile_turn, kernel_places, needed_first
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.compile_ahead import (
+    CompileJob,
+    compile_phase,
+    is_needed_by_first_look,
+    kernel_keys,
+    tuning_compile_jobs,
+)
+from fmm.tuner.devices.device import TimedRun
 from tests.support.busy_device import BusyDevice, BusySession
 
 TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128")
@@ -35,7 +41,11 @@ def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
 def compile_seconds(job: CompileJob) -> float:
     """What NVRTC takes for a job, on the host of an H200."""
     plan = Plan.parse(job.plan)
-    return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
+    return (
+        5.0
+        if is_needed_by_first_look(plan) and not plan.leaf_use.leaf.rate
+        else (12.0, 15.0, 30.0)[compile_phase(plan)]
+    )
 
 
 def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
@@ -44,7 +54,7 @@ def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
     for job in jobs:
         end = heapq.heappop(free) + compile_seconds(job)
         heapq.heappush(free, end)
-        for made in kernel_places(Plan.parse(job.plan), job.dtype):
+        for made in kernel_keys(Plan.parse(job.plan), job.dtype):
             found[made] = max(found.get(made, 0.0), end)
     return found
 
@@ -53,7 +63,9 @@ def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
 class ColdGpu(BusyDevice):
     """A GPU with all its types of which no kernel is compiled when the tuning begins."""
 
-    ready: Mapping[Any, float] = field(default_factory=lambda: ready_times(list(compile_jobs(STORED, CANDIDATES))))
+    ready: Mapping[Any, float] = field(
+        default_factory=lambda: ready_times(list(tuning_compile_jobs(STORED, CANDIDATES)))
+    )
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -63,7 +75,7 @@ class ColdGpu(BusyDevice):
         return SHEET
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        ready = max((self.ready.get(x, 0.0) for x in kernel_places(plan, dtype)), default=0.0)
+        ready = max((self.ready.get(x, 0.0) for x in kernel_keys(plan, dtype)), default=0.0)
         if ready > self.now + seconds:
             self.now += seconds
             return False
@@ -71,10 +83,10 @@ class ColdGpu(BusyDevice):
         return True
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[BusySession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[BusySession]:
         m, k, n = problem.size
         self.now += OPENED + (m * k + k * n + m * n) * problem.itemsize / FILLED
-        with super().open(problem, seed) as session:
+        with super().open_session(problem, seed) as session:
             assert isinstance(session, BusySession)
             yield ShortSession(session.device, problem, session.random)
 
@@ -82,8 +94,8 @@ class ColdGpu(BusyDevice):
 class ShortSession(BusySession):
     """Short products are repeated to be measurable."""
 
-    def sample(self, run: Run) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         assert isinstance(self.device, BusyDevice)
-        seconds = super().sample(run)
+        seconds = super().sample_seconds(run)
         self.device.now += max(SHORTEST - seconds, 0.0)
         return seconds

@@ -9,11 +9,20 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import aligned_block
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MirroredOp, MirrorOp, RankOp, View
+from fmm.kernels.cuda.ops import (
+    BlockStrides,
+    BlockTerm,
+    GemmOp,
+    GemmOperand,
+    MatrixView,
+    MirroredGemm,
+    MirrorOp,
+    RankOp,
+)
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
 from fmm.kernels.cuda.record import OperationList
-from fmm.kernels.cuda.sums.mirror_rescale import ExponentsOp, RescaleOp
+from fmm.kernels.cuda.sums.mirror_rescale import LineExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
@@ -32,14 +41,14 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored))
-        elif isinstance(op, MirroredOp):
+        elif isinstance(op, MirroredGemm):
             _gemm(op.product, memory, np.dtype(DTYPES[op.product.dtype].stored))
             _mirror(op.mirror, memory)
         elif isinstance(op, RankOp):
             _rank(op, memory, np.dtype(DTYPES[op.dtype].stored))
         elif isinstance(op, MirrorOp):
             _mirror(op, memory)
-        elif isinstance(op, ExponentsOp | RescaleOp):
+        elif isinstance(op, LineExponentsOp | RescaleOp):
             _rescale(op, memory)
         elif isinstance(op, TileOp | TileGroup):
             for product in op.ops if isinstance(op, TileGroup) else (op,):
@@ -98,7 +107,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
         wanted: Any = np.tri(op.n, dtype=bool).T if op.triangle else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
-        if op.extent == "loose":
+        if op.triangle_extent == "loose":
             np.copyto(dest, np.nan, where=~wanted)
 
 
@@ -119,7 +128,7 @@ def _mirror(op: MirrorOp, memory: Memory) -> None:
         _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype)) for x in (op.source, op.dest)
     )
     lower, real = np.tri(len(dest), dtype=bool), dest.real.dtype.type
-    if not op.in_place:
+    if not op.is_in_place:
         taken = np.where(lower, source, 0) * real(op.alpha) if op.alpha else np.zeros_like(dest)
         old = np.where(lower, dest, 0) * real(op.beta) if op.beta else 0
         np.copyto(dest, taken + old, where=lower)
@@ -129,10 +138,10 @@ def _mirror(op: MirrorOp, memory: Memory) -> None:
         np.copyto(dest, dest.conj().T.copy(), where=~lower)
 
 
-def _rescale(op: ExponentsOp | RescaleOp, memory: Memory) -> None:
+def _rescale(op: LineExponentsOp | RescaleOp, memory: Memory) -> None:
     """Scale by exponents that are found independently, by logarithms of integers."""
     source, dest = (_viewed(x, memory) for x in (op.source, op.dest))
-    if isinstance(op, ExponentsOp):
+    if isinstance(op, LineExponentsOp):
         lines = source if op.axis == 0 else source.T
         shifts = _exponents(op.shifts, memory)
         size = np.maximum(abs(lines.real), abs(lines.imag)) if lines.dtype.kind == "c" else abs(lines)
@@ -144,11 +153,11 @@ def _rescale(op: ExponentsOp | RescaleOp, memory: Memory) -> None:
     dest[...] = source * (np.exp2(factors[0])[:, None] if op.rows[0] else 1) * np.exp2(factors[1])
 
 
-def _exponents(given: tuple[View | None, int], memory: Memory) -> Any:
+def _exponents(given: tuple[MatrixView | None, int], memory: Memory) -> Any:
     return 0 if given[0] is None else given[1] * _viewed(given[0], memory)[0].real.astype(float)
 
 
-def _viewed(x: View, memory: Memory) -> Matrix:
+def _viewed(x: MatrixView, memory: Memory) -> Matrix:
     return _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype))
 
 

@@ -29,7 +29,7 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 @cache
 def compiled(kernel: Kernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
-    return tiled_library(kernel.source + DRIVER)
+    return tiled_library(kernel.cuda_source + DRIVER)
 
 
 def lines_of(rows: int, cols: int, fill: Any, dtype: Any) -> np.ndarray[Any, Any]:

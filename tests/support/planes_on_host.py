@@ -49,6 +49,6 @@ def multiplied(op: GemmOp, sizes: WgmmaSizes, memory: dict[str, Array], room: in
     _, launches = launches_of(op, sizes)
     memory = {**memory, "W": aligned(room), FLAG: aligned(64, fill=0)}
     for launch in launches:
-        kernel = replace(launch.kernel, generate=alone, source_arguments=(launch.kernel.source,))
+        kernel = replace(launch.kernel, generate=alone, source_arguments=(launch.kernel.cuda_source,))
         play(replace(launch, kernel=kernel), memory)
     return bool(memory[FLAG].any())

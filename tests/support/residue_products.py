@@ -32,7 +32,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMEN
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
             ending = residue_leaves()[op.leaf]
-            moduli = ending.level.moduli_for(op.dtype, op.k)
+            moduli = ending.level.moduli_count_for(op.dtype, op.k)
             found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
     return [op for op in found if op is not None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.entry_source import header_text, with_headers
+from fmm.kernels.cuda.device_code.entry_source import header_text, inline_headers
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
 from fmm.kernels.cuda.products.residue_planes import modulus_bytes
 from fmm.kernels.cuda.products.residues import ResidueOp
@@ -83,7 +83,7 @@ def play(launch: Launch, kind: str, bases: dict[str, int]) -> None:
         every_thread<{kind}>(p, blocks, {launch.kernel.threads}, [](const {kind}& x) {{ {launch.kernel.entry}(x); }});
         return sizeof({kind});
     }}"""
-    host = library(launch.kernel.source, entry)
+    host = library(launch.kernel.cuda_source, entry)
     assert host.launch(ctypes.c_void_p(room.ctypes.data + begin), launch.grid[0]) == words.nbytes
 
 
@@ -115,7 +115,7 @@ extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x,
 
 @cache
 def parts() -> Any:
-    found = library(with_headers('#include "residue_planes.cuh"\n'), PARTS)
+    found = library(inline_headers('#include "residue_planes.cuh"\n'), PARTS)
     found.root.restype = ctypes.c_double
     return found
 

@@ -1,21 +1,27 @@
 """Threads that share one CUDA stream: results are checked while graphs are replayed with changing operands.
 
     python -m tests.support.stress_stream [--seconds 600] [--threads 8] [--products 24] [--rounds 6]
+                                          [--processes 1] [--output FILE]
 
 The threads multiply, in torch, matrices at alternating addresses by plans that are captured and replayed. Each thread
 ends after some rounds of products, and the next one takes over its graphs (`--products 4 --rounds 1`: soon). Another
 thread drops graphs and lets new ones be captured all the time. The first half of the time, all use one stream of their
-own, then the default stream. The exit status is 1 if a result is wrong; a crash shows as a signal's status.
+own, then the default stream. Several processes do the same on one device, since some crashes of the driver show only
+there. The exit status is 1 if a result is wrong or a process crashed. FILE gets each process's counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import random
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PLANS = ("f16x3", "strassen.batched.pad16 > vendor", "winograd > vendor", "strassen^2.batched.pad16 > tile", "tile")
@@ -115,24 +121,54 @@ def run_half(stress: Stress, threads: int, stream: Any) -> None:
         thread.join()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--products", type=int, default=24, help="of one plan and side between two checks")
-    parser.add_argument("--rounds", type=int, default=6, help="of products in one thread's life")
-    options = parser.parse_args()
-    faulthandler.enable()
-    sys.setswitchinterval(1e-6)
+def run_stress(options: argparse.Namespace) -> dict[str, Any]:
+    """Multiply in this process until the time is over; return its counts."""
     stress = Stress(options.products, options.rounds)
     cuda = stress.torch.cuda
     for stream in (cuda.Stream(), cuda.default_stream()):
         stress.ends = time.monotonic() + options.seconds / 2
         run_half(stress, options.threads, stream)
-    counts = f"{stress.products} products by {stress.threads} threads, {stress.evictions} graphs dropped"
-    print(f"{counts}, {len(stress.errors)} wrong", *stress.errors, sep="\n")
-    return 1 if stress.errors or not stress.products else 0
+    counts = {"products": stress.products, "threads": stress.threads, "dropped_graphs": stress.evictions}
+    return {**counts, "errors": stress.errors}
+
+
+def run_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the same stress in several processes at the same time; return the counts and exit status of each."""
+    numbers = {name: getattr(options, name) for name in ("seconds", "threads", "products", "rounds")}
+    command = [sys.executable, "-m", "tests.support.stress_stream", "--json"]
+    command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(options.processes)]
+    ends = [(*process.communicate(), process.returncode) for process in running]
+    return [{"status": status, **(json.loads(out) if out else {"errors": [log[-2000:]]})} for out, log, status in ends]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--products", type=int, default=24, help="of one plan and side between two checks")
+    parser.add_argument("--rounds", type=int, default=6, help="of products in one thread's life")
+    parser.add_argument("--processes", type=int, default=1, help="processes on the device at the same time")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file of each process's counts")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    options = parser.parse_args(arguments)
+    faulthandler.enable()
+    sys.setswitchinterval(1e-6)
+    found = run_processes(options) if options.processes > 1 else [{"status": 0, **run_stress(options)}]
+    if options.output:
+        about = {name: getattr(options, name) for name in ("seconds", "threads", "products", "rounds")}
+        options.output.write_text(json.dumps({**about, "processes": found}) + "\n", encoding="utf-8")
+    errors = [error for process in found for error in process["errors"]]
+    totals = {name: sum(process.get(name, 0) for process in found) for name in ("products", "threads")}
+    crashed = sum(process["status"] not in (0, 1) for process in found)
+    if options.json:
+        print(json.dumps(found[0]))
+    else:
+        print(f"{totals['products']} products by {totals['threads']} threads in {len(found)} processes")
+        print(f"{len(errors)} errors, {crashed} crashed", *errors, sep="\n")
+    return 1 if errors or crashed or not totals["products"] else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

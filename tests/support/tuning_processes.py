@@ -24,8 +24,8 @@ from fmm.config import files
 from fmm.tuner import cli
 from fmm.tuner import tune as commands_tune
 from fmm.tuner import tune_type as tune_module
-from fmm.tuner.commands.config_file import check_section, config_sections
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.commands.config_file import check_section, read_config_sections
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile
@@ -54,7 +54,7 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
 
 def whole(path: Path) -> str:
     """The config's text, once it has passed every check."""
-    for key, dtype, raw in config_sections(path):
+    for key, dtype, raw in read_config_sections(path):
         check_section(key, dtype, raw)
     return path.read_text(encoding="utf-8")
 
@@ -105,7 +105,7 @@ def replayed(folder: Path) -> int:
     """
     vars(tune_module)["conclude_section"] = lambda journal, dtype: None
     count = 0
-    for recorded in TrialFile(folder / "trials.jsonl").tunings():
+    for recorded in TrialFile(folder / "trials.jsonl").read_tunings():
         if recorded.finished:
             journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
@@ -130,12 +130,12 @@ def together(folder: Path) -> None:
         for dtype, raw in files.read_config(path)[SIMULATED_IDENTITY.key].items()
         for entry in raw["entries"]
     )
-    print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").tunings())}))
+    print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").read_tunings())}))
 
 
 if __name__ == "__main__":
     assert scipy.optimize and scipy.stats  # loaded before the forks
-    EFFORTS.update(dict.fromkeys(EFFORTS, SMALL))
+    CPU_EFFORTS.update(dict.fromkeys(CPU_EFFORTS, SMALL))
     if sys.argv[1] == "kill":
         kill(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -122,7 +122,7 @@ def play(launch: Launch, memory: Mapping[str, Array]) -> None:
     words = told_words(launch.parameters, launch.slots, memory)
     for word, x in launch.maps:
         words[word : word + 10] = described(x, memory[x.piece.base].ctypes.data)
-    source = launch.kernel.source
+    source = launch.kernel.cuda_source
     dims = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
     cluster = int(dims[1]) if dims and launch.maps else 1
     library = compiled(source, launch.kernel.threads, cluster, bool(launch.maps))

@@ -51,12 +51,12 @@ class AdditionProgram:
         return tuple(tuple(rows[v]) for v in self.outputs)
 
 
-def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
+def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program with one line per output and no shared sums, as papers print the equations of a scheme."""
     return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
-def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
+def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program that computes common sums once: greedily, the most frequent pair of terms becomes a line.
 
     Greedy pair elimination is not optimal in general, but it is deterministic, and it finds the known numbers of
@@ -64,7 +64,7 @@ def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionP
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
-    while (pair := _commonest_pair(outputs)) is not None:
+    while (pair := _most_frequent_pair(outputs)) is not None:
         x, y, ratio = pair
         new = inputs + len(lines)
         lines.append(((1, x), (ratio, y)))
@@ -75,7 +75,7 @@ def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionP
     return _complete_program(outputs, inputs, lines)
 
 
-def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int, Coefficient] | None:
+def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int, Coefficient] | None:
     counts: Counter[tuple[int, int, Coefficient]] = Counter()
     for terms in outputs:
         values = sorted(terms)
@@ -115,7 +115,7 @@ def _complete_program(
     return AdditionProgram(inputs, tuple(done), tuple(names))
 
 
-def chained_programs(
+def chain_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
     """Return one program: the programs of `first`, then the programs of `then`, which read the outputs of `first`.
@@ -133,10 +133,10 @@ def chained_programs(
     outputs: list[int] = []
     for program, wires in zip(then, wiring, strict=True):
         outputs += _append_program(program, [firsts[p][o] for p, o in wires], total, lines)
-    return in_order_of_demand(AdditionProgram(total, tuple(lines), tuple(outputs)))
+    return order_lines_by_use(AdditionProgram(total, tuple(lines), tuple(outputs)))
 
 
-def in_order_of_demand(program: AdditionProgram) -> AdditionProgram:
+def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     """Return the program with each line as late as its first use allows, so that fewer values are alive at once."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
@@ -163,7 +163,7 @@ def _append_program(program: AdditionProgram, values: Sequence[int], total: int,
     return [names[v] for v in program.outputs]
 
 
-def renumbered_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionProgram:
+def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionProgram:
     """Return the program with renumbered inputs: input i becomes input order[i]."""
     rename = [*order, *range(program.inputs, program.inputs + len(program.lines))]
     lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
@@ -200,10 +200,10 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
         if not present_terms:
             zero.add(number)
     outputs = [v for v, want in zip(program.outputs, wanted, strict=True) if want]
-    return _without_unneeded_lines(program.inputs, lines, outputs, zero)
+    return _remove_unused_lines(program.inputs, lines, outputs, zero)
 
 
-def _without_unneeded_lines(
+def _remove_unused_lines(
     inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
 ) -> AdditionProgram:
     """Return the program of these lines, without lines that no output depends on."""

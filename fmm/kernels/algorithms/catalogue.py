@@ -17,12 +17,12 @@ from typing import Final
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.scheme_text import parse_scheme
-from fmm.kernels.algorithms.text_files import TextFiles
+from fmm.kernels.algorithms.text_files import AlgorithmTexts
 from fmm.kernels.registry import clear_on_registration
 
 # largest number of products of a composition: strassen^4 has 2401 products, and its composition takes seconds
 MAX_COMPOSED_PRODUCTS = 2500
-SCHEME_FILES: Final = TextFiles("schemes", "scheme")
+SCHEME_FILES: Final = AlgorithmTexts("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
@@ -88,10 +88,10 @@ def scheme(expression: str) -> Scheme:
         )
     if len(factors) == 1:
         return factors[0]
-    return composed_scheme(tuple(factors), short_spelling(expression))
+    return composed_scheme(tuple(factors), canonical_expression(expression))
 
 
-def short_spelling(expression: str) -> str:
+def canonical_expression(expression: str) -> str:
     """Return the expression of a composition in its short form: no spaces, repeated neighbours as a power."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
@@ -159,12 +159,12 @@ def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
     """Return the Kronecker product of schemes: each scheme multiplies the blocks of the scheme before it."""
     first, *rest = factors
     for second in rest:
-        first = _kronecker_power(first, second)
+        first = _kronecker_product(first, second)
     source = " (x) ".join(f.name for f in factors)
     return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
 
 
-def _kronecker_power(x: Scheme, y: Scheme) -> Scheme:
+def _kronecker_product(x: Scheme, y: Scheme) -> Scheme:
     def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
         rows = []
         for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):

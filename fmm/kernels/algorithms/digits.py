@@ -34,9 +34,9 @@ RealType = Literal["float32", "float64"]
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
 # time of a product of planes, relative to float64
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# Adding a product of planes to C costs as much time as ADDING_STEPS further terms of the inner dimension, so short
-# blocks of the inner dimension are expensive.
-ADDING_STEPS: Final = 80
+# Adding a product of planes to C takes as much time as ADDITION_COST_IN_TERMS more terms of the inner dimension. Short
+# blocks of the inner dimension are therefore expensive.
+ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
 
@@ -99,14 +99,14 @@ class DigitProducts:
 # ---- the candidates
 
 
-def _one_cut(width: int, digits: int, left: bool) -> DigitProducts:
+def _cut_one_operand(width: int, digits: int, left: bool) -> DigitProducts:
     """Return the product with one operand cut into digits of `width` bits and the other operand uncut."""
     cut = OperandPlanes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
     return DigitProducts("float64", cut if left else OperandPlanes(), OperandPlanes() if left else cut, products)
 
 
-def _two_by_two(bits: int) -> DigitProducts:
+def _two_digit_product(bits: int) -> DigitProducts:
     """Return the product of two by two digits modulo 2^bits, in which the product of the upper digits vanishes."""
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
@@ -115,7 +115,7 @@ def _two_by_two(bits: int) -> DigitProducts:
     )
 
 
-def _karatsuba_sums(left: int, right: int) -> DigitProducts:
+def _karatsuba_product(left: int, right: int) -> DigitProducts:
     """Return the product modulo 2^64 of operands with `left` and `right` digits (2 or 3), by Karatsuba's identity."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
@@ -146,15 +146,15 @@ def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
         for magnitude, first in ((left, True), (right, False)):
             width = -(-(magnitude.bit_length() + 1) // digits)
             if width > 1 and width * (digits - 1) < bits:
-                yield _one_cut(width, digits, first)
+                yield _cut_one_operand(width, digits, first)
     if bits == 64:
-        yield from (_karatsuba_sums(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
+        yield from (_karatsuba_product(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
     else:
-        yield _two_by_two(bits)
+        yield _two_digit_product(bits)
 
 
 @lru_cache(maxsize=1024)
-def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
+def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
     """Return the fastest product modulo 2^bits for these magnitudes of A and B, and the length of its blocks of K.
 
     `k` is the inner dimension of the whole product. `left` and `right` may be upper bounds of the magnitudes.
@@ -163,13 +163,16 @@ def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProdu
     for candidate in _candidates(left, right, bits):
         inner = min(candidate.max_inner_length(left, right, bits), k)
         if inner:
-            time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING_STEPS / inner
+            time = (
+                candidate.count * RELATIVE_TIME[candidate.real]
+                + len(candidate.products) * ADDITION_COST_IN_TERMS / inner
+            )
             if best is None or time < best[0]:
                 best = time, candidate, inner
     assert best is not None, "digits by digits are always few enough"
     return best[1:]
 
 
-def worst_case_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
+def safe_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
     """Return the fastest product that is exact for any integers of `bits` bits, and the length of its blocks of K."""
-    return digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)
+    return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -29,7 +29,7 @@ from math import gcd, prod
 from typing import Final
 
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
-MOST_MODULI: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
+MAX_MODULI_COUNT: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
 # M must exceed twice the bound by this share of it, so that rounding finds q in spite of rounding errors
 ROUNDING_MARGIN: Final = Fraction(1, 256)
 
@@ -40,7 +40,7 @@ def _all_moduli() -> tuple[int, ...]:
     for candidate in range(LARGEST_MODULUS, 1, -1):
         if all(gcd(candidate, other) == 1 for other in found):
             found.append(candidate)
-    return tuple(found[:MOST_MODULI])
+    return tuple(found[:MAX_MODULI_COUNT])
 
 
 def moduli(count: int) -> tuple[int, ...]:

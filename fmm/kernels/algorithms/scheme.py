@@ -16,7 +16,7 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chained_programs, renumbered_inputs
+from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
 
 # Factor by which the rounding of a level's additions increases the error (measured on short products: 1 % in addition
 # to the predicted growth).
@@ -78,9 +78,9 @@ class Scheme:
             return _composed_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
         return SchemePrograms(
-            programs.shared_sums(columns[0], self.m * self.k),
-            programs.shared_sums(columns[1], self.k * self.n),
-            programs.shared_sums(self.w, self.rank),
+            programs.shared_sums_program(columns[0], self.m * self.k),
+            programs.shared_sums_program(columns[1], self.k * self.n),
+            programs.shared_sums_program(self.w, self.rank),
         )
 
     @property
@@ -89,13 +89,13 @@ class Scheme:
         return self.programs.additions
 
     @property
-    def additions_plain(self) -> int:
+    def separate_addition_count(self) -> int:
         """Number of block additions if each operand and each block of C is computed separately (18 for Strassen's)."""
         operands = [sum(1 for c in column if c) - 1 for x in (self.u, self.v) for column in zip(*x, strict=True)]
         return sum(operands) + sum(sum(1 for c in row if c) - 1 for row in self.w)
 
     @property
-    def nonzeros(self) -> tuple[int, int, int]:
+    def nonzero_counts(self) -> tuple[int, int, int]:
         return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
 
     def text(self) -> str:
@@ -132,18 +132,18 @@ class Scheme:
         return max(1.0, sqrt(max(self._block_variances)) / self.k)
 
     @cached_property
-    def error_growth_in_pieces(self) -> float:
+    def error_growth_blocked_sums(self) -> float:
         """Error growth if products add long sums in pieces, as BLAS does on a CPU; an average over the blocks of C.
 
         With such sums the error of a sum of length k grows like the square root of k.
         """
         if self.factors:
-            return prod(f.error_growth_in_pieces for f in self.factors)
+            return prod(f.error_growth_blocked_sums for f in self.factors)
         found = sqrt(sum(self._block_variances) / len(self.w) / self.k)
         return ADDITIONS_ERROR_FACTOR * found if found > 1 else 1.0
 
     @cached_property
-    def positive_growth(self) -> float:
+    def error_growth_one_sign(self) -> float:
         """Expected relative error of one level on entries of one sign, with partial sums that grow with their length.
 
         The error of a sum of length k then has a variance like k^3, and the entries of an operand are proportional to
@@ -151,17 +151,17 @@ class Scheme:
         cancel the mean.
         """
         if self.factors:
-            return prod(f.positive_growth for f in self.factors)
-        return self.positive_growth_in_pieces / self.k
+            return prod(f.error_growth_one_sign for f in self.factors)
+        return self.error_growth_one_sign_blocked / self.k
 
     @cached_property
-    def positive_growth_in_pieces(self) -> float:
+    def error_growth_one_sign_blocked(self) -> float:
         """Error growth on entries of one sign if products add long sums in pieces, with a variance like k.
 
         The value is 2.45 for Strassen's scheme and 1.0 for Winograd's.
         """
         if self.factors:
-            return prod(f.positive_growth_in_pieces for f in self.factors)
+            return prod(f.error_growth_one_sign_blocked for f in self.factors)
         left, right = (tuple(map(sum, zip(*x, strict=True))) for x in (self.u, self.v))
         variance = sum(c * c * x * x * y * y for row in self.w for c, x, y in zip(row, left, right, strict=True) if c)
         return sqrt(variance / len(self.w) / self.k)
@@ -169,7 +169,7 @@ class Scheme:
     @property
     def _block_variances(self) -> list[Fraction]:
         """The variance of each block of C, if every product of two scalars has the variance one."""
-        left, right = _column_squares(self.u), _column_squares(self.v)
+        left, right = _column_square_sums(self.u), _column_square_sums(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
     # ---- the proof
@@ -195,7 +195,7 @@ def _column_norms(x: Matrix) -> list[Fraction]:
     return [sum((abs(c) for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
-def _column_squares(x: Matrix) -> list[Fraction]:
+def _column_square_sums(x: Matrix) -> list[Fraction]:
     return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
@@ -252,36 +252,36 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
     m, k, n = outer.size
     p, q, r = (prod(sides) for sides in zip(*(f.size for f in rest), strict=True))
     return SchemePrograms(
-        _split_twice(outer.programs.left, inner.left, (m, k), (p, q), outer.rank),
-        _split_twice(outer.programs.right, inner.right, (k, n), (q, r), outer.rank),
-        _join_twice(inner.join, outer.programs.join, (m, n), (p, r), outer.rank),
+        _compose_splits(outer.programs.left, inner.left, (m, k), (p, q), outer.rank),
+        _compose_splits(outer.programs.right, inner.right, (k, n), (q, r), outer.rank),
+        _compose_joins(inner.join, outer.programs.join, (m, n), (p, r), outer.rank),
     )
 
 
-def _split_twice(
+def _compose_splits(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that forms outer sums for every inner block position, then inner sums per outer product."""
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
-    program = chained_programs([first] * places, [then] * rank, wiring)
-    return renumbered_inputs(program, _by_inner_position(outer, inner))
+    program = chain_programs([first] * places, [then] * rank, wiring)
+    return renumber_inputs(program, _blocks_by_inner_position(outer, inner))
 
 
-def _join_twice(
+def _compose_joins(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that forms inner result blocks per outer product, then the result for every inner position."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
-    program = chained_programs([first] * rank, [then] * prod(inner), wiring)
-    order = _by_inner_position(outer, inner)
+    program = chain_programs([first] * rank, [then] * prod(inner), wiring)
+    order = _blocks_by_inner_position(outer, inner)
     outputs = [0] * len(order)
     for position, block in enumerate(order):
         outputs[block] = program.outputs[position]
     return AdditionProgram(program.inputs, program.lines, tuple(outputs))
 
 
-def _by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
+def _blocks_by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
     """Return the row-major block indices of the composed grid, sorted by inner position, then by outer block."""
     columns = outer[1] * inner[1]
     return [

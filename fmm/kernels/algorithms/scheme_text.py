@@ -19,7 +19,7 @@ from fmm.kernels.algorithms.additions import Matrix, Rational
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
 from fmm.kernels.algorithms.text_files import parse_considered_forms
 
-HEAD_WORDS = ("name", "source", "size", "consider")
+HEADER_WORDS = ("name", "source", "size", "consider")
 _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
@@ -43,10 +43,10 @@ def _read_scheme(text: str) -> Scheme:
     if products != [f"M{p + 1}" for p in range(len(products))]:
         raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
     pairs = [_read_factors(name, equations[name]) for name in products]
-    u = _coefficient_columns([_read_sum(left, "A", m, k) for left, _ in pairs], m * k)
-    v = _coefficient_columns([_read_sum(right, "B", k, n) for _, right in pairs], k * n)
+    u = _coefficient_matrix([_read_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _coefficient_matrix([_read_sum(right, "B", k, n) for _, right in pairs], k * n)
     blocks = [block_name("C", c, n) for c in range(m * n)]
-    w = tuple(_read_block(equations, block, len(products)) for block in blocks)
+    w = tuple(_read_block_equation(equations, block, len(products)) for block in blocks)
     if strange := [key for key in equations if key not in (*products, *blocks)]:
         raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
     for p, name in enumerate(products):
@@ -62,7 +62,7 @@ def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
         left, equals, right = (part.strip() for part in line.partition("="))
         word, _, rest = line.partition(" ")
-        where, key, value = (head, word, rest.strip()) if word in HEAD_WORDS else (equations, left, right)
+        where, key, value = (head, word, rest.strip()) if word in HEADER_WORDS else (equations, left, right)
         if where is equations and not (equals and re.fullmatch(r"[MC]\d+(,\d+)?", key)):
             raise SchemeError(f"cannot read the line {line!r}")
         if key in where:
@@ -87,12 +87,12 @@ def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Frac
         if match is None or match[3][0] != letter or (terms and not match[1]):
             raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
         position = match.end()
-        index = _block_number(match[3], letter, rows, columns)
+        index = _block_index(match[3], letter, rows, columns)
         terms[index] = terms.get(index, Fraction(0)) + Fraction(match[2] or 1) * (-1 if match[1] == "-" else 1)
     return terms
 
 
-def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
+def _block_index(name: str, letter: str, rows: int, columns: int) -> int:
     """Return the row-major index of a block (A23 or A2,3), or the index of a product (0 for M1)."""
     if letter == "M":
         row, column = 1, int(name[1:])
@@ -105,11 +105,11 @@ def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
     return (row - 1) * columns + column - 1
 
 
-def _coefficient_columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
+def _coefficient_matrix(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
     return tuple(tuple(_integral_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
-def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
+def _read_block_equation(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _read_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")

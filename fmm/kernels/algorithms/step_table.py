@@ -21,20 +21,20 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, integral_as_int
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.text_files import TextFiles, parse_considered_forms
+from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_forms
 from fmm.kernels.registry import clear_on_registration
 
-FRINGE_WORDS = ("unequal", "pad")
+FRINGE_KINDS = ("unequal", "pad")
 # Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
 # spends time on the proof.
-PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
+TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
-STEP_TABLE_FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
-PRODUCT_SOURCE = "*"  # symbol that stands for a kernel's product in the kernel's assignments
+STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
+PRODUCT_SYMBOL = "*"  # symbol that stands for a kernel's product in the kernel's assignments
 TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
-class StepError(ValueError):
+class StepTableError(ValueError):
     """Error: a step table or a kernel is unknown, malformed or wrong."""
 
 
@@ -60,7 +60,7 @@ class TableKernel:
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
-            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT_SOURCE and s not in written))
+            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT_SYMBOL and s not in written))
             written.add(target)
         return tuple(seen)
 
@@ -84,7 +84,7 @@ class TableKernel:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return ((PRODUCT_SOURCE,) if self.product else ()) + self.reads
+        return ((PRODUCT_SYMBOL,) if self.product else ()) + self.reads
 
 
 _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
@@ -95,10 +95,10 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 def kernel_table() -> dict[str, TableKernel]:
     """Return the kernels of step_tables/kernels.txt by name."""
     lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.text(KERNELS_FILE).splitlines())
-    return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
+    return {kernel.name: kernel for kernel in map(parse_table_kernel, filter(None, lines))}
 
 
-def parse_kernel(line: str) -> TableKernel:
+def parse_table_kernel(line: str) -> TableKernel:
     """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
     A product that occurs in several assignments is computed only once.
@@ -106,14 +106,14 @@ def parse_kernel(line: str) -> TableKernel:
     head, _, body = line.partition(":")
     call = _CALL_PATTERN.fullmatch(head.strip())
     if call is None:
-        raise StepError(f"cannot read the kernel {line!r}")
+        raise StepTableError(f"cannot read the kernel {line!r}")
     formals = tuple(f.strip() for f in call[2].split(","))
     if len(set(formals)) < len(formals):
-        raise StepError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
+        raise StepTableError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
     products: set[tuple[str, str]] = set()
     assignments = tuple(_read_assignment(part, formals, products) for part in body.split(";"))
     if len(products) > 1:
-        raise StepError(f"kernel {call[1]} has more than one product")
+        raise StepTableError(f"kernel {call[1]} has more than one product")
     return TableKernel(call[1], formals, next(iter(products), None), assignments)
 
 
@@ -124,14 +124,14 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
     while equals and position < len(sum_):
         match = _TERM_PATTERN.match(sum_, position)
         if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
-            raise StepError(f"cannot read the assignment {text.strip()!r}")
+            raise StepTableError(f"cannot read the assignment {text.strip()!r}")
         position = match.end()
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((integral_as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
+        terms.append((integral_as_int(sign * Fraction(match[2] or 1)), PRODUCT_SYMBOL if match[4] else match[3]))
     if target not in formals or not terms:
-        raise StepError(f"cannot read the assignment {text.strip()!r}")
+        raise StepTableError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
 
 
@@ -177,7 +177,7 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
-    fringe: str = "pad"  # the declared word, one of FRINGE_WORDS
+    fringe: str = "pad"  # the declared word, one of FRINGE_KINDS
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
@@ -205,25 +205,25 @@ REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe",
 
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
-    """Return the step table of a text; raise StepError with the file and the line of an error."""
-    head, calls = table_text(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
-    steps = tuple(map(kernel_step, calls))
+    """Return the step table of a text; raise StepTableError with the file and the line of an error."""
+    head, calls = parse_table_lines(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
+    steps = tuple(map(step_from_call, calls))
     fringe = head.get("fringe", "pad")
-    if fringe not in FRINGE_WORDS:
-        raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGE_WORDS)}")
+    if fringe not in FRINGE_KINDS:
+        raise StepTableError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGE_KINDS)}")
     try:
         parse_considered_forms(text)
     except ValueError as error:
-        raise StepError(f"{origin}: {error}") from None
+        raise StepTableError(f"{origin}: {error}") from None
     if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):
-        raise StepError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
+        raise StepTableError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
     m, k, n = (int(x) for x in head["size"].split())
     table = StepTable(head["name"], head["source"], (m, k, n), tuple(head["temps"].split()), steps, fringe)
     _check_places(table, origin)
     return table
 
 
-class TableCall(NamedTuple):
+class TableKernelCall(NamedTuple):
     """A line of a table that calls a kernel (or `close`) by name."""
 
     name: str
@@ -231,72 +231,77 @@ class TableCall(NamedTuple):
     where: str  # the file and the line, for error messages
 
 
-class TableText(NamedTuple):
+class ParsedTable(NamedTuple):
     """The parsed lines of a table: head words with their values, and calls in order."""
 
     head: Mapping[str, str]
-    calls: tuple[TableCall, ...]
+    calls: tuple[TableKernelCall, ...]
 
 
-def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
-    """Return a table's head (`words` are required, `more` optional) and its calls; raise StepError for other lines."""
+def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
+    """Return a table's head and its calls of kernels; raise StepTableError for any other line.
+
+    The head must contain `words`, and may contain the words `more`.
+    """
     head: dict[str, str] = {}
-    calls: list[TableCall] = []
+    calls: list[TableKernelCall] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
         word, _, rest = line.partition(" ")
         where = f"{origin}, line {number}"
         if call := _CALL_PATTERN.fullmatch(line):
-            calls.append(TableCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
+            calls.append(TableKernelCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
         elif word in (*words, *more) and word not in head:
             head[word] = rest.strip()
         elif line:
-            raise StepError(f"{where}: cannot read {line!r}")
+            raise StepTableError(f"{where}: cannot read {line!r}")
     missing = [word for word in words if word not in head]
     if missing or not calls:
-        raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
-    return TableText(head, tuple(calls))
+        raise StepTableError(f"{origin}: {', '.join(missing) or 'steps'} missing")
+    return ParsedTable(head, tuple(calls))
 
 
-def kernel_step(call: TableCall) -> Step:
-    """Return the step of a call; raise StepError for an unknown kernel or a wrong number of blocks."""
+def step_from_call(call: TableKernelCall) -> Step:
+    """Return the step of a call; raise StepTableError for an unknown kernel or a wrong number of blocks."""
     kernels = kernel_table()
     if call.name not in kernels:
-        raise StepError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
+        raise StepTableError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
     kernel = kernels[call.name]
     if len(call.places) != len(kernel.formals):
-        raise StepError(f"{call.where}: {call.name} takes {len(kernel.formals)} places, not {len(call.places)}")
+        raise StepTableError(f"{call.where}: {call.name} takes {len(kernel.formals)} places, not {len(call.places)}")
     return Step(kernel, call.places)
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepError for undeclared or unused blocks, reads before writes, and writes to A or B."""
+    """Raise StepTableError for undeclared or unused blocks, reads before writes, and writes to A or B."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
     inputs = {b for b in blocks if b[0] in "AB"}
     if taken := [t for t in table.temporaries if not re.fullmatch(r"[A-Z]\w*", t) or t in blocks | {"A", "B", "C"}]:
-        raise StepError(f"{origin}: a temporary cannot be called {', '.join(taken)}")
+        raise StepTableError(f"{origin}: a temporary cannot be called {', '.join(taken)}")
     written = set(inputs)
     for step in table.steps:
         _check_step(step, blocks | set(table.temporaries), inputs, written, f"{origin}: {step}")
         written |= set(step.writes)
     if unused := [t for t in table.temporaries if t not in written]:
-        raise StepError(f"{origin}: declares {', '.join(unused)} but does not use it")
+        raise StepTableError(f"{origin}: declares {', '.join(unused)} but does not use it")
     if unwritten := sorted(b for b in blocks if b not in written):
-        raise StepError(f"{origin}: never writes {', '.join(unwritten)}")
+        raise StepTableError(f"{origin}: never writes {', '.join(unwritten)}")
 
 
 def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
     if unknown := [p for p in step.places if p not in declared]:
-        raise StepError(f"{where}: undeclared {', '.join(unknown)}")
+        raise StepTableError(f"{where}: undeclared {', '.join(unknown)}")
     if stale := [p for p in step.reads if p not in written]:
-        raise StepError(f"{where}: reads {', '.join(stale)} before it is written")
+        raise StepTableError(f"{where}: reads {', '.join(stale)} before it is written")
     if spoiled := [p for p in step.writes if p in inputs]:
-        raise StepError(f"{where}: writes the input {', '.join(spoiled)}")
+        raise StepTableError(f"{where}: writes the input {', '.join(spoiled)}")
     if len(set(step.writes)) < len(step.writes):
-        raise StepError(f"{where}: writes one place twice")
+        raise StepTableError(f"{where}: writes one place twice")
     if step.overwritten_operands:
-        raise StepError(f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product")
+        raise StepTableError(
+            f"{where}: overwrites its operand {', '.join(step.overwritten_operands)} during the product"
+        )
 
 
 # ---- the bilinear algorithm of a step table
@@ -341,10 +346,10 @@ def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCom
 
 
 def register_step_table(text: str) -> StepTable:
-    """Register the step table of this text for use in plans; raise StepError if it does not compute AB."""
+    """Register the step table of this text for use in plans; raise StepTableError if it does not compute AB."""
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
-        raise StepError(f"there is a step table {table.name!r} already")
+        raise StepTableError(f"there is a step table {table.name!r} already")
     STEP_TABLE_FILES.add(table.name, text)
     return table
 
@@ -366,16 +371,16 @@ def step_table_names() -> tuple[str, ...]:
 def step_table(name: str) -> StepTable:
     """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
     if name not in step_table_names():
-        raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
+        raise StepTableError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
     table = parse_step_table(STEP_TABLE_FILES.text(name), f"{name}.txt")
     if table.name != name:
-        raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
+        raise StepTableError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _require_proof(table, f"{name}.txt")
 
 
 def _require_proof(table: StepTable, origin: str) -> StepTable:
     if (defect := table_scheme(table).failed_brent_equation()) is not None:
-        raise StepError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
+        raise StepTableError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
     return table
 
 

@@ -1,8 +1,8 @@
 """Algorithms in text form: the files of a folder, the texts that users register, and their line `consider`.
 
 The line `consider` lists the forms of plans in which an algorithm is a candidate (fmm.perfmodel.candidates). A file
-without the line `consider` has the forms of DEFAULT_FORMS. With `consider nothing`, the algorithm is used only in plans
-that name it.
+without the line `consider` has the forms DEFAULT_PLAN_FORMS. With `consider nothing`, only plans that name the
+algorithm use it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import NamedTuple
 
 from fmm.kernels.registry import RowRegistry
 
-DEFAULT_FORMS = ("nested", "one pass")
-ABOVE_FORM = "above"  # form: a level above any candidate that needs too much workspace
-ABOVE_WITHOUT_OPTIONS = "above as it is"  # the same for a level without options that no text defines
-SEARCHED_FORM = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
-FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE_FORM, SEARCHED_FORM)
+DEFAULT_PLAN_FORMS = ("nested", "one pass")
+FORM_ABOVE_CANDIDATES = "above"  # form: a level above any candidate that needs too much workspace
+FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"  # the same for a level without options that no text defines
+FORM_SEARCH_ONLY = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
+PLAN_FORM_NAMES = (
+    *DEFAULT_PLAN_FORMS,
+    "outer",
+    "in place",
+    "copied",
+    "inside",
+    FORM_ABOVE_CANDIDATES,
+    FORM_SEARCH_ONLY,
+)
 _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
@@ -28,12 +36,12 @@ def parse_considered_forms(text: str) -> tuple[str, ...]:
     """
     line = _CONSIDER_LINE.search(text)
     if line is None:
-        return DEFAULT_FORMS
+        return DEFAULT_PLAN_FORMS
     named = tuple(form.strip() for form in line[1].split(","))
     if named == ("nothing",):
         return ()
-    if unknown := [form for form in named if form not in FORM_NAMES]:
-        valid = ", ".join(FORM_NAMES)
+    if unknown := [form for form in named if form not in PLAN_FORM_NAMES]:
+        valid = ", ".join(PLAN_FORM_NAMES)
         raise ValueError(f"unknown form {unknown[0]!r} in the line consider; valid: nothing, or some of {valid}")
     return named
 
@@ -45,7 +53,7 @@ class RegisteredText(NamedTuple):
     text: str
 
 
-class TextFiles:
+class AlgorithmTexts:
     """The algorithms in text form: .txt files of a folder, by file name without the suffix, and registered texts.
 
     `except_for` is the name of a file in the folder that is not an algorithm.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, digit_products, worst_case_digit_products
+from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, fastest_digit_products, safe_digit_products
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
@@ -66,7 +66,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
         digits, inner = DigitProducts("float32"), k
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
-        digits, inner = digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
+        digits, inner = fastest_digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
     concurrent = threads.count > 1 and on_worker_thread()
     with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
         _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).run()
@@ -77,7 +77,7 @@ def describe_digits(dtype: str, k: int) -> str:
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
-    digits, _ = worst_case_digit_products(bits, k)
+    digits, _ = safe_digit_products(bits, k)
     most = "at most " if digits.count > 1 else ""
     fewer = ", fewer where the numbers are smaller" if digits.count > 1 else ""
     return f"exact: {dtype} by {most}{digits}{fewer}"

@@ -13,7 +13,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, Sum
-from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
+from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
@@ -26,7 +26,7 @@ class Workspace(Protocol):
     used: int
 
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
-    def free_since(self, mark: int) -> None: ...
+    def free_temporaries_since(self, mark: int) -> None: ...
 
 
 class Backend(Protocol):
@@ -72,7 +72,7 @@ class ArrayMachine(DefaultMachine):
 
     backend: Backend
     workspace: Workspace
-    leaf_updates: bool = False
+    has_updating_leaves: bool = False
 
     @property
     def used(self) -> int:
@@ -81,8 +81,8 @@ class ArrayMachine(DefaultMachine):
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
         return self.workspace.allocate(rows, cols, fortran, dtype)
 
-    def free_since(self, mark: int) -> None:
-        self.workspace.free_since(mark)
+    def free_temporaries_since(self, mark: int) -> None:
+        self.workspace.free_temporaries_since(mark)
 
     def submatrix(self, x: Array, place: Place) -> Array:
         stored = place.untransposed_place
@@ -93,7 +93,7 @@ class ArrayMachine(DefaultMachine):
         self.backend.compute_sums(step, list(reads), list(writes))
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         if leaf_use(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
@@ -104,16 +104,16 @@ class ArrayMachine(DefaultMachine):
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
-    def _multiply_with_scratch(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
+    def _multiply_with_scratch(self, backend: NumpyBackend, leaf: str, triple: ProductMatrices) -> None:
         """Multiply by a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.take_bytes(needed))
-        self.free_since(mark)
+        self.free_temporaries_since(mark)
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         for left, right, dest in products:
             self.backend.multiply_triangle(leaf, left, right, dest, params)
 

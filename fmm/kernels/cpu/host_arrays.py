@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy import dot, inner, matmul
 
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, temporary_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_block(nbytes: int) -> Array:
     """Return `nbytes` of uninitialised memory that starts on a cache line."""
-    raw = np.empty(nbytes + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
+    raw = np.empty(nbytes + ALIGN_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGN_BYTES
     return raw[start : start + nbytes]
 
 
@@ -48,12 +48,12 @@ class Arena:
 
     def take_bytes(self, nbytes: int) -> Array:
         """Return `nbytes` bytes that start on a cache line."""
-        start, self.used = self.used, self.used + -(-nbytes // ALIGN) * ALIGN
+        start, self.used = self.used, self.used + -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
         self.peak = max(self.peak, self.used)
         assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
         return self.memory[start : start + nbytes]
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         """Free everything taken since `used` was `mark`."""
         self.used = mark
 

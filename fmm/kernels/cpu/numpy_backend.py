@@ -16,8 +16,8 @@ from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import HostProduct, leaf_use
-from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
+from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
+from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
 # Bytes of one panel of one array. The panels of a whole sum then fit in a third-level cache. Smaller panels would fit
 # in a second-level cache, but threads would spend their time handing each other the GIL (measured).
@@ -44,7 +44,7 @@ class NumpyBackend:
         """Multiply by the leaf's function for the host, or by numpy.matmul if the leaf has none."""
         self.with_progress(host_product(leaf))(left, right, dest)
 
-    def with_progress(self, multiply: HostProduct) -> HostProduct:
+    def with_progress(self, multiply: HostProductFunction) -> HostProductFunction:
         """Return a function that multiplies likewise, and then reports the multiply-adds to `on_progress`."""
         on_progress = self.on_progress
         if on_progress is None:
@@ -76,7 +76,7 @@ class NumpyBackend:
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums. A read that is smaller than the writes counts as padded with zeros."""
-        if isinstance(step, LineExponents | Rescaled):
+        if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
@@ -99,7 +99,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
     matmul(left, right, out=dest)
 
 
-def host_product(leaf: str) -> HostProduct:
+def host_product(leaf: str) -> HostProductFunction:
     return leaf_use(leaf).leaf.host_product or numpy_product
 
 
@@ -157,7 +157,7 @@ RESCALED_NUMBERS = 256 * 1024  # numbers that are read or scaled at a time
 ZERO_EXPONENT = -(1 << 20)  # the exponent of zero
 
 
-def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest: Array) -> None:
+def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     """Find or apply exponents of lines. Symbols have no magnitude: their exponent is 0."""
     if isinstance(step, LineExponents):
         dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
@@ -189,7 +189,7 @@ def _largest_exponents(rows: Array, along: Array | None) -> Array:
     return np.where(finite & (largest > ZERO_EXPONENT), largest, 0)
 
 
-def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:
+def _rescale(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     source, vectors = reads[0], [_as_integers(x) for x in reads[1:]]
     rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
     cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0

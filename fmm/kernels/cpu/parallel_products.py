@@ -26,8 +26,8 @@ from fmm.kernels.cpu.thread_pool import Threads, WorkerShare, start_on_workers
 from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import HostProduct
-from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
+from fmm.kernels.plans.leaf import HostProductFunction
+from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
 CONCURRENT_PRODUCTS = 2  # number of products that run at a time; with more, a plan would have too few to share
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops of a whole product from which handing tasks over pays
@@ -49,13 +49,15 @@ class PlanTask:
     work: Callable[[], object]
     flops: int = 0  # flops of a product; 0 for a sum
     after: set[PlanTask] = field(default_factory=set)
-    multiply: HostProduct | None = None  # the function that multiplies a part, if the task is a product that may be cut
+    multiply: HostProductFunction | None = (
+        None  # the function that multiplies a part, if the task is a product that may be cut
+    )
 
     def __post_init__(self) -> None:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
 
     @staticmethod
-    def multiplying(multiply: HostProduct, left: Array, right: Array, dest: Array) -> PlanTask:
+    def multiplying(multiply: HostProductFunction, left: Array, right: Array, dest: Array) -> PlanTask:
         work = partial(multiply, left, right, dest)
         return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
@@ -233,7 +235,7 @@ class ConcurrentBackend(NumpyBackend):
             self.queue.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        if isinstance(step, LineExponents | Rescaled):
+        if isinstance(step, LineExponents | RescaledCopy):
             self.queue.add(PlanTask(reads, writes, partial(super().compute_sums, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)

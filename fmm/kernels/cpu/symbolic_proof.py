@@ -82,7 +82,7 @@ class _SymbolicArena:
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         return np.full((rows, cols), None, dtype=object)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         pass
 
 

@@ -20,12 +20,12 @@ from fmm.problem import Problem
 # Bases of the addresses in a launch's parameters: the operands and the workspace, the flag that is up if C has an inf
 # or NaN, the host's count of recomputed products, and a launch's own counters. One more base is ADDEND, for an
 # addend that C does not hold; it is aligned as C is.
-BASES = ("A", "B", "C", "W")
+ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
-PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
+MAX_PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
 TENSOR_MAP_BYTES = 128  # bytes of a CUtensorMap
-MAP_WORDS = TENSOR_MAP_BYTES // 8
+TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
 
 
 # ---- kernels and their parameters
@@ -47,16 +47,16 @@ class Kernel:
     architecture: str = ""  # target such as sm_90a for architecture-specific instructions; empty for portable code
 
     @property
-    def source(self) -> str:
+    def cuda_source(self) -> str:
         return self.generate(*self.source_arguments)
 
     @property
-    def spec(self) -> Any:
+    def description(self) -> Any:
         """The first source argument: the description of the kernel."""
         return self.source_arguments[0]
 
 
-class Slot(NamedTuple):
+class AddressSlot(NamedTuple):
     """A word of a launch's parameters that holds an address: a base plus an offset in bytes."""
 
     word: int  # index of the 8-byte word
@@ -88,19 +88,19 @@ class StreamSync(Enum):
     JOIN = "join"
 
 
-StepKind = Literal["sums", "product", "recompute"]
+LaunchPurpose = Literal["sums", "product", "recompute"]
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
     """One kernel launch that is complete except for addresses."""
 
-    does: StepKind
+    does: LaunchPurpose
     label: str  # text for `explain`: the kernel, and its use
     kernel: Kernel
     grid: tuple[int, int, int]
     parameters: bytes  # the kernel's parameter struct, in which every address and tensor map is zero
-    slots: tuple[Slot, ...]
+    slots: tuple[AddressSlot, ...]
     # tensor maps, each with the index of the parameter word at which it begins
     maps: tuple[tuple[int, TensorMap], ...] = ()
     counters: int = 0  # 4-byte counters that the kernel uses; they are zero before and after the launch
@@ -114,10 +114,10 @@ class VendorCall:
 
     op: GemmOp | RankOp
     label: str
-    does: StepKind = "product"
+    does: LaunchPurpose = "product"
 
 
-Step = Launch | VendorCall | StreamSync
+LaunchStep = Launch | VendorCall | StreamSync
 
 
 # ---- the list
@@ -129,10 +129,10 @@ class LaunchList:
 
     plan: Plan
     problem: Problem
-    steps: tuple[Step, ...]
+    steps: tuple[LaunchStep, ...]
     streams: tuple[int, ...]  # index of each step's stream; stream 0 is the caller's
     workspace: int  # bytes of workspace
-    alignment: tuple[int, ...]  # powers of two that must divide the bases' addresses, in the order of BASES
+    alignment: tuple[int, ...]  # powers of two that must divide the bases' addresses, in the order of ADDRESS_BASES
 
     @cached_property
     def stream_count(self) -> int:
@@ -155,25 +155,25 @@ class LaunchList:
         A captured graph keeps the addresses of these bases, since the vendor's kernel parameters cannot be changed.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
-        return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
+        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.pieces}))
 
     @cached_property
-    def vendor_uses_tf32(self) -> bool:
+    def needs_tf32_mode(self) -> bool:
         """True if cuBLAS multiplies float32 in TF32. The math mode of cuBLAS is set for the whole list."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
     @property
-    def reads_aligned(self) -> bool:
+    def has_vector_access(self) -> bool:
         """True if all of fmm's product kernels read and write 16 bytes at a time."""
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
-    def describe(self) -> tuple[str, ...]:
+    def step_labels(self) -> tuple[str, ...]:
         """Return the labels of the steps in order; equal neighbours share a line, with their count."""
-        return tuple(_step_lines(self.steps))
+        return tuple(_label_lines(self.steps))
 
 
-def _step_lines(steps: tuple[Step, ...]) -> Iterator[str]:
+def _label_lines(steps: tuple[LaunchStep, ...]) -> Iterator[str]:
     labels = (step.label for step in steps if not isinstance(step, StreamSync))
     for label, run in groupby(labels):
         count = sum(1 for _ in run)

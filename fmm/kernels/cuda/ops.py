@@ -18,13 +18,13 @@ from fmm.problem import Problem
 
 TriangleExtent = Literal["loose", "lower", "full"]
 OperandSide = Literal["left", "right"]
-MIRROR_TILE_BYTES = 128  # bytes of one row of a mirrored tile: one line of the second-level cache
+MIRROR_TILE_ROW_BYTES = 128  # bytes of one row of a mirrored tile: one line of the second-level cache
 
 
 # ---- views of memory
 
 
-class View(NamedTuple):
+class MatrixView(NamedTuple):
     """A matrix in memory. Strides count elements of its type; the offset counts bytes from the base."""
 
     base: str
@@ -48,10 +48,10 @@ class View(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.rows, self.cols
 
-    def block(self, place: Place) -> View:
+    def block_view(self, place: Place) -> MatrixView:
         """Return a block of this matrix or of its transpose, or the real or imaginary parts of a block."""
         if place.part == "transpose":
-            return transposed_view(self.block(place.untransposed_place))
+            return transposed_view(self.block_view(place.untransposed_place))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
         rectangle = self._replace(offset=offset, rows=place.rows, cols=place.cols)
         if not place.part:
@@ -89,7 +89,7 @@ class GemmOperand(NamedTuple):
     stride: int  # elements from one matrix of a batch to the next
 
 
-def constant_distance(views: Sequence[View]) -> int | None:
+def distance_between_views(views: Sequence[MatrixView]) -> int | None:
     """Return the distance in elements between consecutive views; None if it varies or the views differ in shape."""
     base, _, *shape = views[0]
     if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
@@ -98,31 +98,31 @@ def constant_distance(views: Sequence[View]) -> int | None:
     return steps.pop() // views[0].itemsize if len(steps) == 1 else None
 
 
-def is_column_major(x: View) -> bool:
+def is_column_major(x: MatrixView) -> bool:
     """Return True if the columns are contiguous."""
     return x.down == x.unit and (x.right != x.unit or x.rows == 1)
 
 
-def transposed_view(x: View) -> View:
+def transposed_view(x: MatrixView) -> MatrixView:
     return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
 
 
-def operand_views(problem: Problem) -> dict[str, View]:
+def operand_views(problem: Problem) -> dict[str, MatrixView]:
     """Return the views of A, B and C, each of the whole matrix."""
     return {
-        name: View(name, 0, *shape, *layout.strides, problem.stored)
+        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored)
         for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
     }
 
 
-def addend_view(problem: Problem) -> View | None:
+def addend_view(problem: Problem) -> MatrixView | None:
     """Return the view of the matrix that beta multiplies; None if that matrix is C."""
     if problem.addend_strides is None:
         return None
-    return View(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
 
 
-def has_matching_layout(addend: View, dest: View) -> bool:
+def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
     """Return True if the addend is contiguous along dest's contiguous axis. (Its lines may be one line, repeated.)"""
     count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
     return count == 1 or step == 1
@@ -151,7 +151,7 @@ class PreparedOperands:
     written_by_sums: frozenset[OperandSide] = frozenset()  # the kernel's operands that the preceding sums write
 
 
-NONE_PREPARED = PreparedOperands()
+NO_PREPARED_OPERANDS = PreparedOperands()
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ class GemmOp:
     scratch: int = 0  # offset of the leaf's scratch memory in the workspace, in bytes
     triangle: TriangleOutput | None = None  # None: the whole result is written
     checked: bool = False  # True if the kernel must raise the flag for entries that may exceed the componentwise bound
-    prepared: PreparedOperands = NONE_PREPARED
+    prepared: PreparedOperands = NO_PREPARED_OPERANDS
     dest_dtype: str | None = None  # the type of dest where it differs from the operands' type
-    addend: View | None = None  # the matrix that beta multiplies where it is not dest; its layout is dest's
+    addend: MatrixView | None = None  # the matrix that beta multiplies where it is not dest; its layout is dest's
 
     @property
     def pieces(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
@@ -187,13 +187,13 @@ class GemmOp:
         return self.dest.base == "C"
 
     @property
-    def dest_view(self) -> View:
+    def dest_view(self) -> MatrixView:
         """The result of the first product, column-major."""
         x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
-        return View(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
+        return MatrixView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
-    def extent(self) -> TriangleExtent | None:
+    def triangle_extent(self) -> TriangleExtent | None:
         """Which triangle is written of a result that is its own adjoint; None if the whole product is computed."""
         return self.triangle.extent if self.triangle else None
 
@@ -209,14 +209,14 @@ class GemmOp:
         return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in operands)
 
     @property
-    def use(self) -> LeafUse:
+    def leaf_use(self) -> LeafUse:
         """The registered leaf that multiplies."""
         return leaf_use(self.leaf)
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
         """The same product by the vendor's GEMM, which computes the whole result from the unprepared operands."""
-        return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NONE_PREPARED)
+        return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
     def as_rank_update(self) -> RankOp:
@@ -230,12 +230,12 @@ class GemmOp:
 
 def gemm_op(
     leaf: str,
-    products: Sequence[tuple[View, View, View]],
+    products: Sequence[tuple[MatrixView, MatrixView, MatrixView]],
     dtype: str,
     alpha: complex = 1,
     beta: complex = 0,
     scratch: int = 0,
-    addend: View | None = None,
+    addend: MatrixView | None = None,
 ) -> GemmOp:
     """Return the operation of products (left, right, dest) of one size at constant distances: one batch."""
     lefts, rights, dests = zip(*products, strict=True)
@@ -247,9 +247,9 @@ def gemm_op(
     return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, addend=addend)
 
 
-def _batch_operand(views: Sequence[View]) -> GemmOperand:
+def _batch_operand(views: Sequence[MatrixView]) -> GemmOperand:
     """Return one operand of a batch, from its views in all products."""
-    x, distance = views[0], constant_distance(views)
+    x, distance = views[0], distance_between_views(views)
     assert distance is not None and 1 in x.strides
     column_major = is_column_major(x)
     return GemmOperand(x.base, x.offset, max(x.right if column_major else x.down, 1), not column_major, distance)
@@ -282,7 +282,9 @@ class RankOp:
         return self.dest.base == "C"
 
 
-def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
+def rank_op(
+    leaf: str, dtype: str, left: MatrixView, right: MatrixView, dest: MatrixView, alpha: float, beta: float
+) -> RankOp | None:
     """Return the lower triangle of dest = alpha left right + beta dest, where right is left's adjoint.
 
     None if BLAS can read neither operand. If dest is row-major, BLAS sees its transpose and writes the upper triangle
@@ -308,8 +310,8 @@ def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: f
 class MirrorOp:
     """The lower triangle of dest = alpha source + beta dest and, if `full`, the upper triangle as its mirror."""
 
-    source: View
-    dest: View
+    source: MatrixView
+    dest: MatrixView
     alpha: float = 1
     beta: float = 0
     full: bool = True
@@ -319,23 +321,23 @@ class MirrorOp:
         return self.dest.base == "C"
 
     @property
-    def in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether dest holds the lower triangle already."""
         return self.source == self.dest and (self.alpha, self.beta) == (1, 0)
 
     @property
-    def tile(self) -> int:
-        return min(max(MIRROR_TILE_BYTES // self.dest.itemsize, 16), 64)
+    def tile_side(self) -> int:
+        return min(max(MIRROR_TILE_ROW_BYTES // self.dest.itemsize, 16), 64)
 
     @property
-    def tiles(self) -> int:
+    def tile_count(self) -> int:
         """The number of tiles on and below the diagonal."""
-        side = -(-self.dest.rows // self.tile)
+        side = -(-self.dest.rows // self.tile_side)
         return side * (side + 1) // 2
 
 
 @dataclass(frozen=True)
-class MirroredOp:
+class MirroredGemm:
     """A product that writes a lower triangle, and the mirror that writes the upper one; one kernel may do both."""
 
     product: GemmOp  # leaves arbitrary numbers in the upper triangle
@@ -347,15 +349,21 @@ class MirroredOp:
         return self.product.writes_result
 
     @property
-    def whole(self) -> GemmOp:
+    def as_full_product(self) -> GemmOp:
         """The same result by one kernel that writes both triangles."""
         assert self.product.triangle is not None
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
 
-def mirrored_op(op: object, source: View, mirror: MirrorOp) -> MirroredOp | None:
+def mirrored_gemm(op: object, source: MatrixView, mirror: MirrorOp) -> MirroredGemm | None:
     """Return an operation and the in-place mirror after it as one; None unless the operation writes that triangle."""
-    if not (isinstance(op, GemmOp) and op.extent == "loose" and op.count == 1 and mirror.in_place and mirror.full):
+    if not (
+        isinstance(op, GemmOp)
+        and op.triangle_extent == "loose"
+        and op.count == 1
+        and mirror.is_in_place
+        and mirror.full
+    ):
         return None
     here = (op.dest.base, op.dest.offset, op.dest.leading) == (source.base, source.offset, source.down)
-    return MirroredOp(op, mirror) if here and op.m == op.n == source.rows else None
+    return MirroredGemm(op, mirror) if here and op.m == op.n == source.rows else None

@@ -14,22 +14,22 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, StreamSync
+from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, LaunchStep, StreamSync
 from fmm.kernels.cuda.ops import (
-    NONE_PREPARED,
+    NO_PREPARED_OPERANDS,
     GemmOp,
-    MirroredOp,
+    MatrixView,
+    MirroredGemm,
     MirrorOp,
     PreparedOperands,
     RankOp,
     TriangleOutput,
-    View,
     addend_view,
-    constant_distance,
+    distance_between_views,
     gemm_op,
     has_matching_layout,
     is_column_major,
-    mirrored_op,
+    mirrored_gemm,
     operand_views,
     rank_op,
 )
@@ -40,19 +40,19 @@ from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launch
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
-from fmm.kernels.cuda.target import Target
+from fmm.kernels.cuda.target import ChipTarget
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, round_up, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
-from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import check_type, workspace
+from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, RescaledCopy, Sum, operand_blocks
+from fmm.kernels.plans.walk import Operands, ProductMatrices, walk_plan
+from fmm.kernels.plans.workspace import check_plan_type, workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
-RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | StreamSync
+RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | RankOp | TileOp | TileGroup | StreamSync
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class OperationList:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
+def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList:
     """Return the launch list of a plan on a target.
 
     PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
@@ -80,12 +80,12 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     wanted = record_operations(plan, problem)
     if problem.type.exact:  # integers have no inf or NaN
         target = replace(target, flagged=False)
-    steps: list[Step] = []
+    steps: list[LaunchStep] = []
     streams: list[int] = []
     recomputes = target.flagged and can_recompute(problem)
     addend, workspace_bytes = addend_view(problem), wanted.workspace
     if recomputes and problem.beta and addend is None:
-        addend, workspace_bytes = _view_of_saved_result(problem, wanted.workspace)
+        addend, workspace_bytes = _saved_result_view(problem, wanted.workspace)
         copy = copy_op("keep C", operand_views(problem)["C"], addend)
         steps += select_launches(copy, target) if copy is not None else ()
         streams += [0] * len(steps)
@@ -94,7 +94,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
         steps += selected
         streams += [stream] * len(selected)
-        unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
+        unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
     if recomputes:
         # A plan of one GEMM is the vendor's own product, with the right inf and NaN, unless its leaf saves products.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
@@ -106,7 +106,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
 
 @clear_on_registration
 @lru_cache(maxsize=256)
-def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
+def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList | None:
     """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing here."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
     launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
@@ -118,7 +118,7 @@ def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchLi
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """Return the operations of a plan on a problem, whatever chip they will run on."""
-    check_type(plan, problem.dtype, "cuda")
+    check_plan_type(plan, problem.dtype, "cuda")
     # A leaf below a level multiplies blocks, for which nothing is prepared.
     prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
@@ -134,7 +134,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
 # ---- recomputing where there is an inf or NaN
 
 
-def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View, int]:
+def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[MatrixView, int]:
     """Return the copy of C's old numbers, behind everything else in the workspace, and the workspace with it.
 
     The recomputed product is added to this copy.
@@ -142,14 +142,16 @@ def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View,
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN)
-    copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
+    strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN_BYTES)
+    copy = MatrixView("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
 
-def _recompute_steps(problem: Problem, scanned: bool, target: Target, addend: View | None) -> tuple[Step, ...]:
+def _recompute_steps(
+    problem: Problem, scanned: bool, target: ChipTarget, addend: MatrixView | None
+) -> tuple[LaunchStep, ...]:
     """Return the launches that recompute the product. With `scanned`, one of them first looks through C."""
-    launches = recompute_launches(problem, scanned, target.chip, target.divides, addend)
+    launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
     if not (problem.writes_triangle and problem.type.is_complex):
         return launches
     # The recomputed upper triangle is rounded differently, and its diagonal has small imaginary parts.
@@ -160,18 +162,18 @@ def _recompute_steps(problem: Problem, scanned: bool, target: Target, addend: Vi
 
 def _mirrors_result(op: RecordedOp) -> bool:
     """Return True if the operation mirrors C's lower triangle, and so checks all its numbers."""
-    mirror = op.mirror if isinstance(op, MirroredOp) else op
+    mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
-def _writes_unflagged(op: RecordedOp, steps: Sequence[Step]) -> bool:
+def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
     """Return True if C is written without raising the flag: by the vendor, or by atomic additions.
 
     The last of an operation's steps writes the result.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
-    if isinstance(op, MirroredOp):
+    if isinstance(op, MirroredGemm):
         steps = steps[-1:]
     if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
         return True
@@ -193,12 +195,12 @@ class _RecordedSum(NamedTuple):
 class LaunchRecorder:
     """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
 
-    leaf_updates = True
+    has_updating_leaves = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """With `componentwise`, each entry's error is bounded; `prepared_matrix` has its prepared form behind it."""
         self.componentwise = componentwise
-        self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NONE_PREPARED
+        self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NO_PREPARED_OPERANDS
         self.ops: list[RecordedOp] = []
         self.streams: list[int] = []
         self.used = self.peak = self.stream = 0
@@ -210,31 +212,31 @@ class LaunchRecorder:
 
     # ---- memory
 
-    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
         stored = DTYPES[DTYPES[dtype].stored]
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
-        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
+        return MatrixView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         self.used = mark
 
-    def submatrix(self, x: View, place: Place) -> View:
-        return x.block(place)
+    def submatrix(self, x: MatrixView, place: Place) -> MatrixView:
+        return x.block_view(place)
 
     # ---- sums
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return column_major_sums(steps)
 
-    def compute_sums(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
-        if isinstance(step, LineExponents | Rescaled):
+    def compute_sums(self, step: Sum, reads: Sequence[MatrixView], writes: Sequence[MatrixView]) -> None:
+        if isinstance(step, LineExponents | RescaledCopy):
             self._record(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
             self._record(op)
 
-    def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
+    def _sum_op(self, step: Sum, reads: Sequence[MatrixView], writes: Sequence[MatrixView]) -> SumOp | None:
         """Return the launch of a step of sums; for a step seen before, the earlier launch with its offsets shifted.
 
         Inner levels repeat their steps hundreds of times, and fitting arrays to hundreds of blocks takes milliseconds.
@@ -252,12 +254,12 @@ class LaunchRecorder:
         shifted = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
         return replace(op, arrays=tuple(shifted))
 
-    def copy_addend(self, addend: View, dest: View) -> None:
+    def copy_addend(self, addend: MatrixView, dest: MatrixView) -> None:
         """Record the copy of the addend to the result, where no kernel can read the addend in place."""
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
 
-    def _record_scaling(self, dest: View, beta: Coefficient) -> None:
+    def _record_scaling(self, dest: MatrixView, beta: Coefficient) -> None:
         """Record dest = beta dest: all that a product without terms does."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
@@ -268,7 +270,7 @@ class LaunchRecorder:
     # ---- products
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
         if m == 0 or n == 0:
@@ -277,12 +279,12 @@ class LaunchRecorder:
             for _, _, dest in products:
                 self._record_scaling(dest, beta)
             return
-        evenly_spaced = all(constant_distance(x) is not None for x in zip(*products, strict=True))
+        evenly_spaced = all(distance_between_views(x) is not None for x in zip(*products, strict=True))
         for batch in [products] if evenly_spaced else [[p] for p in products]:
             self._record_gemm(leaf, batch, dtype, alpha, beta)
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, added: MatrixView, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
         if m == 0 or n == 0:
@@ -294,8 +296,8 @@ class LaunchRecorder:
         self._record_gemm(leaf, [product], dtype, alpha, beta, added)
 
     def _record_gemm(
-        self, leaf: str, batch: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient,
-        addend: View | None = None,
+        self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,
+        addend: MatrixView | None = None,
     ) -> None:  # fmt: skip
         """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
@@ -306,7 +308,7 @@ class LaunchRecorder:
 
     # ---- results that are their own adjoints
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
 
         A batch of small triangles is a batch of whole products, which is faster.
@@ -331,11 +333,13 @@ class LaunchRecorder:
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_major:
-                self._write_triangles(first, params)
+                self._restrict_to_triangles(first, params)
         else:
-            self._triangles_by_temporaries(leaf, products, dtype, params)
+            self._record_triangles_by_temporaries(leaf, products, dtype, params)
 
-    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def _record_triangles_by_temporaries(
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams
+    ) -> None:
         """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
 
         The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
@@ -347,21 +351,21 @@ class LaunchRecorder:
             temporary = self.allocate(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
-                self._write_triangles(first, params._replace(fill="loose"))
+                self._restrict_to_triangles(first, params._replace(fill="loose"))
             self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
-            self.free_since(mark)
+            self.free_temporaries_since(mark)
 
-    def _write_triangles(self, first: int, params: GemmParams) -> None:
+    def _restrict_to_triangles(self, first: int, params: GemmParams) -> None:
         """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
         triangle = TriangleOutput("loose" if params.fill == "loose" else "lower", params.op == "gram")
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
 
-    def mirror_triangle(self, step: Mirror, source: View, dest: View) -> None:
+    def mirror_triangle(self, step: Mirror, source: MatrixView, dest: MatrixView) -> None:
         if not dest.rows:
             return
         op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")
-        if self.ops and (both := mirrored_op(self.ops[-1], source, op)):
+        if self.ops and (both := mirrored_gemm(self.ops[-1], source, op)):
             self.ops[-1] = both
         else:
             self._record(op)

@@ -8,25 +8,25 @@ from functools import cached_property
 from typing import Protocol
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
-LIBRARY_ALIGNMENT: Alignment = (256, 256, 256, 256)  # the alignment of memory that libraries allocate
+ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # the alignment of memory that libraries allocate
 
 
-def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
+def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
     """Return the powers of two that divide these addresses, at most those of ALIGNED."""
-    most = LIBRARY_ALIGNMENT[0]
+    most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
-        return LIBRARY_ALIGNMENT
+        return ALLOCATOR_ALIGNMENT
     x, y, z, w = (min(address & -address, most) or most for address in (a, b, c, workspace))
     return x, y, z, w
 
 
-class TileModel(Protocol):
+class TileSizeModel(Protocol):
     """Predicts which tile sizes are the fastest, as fmm.perfmodel.block_model does."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
@@ -39,16 +39,16 @@ class TileModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class ChipTarget:
     """The chip, the tile model, and the properties of a call that decide which kernels can run."""
 
     chip: Chip
-    tiles: TileModel
-    alignment: Alignment = LIBRARY_ALIGNMENT
+    tiles: TileSizeModel
+    alignment: Alignment = ALLOCATOR_ALIGNMENT
     flagged: bool = False  # True if kernels raise the flag where they store an inf or NaN in C
 
     @cached_property
-    def divides(self) -> Mapping[str, int]:
+    def alignment_by_base(self) -> Mapping[str, int]:
         """By base, the power of two that divides its address. The addend is aligned as C is."""
-        by_base = dict(zip(BASES, self.alignment, strict=True))
+        by_base = dict(zip(ADDRESS_BASES, self.alignment, strict=True))
         return by_base | {ADDEND: by_base["C"]}

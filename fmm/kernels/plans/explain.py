@@ -13,7 +13,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Mirror
-from fmm.kernels.plans.workspace import count_leaf_triangles, count_multiplications, leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, count_multiplications, workspace
 from fmm.problem import Shape
 
 
@@ -35,7 +35,10 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text += filter(None, (require_level_with_steps(level).describe_launches() for level in plan.levels))
-    leaves, triangles = leaf_products(plan, m, k, n, params, itemsize), count_leaf_triangles(plan, m, k, n, params)
+    leaves, triangles = (
+        count_leaf_products(plan, m, k, n, params, itemsize),
+        count_leaf_triangles(plan, m, k, n, params),
+    )
     done, classical = count_multiplications(plan, m, k, n, params), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
     total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
@@ -55,7 +58,7 @@ def plan_rows(
     remaining, streams = workspace(plan, m, k, n, itemsize, *params), 1
     while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
-        itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
+        itemsize = plan.inner_itemsize(itemsize, [p.plan for p in products])
         held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
         remaining, streams = remaining - held, streams * steps.streams
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]

@@ -16,15 +16,17 @@ from fmm.kernels.algorithms.scheme import Scheme
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # streams at most: one for each product of a level of seven
 Task = tuple[int, ...]  # the products of one launch
-StreamTasks = tuple[Task, ...]  # launches that run one after the other
-Stage = tuple[StreamTasks, ...]  # concurrent streams, which all end before the next stage begins
+StreamLaunches = tuple[Task, ...]  # launches that run one after the other
+Stage = tuple[StreamLaunches, ...]  # concurrent streams, which all end before the next stage begins
 Blocks = frozenset[int]  # indices of blocks of C
 
 
 @lru_cache(maxsize=256)
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
     """Return the launches of a fused level: all in order, on two `streams`, or with `atomic` writes on many streams."""
-    tasks = variant_tasks(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
+    tasks = (
+        group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
+    )
     if "streams" in options:
         return tuple(_two_stream_stages(tasks, [_blocks_written(scheme, task) for task in tasks]))
     if "atomic" in options:
@@ -42,12 +44,12 @@ def count_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
     return max(len(stage) for stage in launch_stages(scheme, options))
 
 
-def variant_tasks(scheme: Scheme, atomic: bool) -> list[Task]:
+def group_by_variant(scheme: Scheme, atomic: bool) -> list[Task]:
     """Group the products of a variant into one launch. Without atomic updates, products of a launch share no block."""
     groups: list[list[int]] = []
     for p in range(scheme.rank):
         for group in groups:
-            same_variant = blocks_touched(scheme, group[0]) == blocks_touched(scheme, p)
+            same_variant = count_touched_blocks(scheme, group[0]) == count_touched_blocks(scheme, p)
             if same_variant and (atomic or not _blocks_written(scheme, group) & _blocks_written(scheme, [p])):
                 group.append(p)
                 break
@@ -90,10 +92,10 @@ def _two_stream_stages(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iter
 
 # ---- variants: products that touch equally many blocks of A, B and C share one compiled kernel
 
-Operands = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
-FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
+FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
     (0, 0, (1, 1, 1), 1),
     (1, 0, (2, 2, 2), 1),
     (1, 1, (2, 2, 1), 2),
@@ -110,21 +112,21 @@ FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
     (2, 8, (2, 4, 2), 8),
     (2, 9, (4, 2, 2), 8),
 )
-_VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
+_VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6_VARIANTS}
 
 
-def blocks_touched(scheme: Scheme, product: int) -> Operands:
+def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
     """Return how many blocks of A, B and C a product touches."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
-def variant_name(w: Operands) -> str:
+def variant_name(w: OperandBlocks) -> str:
     """Return the number of the variant in Figure 6 (no two of its levels share counts), or else the counts."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
-def list_variants(found: Iterable[Operands]) -> str:
+def variants_text(found: Iterable[OperandBlocks]) -> str:
     """Return the variants of some products with their numbers: `Var#0, 2 Var#3`."""
     counts = Counter(map(variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

@@ -17,12 +17,14 @@ from fmm.kernels.plans.level import Level, PlanError
 from fmm.kernels.registry import RowRegistry, clear_on_registration
 
 Order = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
-ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
-HostProduct = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
-HostProductWithScratch = Callable[[Any, Any, Any, Any, Any], object]  # multiply(left, right, dest, scratch, threads)
-Scratch = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
-TypedScratch = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
-PreparedLayout = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
+OPERAND_ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
+HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
+HostProductWithScratchFunction = Callable[
+    [Any, Any, Any, Any, Any], object
+]  # multiply(left, right, dest, scratch, threads)
+ScratchFunction = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
+TypedScratchFunction = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
+PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,14 @@ class Leaf:
     # One product by the leaf
     call_text: str = "one launch"  # the text for one product in explain's table
     launches: int = 1  # number of launches or library calls
-    scratch: Scratch = _no_scratch_bytes  # function that returns the bytes of workspace
-    typed_scratch: TypedScratch | None = None  # function instead of `scratch` if the bytes depend on the type
-    host_product: HostProduct | None = None
+    scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
+    typed_scratch: TypedScratchFunction | None = None  # function instead of `scratch` if the bytes depend on the type
+    host_product: HostProductFunction | None = None
     # True if the leaf uses scratch and threads of its own
-    host_product_with_scratch: HostProductWithScratch | None = None
+    host_product_with_scratch: HostProductWithScratchFunction | None = None
 
     # The leaf's text in a plan
-    orders: tuple[Order, ...] = ORDERS
+    orders: tuple[Order, ...] = OPERAND_ORDERS
     numbers: int = 0  # numbers 0 to below this limit may follow the name; 0: the leaf has no number
     # groups of options in the order of the text; a plan names at most one option of each group
     options: tuple[tuple[LeafOption, ...], ...] = ()
@@ -104,7 +106,7 @@ class Leaf:
 
     # Preparation of operands before the product
     # offset and bytes of the prepared data after an operand; None without prepared data
-    prepared_layout: PreparedLayout | None = None
+    prepared_layout: PreparedLayoutFunction | None = None
     prepared_by_sums: bool = False  # True if the sums of a batched level can write the leaf's operands in prepared form
 
     # Predicted time
@@ -198,7 +200,7 @@ class LeafUse:
         return multiplied
 
     @property
-    def fuses_last_level(self) -> bool:
+    def can_fuse_last_level(self) -> bool:
         """True if the last level above the leaf may be fused."""
         return self.leaf.sums_inside and all(option.fused for option in self._named_options)
 
@@ -267,7 +269,7 @@ def leaf_use(text: str) -> LeafUse:
     """Return the leaf that this end of a plan's text names; raise PlanError with the valid leaves."""
     use = leaf_uses().get(text) if isinstance(text, str) else None
     if use is None:
-        raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves()}")
+        raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves_text()}")
     return use
 
 
@@ -283,11 +285,11 @@ def leaf_option_text(use: LeafUse) -> str:
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
-def valid_leaves() -> str:
+def valid_leaves_text() -> str:
     """Return all leaves that a plan may name, in one sentence."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
-    text = f"{', '.join(simple)}, each with {_join_with_or(ORDERS)} after it or without"
+    text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"
     text += "".join(f"; {leaf.displayed_name} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
         if leaf.options:
@@ -298,7 +300,7 @@ def valid_leaves() -> str:
     return text + "".join(f"; below {family.name} {family.end}" for family in LEAF_FAMILIES)
 
 
-def fusing_leaves() -> str:
+def fusing_leaves_text() -> str:
     """Return the leaves above which a fused level may stand, in a few words."""
     leaves = [leaf for leaf in LEAVES if leaf.sums_inside]
     without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]

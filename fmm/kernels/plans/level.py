@@ -84,7 +84,7 @@ class Level(ABC):
     conjugates: tuple[bool, bool] = (False, False)  # True for each of A and B that the level conjugates
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
-    positive_growth: float = 1.0  # the same factor for numbers of one sign
+    error_growth_one_sign: float = 1.0  # the same factor for numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
     # The order of products and sums
@@ -136,21 +136,21 @@ class Level(ABC):
         return itemsize // 2 if self.number_below == "real" else itemsize
 
     @property
-    def work_below(self) -> float:
+    def inner_multiplication_cost(self) -> float:
         """The cost of one multiplication below, in multiplications of the level's own numbers."""
         if self.number_below == "byte":
             return 1 / self.products
         return 0.25 if self.number_below == "real" else 1.0
 
     @property
-    def splits_complex(self) -> bool:
+    def is_complex_split(self) -> bool:
         """True if the level only separates real and imaginary parts, so that its products keep their sides."""
         return self.number_below == "real" and self.bilinear is None
 
     # ---- how products run
 
     @property
-    def runs_in_leaf(self) -> bool:
+    def is_run_by_leaf(self) -> bool:
         """True if one leaf runs the level with everything below it: the level ends a plan."""
         return bool(self.below)
 
@@ -240,10 +240,10 @@ def parse_level(text: str) -> Level:
     for kind in LEVEL_KINDS:
         if (level := kind.parse(text)) is not None:
             return level
-    raise unknown_algorithm(text.partition(".")[0])
+    raise unknown_algorithm_error(text.partition(".")[0])
 
 
-def unknown_algorithm(name: str) -> PlanError:
+def unknown_algorithm_error(name: str) -> PlanError:
     """Return the error for a name that no kind of level has; the message lists the valid names."""
     valid = ", ".join(word for kind in LEVEL_KINDS for word in kind.words())
     return PlanError(f"unknown algorithm {name!r}; valid: {valid}")

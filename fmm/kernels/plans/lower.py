@@ -49,7 +49,7 @@ class LevelWithSteps(Level):
         `plan` begins with this level; `plan.rest` computes the products.
         """
 
-    def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
+    def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """Return the steps of the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
 
         Only levels `for_gram` have such steps.
@@ -89,14 +89,16 @@ class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs with everything below it: its steps are counted and explained, and never walked."""
 
     @abstractmethod
-    def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+    def lower_product_in_leaf(
+        self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
+    ) -> LevelSteps:
         """Return the steps of a product of numbers of `itemsize` bytes. `plan` ends in this level.
 
         `dtype` may be omitted where the bytes determine the steps.
         """
 
     @abstractmethod
-    def work_share(self, steps: LevelSteps) -> float:
+    def multiplication_cost(self, steps: LevelSteps) -> float:
         """Return the cost of one multiplication in these steps, in multiplications of the level's own numbers."""
 
 
@@ -134,7 +136,7 @@ def lower_level(
 ) -> LevelSteps | None:
     """Return the steps of a plan's first level for C = alpha A B + beta C; None where one leaf call computes it."""
     if op != "product":
-        return _lower_gram(plan, n, k, GemmParams(alpha, beta, op, fill))
+        return _lower_gram_product(plan, n, k, GemmParams(alpha, beta, op, fill))
     plain = (alpha, beta) == (1, 0)
     if not plan.levels:
         return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
@@ -163,7 +165,7 @@ def lower_leaf_level(
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
         return None
-    return level.lower_in_leaf(plan, (m, k, n), params, itemsize, dtype)
+    return level.lower_product_in_leaf(plan, (m, k, n), params, itemsize, dtype)
 
 
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -179,7 +181,7 @@ def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, bet
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
+def _lower_gram_product(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
     """Return the steps of a Gram product: levels compute the lower triangle, and a mirror completes C."""
     if plan.levels and not plan.for_gram:
         raise PlanError(f"{plan} computes whole products; a plan of a Gram product begins with gram")
@@ -190,7 +192,7 @@ def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | 
         return None
     first, plain = require_level_with_steps(plan.levels[0]), (params.alpha, params.beta) == (1, 0)
     if (plain or first.takes_alpha_beta) and (params.fill == "loose" or first.keeps_upper_triangle):
-        return first.lower_triangle(plan, n, k, params)
+        return first.lower_gram_triangle(plan, n, k, params)
     d = whole_matrix("D", n, n)
     product = Product(a, b, d, plan, GemmParams(op=params.op, fill="loose"))
     return LevelSteps((("D", n, n),), (product, Mirror(d, c, params.alpha, params.beta, "lower")))

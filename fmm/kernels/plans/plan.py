@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 
-from fmm.kernels.plans.leaf import LEAF_FAMILIES, LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.leaf import LEAF_FAMILIES, LeafUse, fusing_leaves_text, leaf_use, leaf_uses, valid_leaves_text
 from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
 from fmm.kernels.plans.level import PlanError as PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -40,14 +40,14 @@ class Plan:
     leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # the registered leaf of the text `leaf`
 
     def __post_init__(self) -> None:
-        if any(level.runs_in_leaf for level in self.levels):
+        if any(level.is_run_by_leaf for level in self.levels):
             self._move_into_leaf()
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
         self._check_order_of_levels()
 
     def _move_into_leaf(self) -> None:
         """Move the first level that one leaf runs, and everything below it, into the text of the leaf."""
-        first = next(i for i, level in enumerate(self.levels) if level.runs_in_leaf)
+        first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
         if ending not in leaf_uses():
             raise PlanError(f"below {self.levels[first]} there may be {self.levels[first].below}")
@@ -65,8 +65,8 @@ class Plan:
             last = self.levels[len(for_gram) - 1 - for_gram[::-1].index(True)]
             raise PlanError(f"{last} cuts only Gram products (A times its adjoint): it must be above all other levels")
         fused = [level for level in self.levels if level.needs_fusing_leaf]
-        if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses_last_level):
-            raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
+        if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.can_fuse_last_level):
+            raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves_text()}")
 
     # ---- plans for parts of it
 
@@ -170,7 +170,7 @@ class Plan:
             dtype = level.dtype_below(dtype)
         return dtype in self.types
 
-    def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
+    def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
         `products`: the plans of these products. If a level gives a product to the whole plan again, the type does not
@@ -178,8 +178,8 @@ class Plan:
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
-    def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
-        """Return the bytes of a number of the type that `type_inside` returns."""
+    def inner_itemsize(self, itemsize: int, products: Iterable[Plan]) -> int:
+        """Return the bytes of a number of the type that `inner_type` returns."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
     def rate_name(self, dtype: str) -> str:
@@ -271,12 +271,12 @@ def _parse(text: str) -> Plan:
 def _plan_from_text(text: str) -> Plan:
     *level_texts, leaf = (part.strip() for part in text.split(">"))
     if leaf not in leaf_uses():
-        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
+        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves_text()}")
     try:
         levels = tuple(map(parse_level, level_texts))
-        if leaf_use(leaf).leaf.only_below_levels and not any(level.runs_in_leaf for level in levels):
+        if leaf_use(leaf).leaf.only_below_levels and not any(level.is_run_by_leaf for level in levels):
             kinds = " or ".join(family.name for family in LEAF_FAMILIES if family.end == leaf)
-            raise PlanError(f"{leaf} multiplies only below {kinds}; other leaves: {valid_leaves()}")
+            raise PlanError(f"{leaf} multiplies only below {kinds}; other leaves: {valid_leaves_text()}")
         return Plan(levels, leaf)
     except ValueError as error:
         raise PlanError(f"{text!r}: {error}") from None

@@ -48,7 +48,7 @@ class ProductWithSums:
     @property
     def as_two_steps(self) -> tuple[Sum | Product, ...]:
         """The same in two steps. The product then needs the temporary that it names."""
-        update = self.update.simplified_sums
+        update = self.update.simplified_sum
         return (self.product, update) if update.writes else (self.product,)
 
 
@@ -156,19 +156,19 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
 
 
 @lru_cache(maxsize=1024)
-def with_addend(level: LevelSteps) -> LevelSteps:
+def steps_with_addend(level: LevelSteps) -> LevelSteps:
     """Return the same steps, reading D; raise PlanError for a step that would read parts of D and of C at once."""
     written: list[Place] = []
     steps: list[Step] = []
     for step in level.steps:
         parts = step.products if isinstance(step, ProductBatch) and _reads_unwritten_c(step, written) else (step,)
         for part in parts:
-            steps.append(_with_addend_read(part, written))
+            steps.append(_step_with_addend(part, written))
             written += [place for place in _places_written(part) if place.name == "C"]
     return replace(level, steps=tuple(steps))
 
 
-def _with_addend_read(step: Step, written: list[Place]) -> Step:
+def _step_with_addend(step: Step, written: list[Place]) -> Step:
     if not _reads_unwritten_c(step, written):
         return step
     if isinstance(step, Product):

@@ -120,13 +120,13 @@ class Sum:
         )
 
     @property
-    def needed_reads(self) -> tuple[Place, ...]:
+    def used_reads(self) -> tuple[Place, ...]:
         """The reads that the program uses."""
         used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
         return tuple(place for v, place in enumerate(self.reads) if v in used)
 
     @property
-    def simplified_sums(self) -> Sum:
+    def simplified_sum(self) -> Sum:
         """The same sums with each place read once, and without outputs that already stand in their place."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
@@ -154,7 +154,7 @@ class RowMajorCopy(Sum):
         return self.writes[0]
 
 
-def row_major_copy(source: Place, copy: Place) -> RowMajorCopy:
+def row_major_copy_step(source: Place, copy: Place) -> RowMajorCopy:
     """Return the step that copies an operand to a row-major temporary."""
     return RowMajorCopy(f"turn {source.name}", COPY, (source,), (copy,))
 
@@ -184,31 +184,33 @@ class LineExponents(Sum):
 
 
 @dataclass(frozen=True)
-class Rescaled(Sum):
+class RescaledCopy(Sum):
     """A copy with rows scaled by the exponents of one vector, and columns by those of another."""
 
     row_sign: int = 0  # sign of the exponents; 0: rows are not scaled
     col_sign: int = 0
 
 
-def find_exponents(
+def exponent_step(
     label: str, source: Place, axis: int, dest: Place, shifts: Place | None = None, sign: int = 0,
     against: Place | None = None,
 ) -> LineExponents:  # fmt: skip
     """Return the step that finds the exponents of rows (axis 0) or columns (axis 1)."""
     reads = (source, *(place for place in (shifts, against) if place is not None))
     options = axis, sign if shifts else 0, against is not None
-    return LineExponents(f"exponents of {label}", _copy_of_first(len(reads)), reads, (dest,), *options)
+    return LineExponents(f"exponents of {label}", _copy_first_program(len(reads)), reads, (dest,), *options)
 
 
-def rescaling_step(label: str, source: Place, dest: Place, rows: SignedExponents, cols: SignedExponents) -> Rescaled:
+def rescaling_step(
+    label: str, source: Place, dest: Place, rows: SignedExponents, cols: SignedExponents
+) -> RescaledCopy:
     """Return the step that copies a matrix with scaled rows and columns."""
     reads = (source, *(place for place, _ in (rows, cols) if place is not None))
     signs = (sign if place is not None else 0 for place, sign in (rows, cols))
-    return Rescaled(label, _copy_of_first(len(reads)), reads, (dest,), *signs)
+    return RescaledCopy(label, _copy_first_program(len(reads)), reads, (dest,), *signs)
 
 
-def _copy_of_first(reads: int) -> AdditionProgram:
+def _copy_first_program(reads: int) -> AdditionProgram:
     return AdditionProgram(reads, (), (0,))
 
 

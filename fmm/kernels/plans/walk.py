@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, with_addend
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, steps_with_addend
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
@@ -23,14 +23,14 @@ Matrix = Any  # the machine's own kind of matrix: it has two axes, .shape and .s
 # The matrices that a level's steps name: A, B, C and the level's temporaries; and ADDEND, if beta multiplies another
 # matrix than C.
 Operands = dict[str, Matrix]
-Triple = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
+ProductMatrices = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
 
 class Machine(Protocol):
     """Interface of anything that executes or records a plan."""
 
     @property
-    def leaf_updates(self) -> bool:
+    def has_updating_leaves(self) -> bool:
         """True if a leaf itself can multiply by alpha and add beta C."""
         ...
 
@@ -42,7 +42,7 @@ class Machine(Protocol):
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
         """Allocate a temporary in the workspace: column-major if `fortran`, else row-major."""
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         """Free every temporary that was allocated since `used` was `mark`."""
 
     def submatrix(self, x: Matrix, place: Place) -> Matrix:
@@ -59,16 +59,16 @@ class Machine(Protocol):
         """Execute the additions of a step: `reads` and `writes` are the matrices at its places."""
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         """Multiply by a leaf. Several products are a batch: all have equal sizes."""
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend. Called only on machines with `leaf_updates`."""
+        """Compute dest = alpha left right + beta addend. Called only on machines with `has_updating_leaves`."""
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Compute the lower triangles of Gram products. Several are a batch, as in `multiply`."""
 
     def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
@@ -103,7 +103,7 @@ class DefaultMachine:
             run(product)
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         raise NotImplementedError(f"{type(self).__name__} has leaves that do not update")
 
@@ -128,7 +128,7 @@ def walk_plan(
     is_gram = op != "product"
     if is_gram and not plan.levels and fill != "full":
         machine.multiply_triangle(plan.leaf, [(a, b, c)], dtype, GemmParams(alpha, beta, op, fill))
-    elif not is_gram and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+    elif not is_gram and not plan.levels and (machine.has_updating_leaves or (alpha, beta) == (1, 0)):
         if ADDEND in operands:
             machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
@@ -136,14 +136,14 @@ def walk_plan(
     elif is_gram or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
-        _run_level(steps, operands, machine, plan.type_inside(dtype, [p.plan for p in steps.products]))
+        _run_level(steps, operands, machine, plan.inner_type(dtype, [p.plan for p in steps.products]))
 
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
     mark = machine.used
     _allocate_temporaries(level, operands, machine, dtype)
-    steps = with_addend(level).steps if ADDEND in operands else level.steps
+    steps = steps_with_addend(level).steps if ADDEND in operands else level.steps
     # Neighbouring products may run concurrently if the level has several streams.
     for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
         if concurrent:
@@ -152,7 +152,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
         else:
             for step in group:
                 _run_step(step, operands, machine, dtype)
-    machine.free_since(mark)
+    machine.free_temporaries_since(mark)
 
 
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -192,7 +192,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
     """Run the batch as one call of a leaf if the plan is a leaf that can; otherwise product by product."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
-    if plan.levels or not (is_gram or machine.leaf_updates or update == (1, 0)):
+    if plan.levels or not (is_gram or machine.has_updating_leaves or update == (1, 0)):
         for product in step.products:
             _run_product(product, operands, machine, dtype)
         return
@@ -210,7 +210,7 @@ def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: M
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
     for part in step.as_two_steps:
         _run_step(part, operands, machine, dtype)
-    machine.free_since(mark)
+    machine.free_temporaries_since(mark)
 
 
 def _run_product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -220,7 +220,7 @@ def _run_product(product: Product, operands: Operands, machine: Machine, dtype: 
     walk_plan(product.plan, below, machine, dtype, *product.params)
 
 
-def _product_matrices(product: Product, operands: Operands, machine: Machine) -> Triple:
+def _product_matrices(product: Product, operands: Operands, machine: Machine) -> ProductMatrices:
     left, right, dest = (machine.submatrix(operands[p.name], p) for p in (product.left, product.right, product.dest))
     return left, right, dest
 

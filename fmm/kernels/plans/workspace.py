@@ -19,7 +19,7 @@ from fmm.kernels.plans.steps import LevelNeeds, level_needs
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
-GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
+GRAPH_SCRATCH_BYTES = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
 # ---- workspace
@@ -46,10 +46,10 @@ def workspace(
     needs = None if plan.fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
         return plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, 1)
-    inside = plan.itemsize_inside(itemsize, [p for p, *_ in needs.products])
+    inside = plan.inner_itemsize(itemsize, [p for p, *_ in needs.products])
     own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needs.temporaries)
     below = max((workspace(p, *size, inside, *params) for p, size, params in needs.products), default=0)
-    scratch = (batch_scratch(p, inside, *size, count) for p, size, count in needs.batches)
+    scratch = (batch_scratch_bytes(p, inside, *size, count) for p, size, count in needs.batches)
     return own + max([needs.streams * below, *scratch])
 
 
@@ -74,7 +74,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
     return None if steps is None else level_needs(steps)
 
 
-def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Return the scratch bytes of a batch of leaf products; 0 where each product has levels of its own."""
     return 0 if plan.levels else plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, count)
 
@@ -82,7 +82,7 @@ def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int)
 # ---- leaf products and multiplications
 
 
-def leaf_products(
+def count_leaf_products(
     plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN, itemsize: int = 8
 ) -> dict[Shape, int]:
     """Return the number of whole leaf products of each size (m, k, n).
@@ -90,18 +90,18 @@ def leaf_products(
     `itemsize` matters for integers only, with products modulo several numbers.
     """
     return {
-        size: count for (size, is_gram), count in _count_leaf_products(plan, m, k, n, params, itemsize) if not is_gram
+        size: count for (size, is_gram), count in _leaf_product_counts(plan, m, k, n, params, itemsize) if not is_gram
     }
 
 
 def count_leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
     """Return the number of leaf Gram products of each size; a leaf computes one triangle of them."""
-    return {size: count for (size, is_gram), count in _count_leaf_products(plan, m, k, n, params, 8) if is_gram}
+    return {size: count for (size, is_gram), count in _leaf_product_counts(plan, m, k, n, params, 8) if is_gram}
 
 
 @clear_on_registration
 @lru_cache(maxsize=65536)
-def _count_leaf_products(
+def _leaf_product_counts(
     plan: Plan, m: int, k: int, n: int, params: GemmParams, itemsize: int
 ) -> tuple[tuple[tuple[Shape, bool], int], ...]:
     steps = lower_level(plan, m, k, n, *params) or lower_leaf_level(plan, m, k, n, itemsize, params)
@@ -109,7 +109,7 @@ def _count_leaf_products(
         return ((((m, k, n), params.op != "product"), 1),)
     found: dict[tuple[Shape, bool], int] = {}
     for p in steps.products:
-        for leaf, count in _count_leaf_products(p.plan, *p.size, p.params, itemsize):
+        for leaf, count in _leaf_product_counts(p.plan, *p.size, p.params, itemsize):
             found[leaf] = found.get(leaf, 0) + count
     return tuple(found.items())
 
@@ -123,15 +123,15 @@ def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams
     if steps is None:
         return m * k * n * 1.0 if params.op == "product" else m * (m + 1) / 2 * k
     products = list(steps.products)
-    own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
+    own = plan.levels[0].inner_multiplication_cost if plan.levels and all(p.plan != plan for p in products) else 1.0
     if inside is not None and (level := level_run_by_leaf(plan)) is not None:
-        own = level.work_share(inside)
+        own = level.multiplication_cost(inside)
     return own * sum(count_multiplications(p.plan, *p.size, p.params) for p in products)
 
 
 def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
     """Return the multiplications and additions inside the leaf products, 2mkn each."""
-    return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())
+    return sum(2 * prod(size) * count for size, count in count_leaf_products(plan, m, k, n).items())
 
 
 # ---- checks
@@ -142,7 +142,7 @@ HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider o
 ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that any plan may have, however small the problem is
 
 
-def check_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
+def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise PlanError if a level does not take this type, or if the leaf does not multiply the resulting type.
 
     The message names a leaf of the device, if one is named, that can.
@@ -170,7 +170,7 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
     return None
 
 
-def check_products(plan: Plan, m: int, k: int, n: int) -> None:
+def check_product_count(plan: Plan, m: int, k: int, n: int) -> None:
     """Raise PlanError for a plan so deep that it has more products than multiplications.
 
     Each level makes at least seven times as many products, and cutting single numbers only takes time.

@@ -13,10 +13,10 @@ from typing import Final
 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.recursion_points import first_level_speedup, recursion_point
-from fmm.perfmodel.papers.table import Cell, Table
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
+from fmm.perfmodel.papers.table import Cell, PaperTable
+from fmm.perfmodel.stability import classical_error_bound, error_bound, expected_error_growth, plan_schemes
 
-ROUNDING_HALF: Final = Fraction(1, 2)
+HALF_UNIT: Final = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MeasuredSystem:
     measured: int | None  # measured recursion point in rows; None if none is printed
 
     @property
-    def ratio(self) -> Fraction:
+    def alpha_over_pi(self) -> Fraction:
         """alpha/pi, computed from the printed rates."""
         return Fraction(self.product_rate, self.addition_rate)
 
@@ -44,7 +44,7 @@ class MeasuredSystem:
     def is_consistent(self, below: Fraction, above: Fraction) -> bool:
         """Return True if the printed n_1, a rounded number, is in the range `recursion_point_range(below, above)`."""
         low, high = self.recursion_point_range(below, above)
-        return low < self.theoretical + ROUNDING_HALF and self.theoretical - ROUNDING_HALF < high
+        return low < self.theoretical + HALF_UNIT and self.theoretical - HALF_UNIT < high
 
 
 TABLE_3: Final = (
@@ -68,7 +68,7 @@ TABLE_3: Final = (
 )
 
 
-def dalberto_table3() -> Table:
+def dalberto_table3() -> PaperTable:
     """Return Table 3 with n_1 = 22 alpha/pi computed from the printed rates, and whether the printed n_1 follows."""
     columns = (
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
@@ -76,21 +76,21 @@ def dalberto_table3() -> Table:
     )
     rows = tuple(_table_3_row(s) for s in TABLE_3)
     title = "Table 3: theoretical recursion points of 17 systems"
-    return Table("dalberto-table3", title, columns, rows, _table_3_notes())
+    return PaperTable("dalberto-table3", title, columns, rows, _table_3_notes())
 
 
 def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
     """Return the systems with a printed n_1 that does not follow from the printed rates, rounded to whole MFLOPS."""
-    return tuple(s for s in TABLE_3 if not s.is_consistent(ROUNDING_HALF, ROUNDING_HALF))
+    return tuple(s for s in TABLE_3 if not s.is_consistent(HALF_UNIT, HALF_UNIT))
 
 
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
-    computed = recursion_point(float(s.ratio))
-    low, high = s.recursion_point_range(ROUNDING_HALF, ROUNDING_HALF)
+    computed = recursion_point(float(s.alpha_over_pi))
+    low, high = s.recursion_point_range(HALF_UNIT, HALF_UNIT)
     # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
     # with rounded rates, and with truncated ones
-    fits = (s.is_consistent(ROUNDING_HALF, ROUNDING_HALF), s.is_consistent(Fraction(0), Fraction(1)))
+    fits = (s.is_consistent(HALF_UNIT, HALF_UNIT), s.is_consistent(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
         *(s.name, s.processor, *rates, computed, computed - s.theoretical),
@@ -128,29 +128,31 @@ def _table_3_notes() -> tuple[str, ...]:
 
 # ---- error bounds in units of u |A| |B|, where u is the unit roundoff and |A| the largest absolute entry of A
 
-FIGURE_2_POINT: Final = 900  # n_1 of Figure 2: rows of the products below the last level
-BOUND_DEPTHS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which bounds are shown
+FIGURE_2_RECURSION_POINT: Final = 900  # n_1 of Figure 2: rows of the products below the last level
+BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which bounds are shown
 
 
-def printed_bounds(depth: int, n: int) -> tuple[float, float, float]:
+def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
     """Return the printed bounds for `depth` levels l and n = 2^l n_1 rows.
 
     The first two are the lines of Equation 1; the third, 4^l n^2, is Equation 7 of D'Alberto's post on Brent's
     analysis.
     """
-    first = 12.0**depth * (FIGURE_2_POINT**2 + 5 * FIGURE_2_POINT) - 5 * n
+    first = 12.0**depth * (FIGURE_2_RECURSION_POINT**2 + 5 * FIGURE_2_RECURSION_POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2
 
 
-def dalberto_bounds() -> Table:
+def dalberto_bounds() -> PaperTable:
     """Return the printed bounds over the classical n^2, and the bounds found by walking the steps that plans run."""
     rows: list[tuple[Cell, ...]] = []
-    for depth in BOUND_DEPTHS:
-        n = FIGURE_2_POINT << depth
+    for depth in BOUND_LEVEL_COUNTS:
+        n = FIGURE_2_RECURSION_POINT << depth
         plans = [Plan.parse(" > ".join([name] * depth + ["vendor"])) for name in ("hasa", "li-fig2", "winograd")]
-        walked = [error_bound(plan, n, n, n) / classical_bound(n) for plan in plans]
+        walked = [error_bound(plan, n, n, n) / classical_error_bound(n) for plan in plans]
         expected = [expected_error_growth(plans[0], in_pieces=cpu) for cpu in (False, True)]
-        rows.append((depth, n, *(x / classical_bound(n) for x in printed_bounds(depth, n)), *walked, *expected))
+        rows.append(
+            (depth, n, *(x / classical_error_bound(n) for x in printed_error_bounds(depth, n)), *walked, *expected)
+        )
     columns = (
         *("levels", "n", "Equation 1, first line", "second line", "Brent's 4^l"),
         *("hasa, walked", "li-fig2, walked", "winograd, walked", "hasa, expected", "on a CPU"),
@@ -161,10 +163,10 @@ def dalberto_bounds() -> Table:
         "order and sharing included; Equation 1's first line is li-fig2's to the last digit.",
         "Equation 1's second line is 5n(6^l - 1) less than its first, not more. Section 3.2 says that a level costs 2 "
         f"rather than 3 in practice. Expected are {strassen.error_growth:.1f} on a GPU; on a CPU, whose BLAS adds up "
-        f"long sums in pieces, {strassen.positive_growth_in_pieces:.1f} if all numbers have one sign (the last column) "
-        f"and {strassen.error_growth_in_pieces:.1f} if not.",
+        f"long sums in pieces, {strassen.error_growth_one_sign_blocked:.1f} if all numbers have one sign (the last "
+        f"column) and {strassen.error_growth_blocked_sums:.1f} if not.",
     )
-    return Table("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
+    return PaperTable("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 
 
-TABLES: Final = (dalberto_table3, dalberto_bounds)
+TABLE_FUNCTIONS: Final = (dalberto_table3, dalberto_bounds)

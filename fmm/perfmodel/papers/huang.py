@@ -15,16 +15,16 @@ from math import inf
 from typing import Final
 
 from fmm.hardware.datasheets import datasheet_of
-from fmm.hardware.occupancy import register_counts
+from fmm.hardware.occupancy import register_range
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.fused_order import FIGURE_6, launch_stages
+from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS, launch_stages
 from fmm.perfmodel import block_model
-from fmm.perfmodel.block_model import GEMM, Operands
+from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks
 from fmm.perfmodel.papers import huang_blocks
-from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, ModelledDevice
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14_REGISTERS, FOOTNOTE_15_REGISTERS, ModelledDevice
+from fmm.perfmodel.papers.table import Cell, PaperTable
 
 CACHE_MULTIPLIER: Final = 0.2  # lambda of footnote 12, the multiplier "adjusted to match the GEMM performance"
 # tau_smop in bytes/s as Figure 9 prints it; footnote 13 and the text have 15.67e12
@@ -43,7 +43,8 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
 # Figure 7: the products on both streams of stage 0, on both streams of stage 1, and on the one stream of stage 2.
 FIGURE_7_PRODUCTS: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
 
-VARIANT_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # (W_A, W_B, W_C) of Var#0 with 0, 1, 2 levels
+# (W_A, W_B, W_C) of Var#0 with 0, 1 and 2 levels.
+VARIANT_0: Final[tuple[OperandBlocks, ...]] = (GEMM_OPERANDS, (2, 2, 2), (4, 4, 4))
 
 # Footnote 15: strategy, number of levels, and active thread blocks of Var#0 on one multiprocessor (SM).
 FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
@@ -68,10 +69,10 @@ def direct_scheme(level: int) -> Scheme:
     return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
 
 
-def operand_counts(level: int) -> Counter[Operands]:
+def operand_counts(level: int) -> Counter[OperandBlocks]:
     """Return the number of products for each (W_A, W_B, W_C), counted from the scheme's coefficients; level 0: GEMM."""
     if level == 0:
-        return Counter({GEMM: 1})
+        return Counter({GEMM_OPERANDS: 1})
     strassen = direct_scheme(level)
     return huang_blocks.operand_counts(strassen.u, strassen.v, strassen.w)
 
@@ -79,7 +80,7 @@ def operand_counts(level: int) -> Counter[Operands]:
 # ---- Figures 3 and 6
 
 
-def huang_fig3() -> Table:
+def huang_fig3() -> PaperTable:
     """Return Figure 3's six strategies, the threads computed from the other columns, and whether (18) holds."""
     rows = tuple(_strategy_row(s) for s in STRATEGIES)
     columns = (
@@ -91,22 +92,22 @@ def huang_fig3() -> Table:
         "elements against a tile of m_S k_S = 256, so each thread must prefetch 4 elements of A and of B, "
         "not m_R and n_R."
     )
-    return Table("huang-fig3", "Figure 3: CUTLASS's six strategies", columns, rows, (note,))
+    return PaperTable("huang-fig3", "Figure 3: CUTLASS's six strategies", columns, rows, (note,))
 
 
 def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
-    holds = _strategy_bound(s, GEMM, paper_v100(), 18).holds
+    holds = _strategy_bound(s, GEMM_OPERANDS, paper_v100(), 18).is_met
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
 
 
-def _strategy_bound(s: TileSizes, w: Operands, on: ModelledDevice, equation: int) -> huang_blocks.BlockBound:
+def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
     """Return the bound of this equation for a strategy."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
-def huang_fig6() -> Table:
+def huang_fig6() -> PaperTable:
     """Return Figure 6 with the operand counts computed from Equation (3) and its Kronecker square."""
     derived = {level: operand_counts(level) for level in range(3)}
     rows = tuple(
@@ -118,7 +119,7 @@ def huang_fig6() -> Table:
             derived[level][w],
             derived[level][w] - printed,
         )
-        for level, var, w, printed in FIGURE_6
+        for level, var, w, printed in FIGURE_6_VARIANTS
     )
     totals = ", ".join(f"{level}-level {sum(derived[level].values())}" for level in (1, 2))
     notes = (
@@ -130,10 +131,10 @@ def huang_fig6() -> Table:
         "was used, it also has no minus signs inside the operands.",
     )
     columns = ("level", "variant", "W_A", "W_B", "W_C", "printed", "computed", "difference")
-    return Table("huang-fig6", "Figure 6: operand and instance counts", columns, rows, notes)
+    return PaperTable("huang-fig6", "Figure 6: operand and instance counts", columns, rows, notes)
 
 
-def huang_fig7() -> Table:
+def huang_fig7() -> PaperTable:
     """Return Figure 7 with the stages computed from the blocks of C that each product of Equation (3) writes."""
     computed = [
         (stage, number, ", ".join(f"M{product}" for task in stream for product in task))
@@ -148,20 +149,20 @@ def huang_fig7() -> Table:
         "Section 3.3 begins with stages 0 to 2, as the figure does; further on the text calls the last two 2 and 3.",
     )
     columns = ("stage", "stream", "printed", "computed", "difference")
-    return Table("huang-fig7", "Figure 7: products on two streams", columns, rows, notes)
+    return PaperTable("huang-fig7", "Figure 7: products on two streams", columns, rows, notes)
 
 
 # ---- section 5.2: bounds
 
 
-def huang_bounds() -> Table:
+def huang_bounds() -> PaperTable:
     """Return the rates of section 5.2 and the bounds on block sizes that follow from them."""
     rows = tuple(
         (name, printed, computed, None if printed is None else computed - printed)
         for name, printed, computed in (*_printed_rates(), *_printed_block_sizes(), *_printed_limits())
     )
     columns = ("quantity", "printed", "computed", "difference")
-    return Table("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _bound_notes())
+    return PaperTable("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _bound_notes())
 
 
 def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
@@ -169,7 +170,7 @@ def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
     on, gpu = paper_v100(), datasheet_of("V100")
     return (
         ("tau_flop, TFLOPS (footnote 4)", 15.67, on.flop / 1e12),
-        ("double precision peak, TFLOPS (footnote 5)", 7.83, gpu.fp64_peak / 1e12),
+        ("double precision peak, TFLOPS (footnote 5)", 7.83, gpu.fp64_peak_flops / 1e12),
         ("tau_gmop, TB/s (footnote 12)", 1.08, on.gmop / 1e12),
         ("tau_smop, TB/s (section 5.2, footnote 13)", 15.67, on.smop / 1e12),
         ("tau_smop, TB/s (Figure 9)", FIGURE_9_SHARED_BANDWIDTH / 1e12, on.smop / 1e12),
@@ -182,14 +183,14 @@ def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
     figure_9 = replace(on, smop=FIGURE_9_SHARED_BANDWIDTH)
     one, two = VARIANT_0[1:]
     return (
-        ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.min_square_tile(GEMM, on)),
-        ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.min_square_tile(GEMM, on, 10240)),
-        ("(13) least m_S, 1-level Var#0", None, huang_blocks.min_square_tile(one, on)),
-        ("(13) least m_S, 2-level Var#0", None, huang_blocks.min_square_tile(two, on)),
-        ("(15) least m_R, tau_smop 15.67, m_S = 128", 4.1, huang_blocks.min_square_piece(128, on)),
-        ("(15) least m_R, tau_smop 15.67, m_S without limit", 4.1, huang_blocks.min_square_piece(inf, on)),
-        ("(15) least m_R, tau_smop 15.30, m_S = 128", 4.1, huang_blocks.min_square_piece(128, figure_9)),
-        ("(15) least m_R, tau_smop 15.30, m_S without limit", 4.1, huang_blocks.min_square_piece(inf, figure_9)),
+        ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on)),
+        ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on, 10240)),
+        ("(13) least m_S, 1-level Var#0", None, huang_blocks.min_square_tile_side(one, on)),
+        ("(13) least m_S, 2-level Var#0", None, huang_blocks.min_square_tile_side(two, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S = 128", 4.1, huang_blocks.min_square_thread_tile(128, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S without limit", 4.1, huang_blocks.min_square_thread_tile(inf, on)),
+        ("(15) least m_R, tau_smop 15.30, m_S = 128", 4.1, huang_blocks.min_square_thread_tile(128, figure_9)),
+        ("(15) least m_R, tau_smop 15.30, m_S without limit", 4.1, huang_blocks.min_square_thread_tile(inf, figure_9)),
     )
 
 
@@ -200,10 +201,10 @@ def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
     return (
-        ("(16) m_R below, GEMM", 12, huang_blocks.max_square_piece(GEMM, on)),
-        ("(16) m_R below, 1-level Var#0", 12, huang_blocks.max_square_piece(one, on)),
-        ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.max_square_piece(one, on, pointers)),
-        ("(16) m_R below, 2-level Var#0", 12, huang_blocks.max_square_piece(two, on)),
+        ("(16) m_R below, GEMM", 12, huang_blocks.max_square_thread_tile(GEMM_OPERANDS, on)),
+        ("(16) m_R below, 1-level Var#0", 12, huang_blocks.max_square_thread_tile(one, on)),
+        ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.max_square_thread_tile(one, on, pointers)),
+        ("(16) m_R below, 2-level Var#0", 12, huang_blocks.max_square_thread_tile(two, on)),
         ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_model.registers_needed(huge, two)),
         ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
     )
@@ -225,7 +226,7 @@ def _bound_notes() -> tuple[str, ...]:
     )
 
 
-def huang_admitted() -> Table:
+def huang_admitted() -> PaperTable:
     """Return the strategies that meet every bound for very long k: with GEMM, with one level and with two."""
     on = paper_v100()
     printed = ("Large, Huge", "Huge", "")
@@ -236,13 +237,13 @@ def huang_admitted() -> Table:
         rows.append((name, expected, found, "" if found == expected else "differs"))
     columns = ("algorithm", "printed", "computed", "difference")
     title = "Section 5.2: strategies that meet (13) and (15) to (18)"
-    return Table("huang-admitted", title, columns, tuple(rows))
+    return PaperTable("huang-admitted", title, columns, tuple(rows))
 
 
 # ---- footnote 15
 
 
-def huang_footnote15() -> Table:
+def huang_footnote15() -> PaperTable:
     """Return footnote 15's active blocks per SM, the computed ones, and the registers per thread behind them."""
     rows = tuple(_occupancy_row(*case) for case in FOOTNOTE_15_BLOCKS)
     columns = (
@@ -259,22 +260,26 @@ def huang_footnote15() -> Table:
         "least 7, 9 and 13: 1- and 2-level kernels have 2 active blocks only if the compiler holds them to "
         "128 and spills.",
     )
-    return Table("huang-footnote15", "Footnote 15: active blocks per SM", columns, rows, notes)
+    return PaperTable("huang-footnote15", "Footnote 15: active blocks per SM", columns, rows, notes)
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     s, w, on = named_strategy(name), VARIANT_0[level], paper_v100()
     computed = huang_blocks.blocks_per_sm(s, w, on)
-    follows = register_counts(on.limits, s.threads, on.element_bytes * block_model.shared_tile(s), printed)
+    follows = register_range(on.limits, s.threads, on.element_bytes * block_model.shared_tile_elements(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
-    formulas = (block_model.registers_needed(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
+    formulas = (
+        block_model.registers_needed(s, w),
+        FOOTNOTE_14_REGISTERS.count_registers(s, w, on),
+        FOOTNOTE_15_REGISTERS.count_registers(s, w, on),
+    )
     return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])
 
 
 # ---- Figure 10
 
 
-def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Table:
+def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> PaperTable:
     """Return Figure 10's modelled curves: effective TFLOPS (7) for m = k = n of GEMM and of one and two levels."""
     rows = tuple((s, size, *_modelled_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
     notes = (
@@ -285,7 +290,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Tab
         f"lambda = {CACHE_MULTIPLIER}, active blocks as in footnote 15, seven or 49 products one after the other.",
     )
     columns = ("strategy", "m=n=k", "GEMM", "1-level", "2-level")
-    return Table("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)
+    return PaperTable("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)
 
 
 def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
@@ -294,10 +299,20 @@ def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
 
     def tflops_with_levels(level: int) -> float:
         split = (2**level,) * 3
-        seconds = huang_blocks.direct_seconds(s, operand_counts(level), (split[0], split[1], split[2]), shape, on)
+        seconds = huang_blocks.direct_product_seconds(
+            s, operand_counts(level), (split[0], split[1], split[2]), shape, on
+        )
         return huang_blocks.effective_tflops(shape, seconds)
 
     return tflops_with_levels(0), tflops_with_levels(1), tflops_with_levels(2)
 
 
-TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)
+TABLE_FUNCTIONS: Final = (
+    huang_fig3,
+    huang_fig6,
+    huang_fig7,
+    huang_bounds,
+    huang_admitted,
+    huang_footnote15,
+    huang_fig10,
+)

@@ -17,16 +17,16 @@ from itertools import product
 from math import ceil, inf, sqrt
 
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import Capability, Datasheet
+from fmm.hardware.datasheets import CapabilityLimits, Datasheet
 from fmm.hardware.occupancy import active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_model import (
-    Operands,
-    global_elements,
+    OperandBlocks,
+    global_memory_elements,
     kernel_flops,
     registers_needed,
-    shared_elements,
-    shared_tile,
+    shared_memory_elements,
+    shared_tile_elements,
 )
 from fmm.problem import Shape, positive_shape
 
@@ -36,21 +36,23 @@ Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 # ---- the blocks that the products of a scheme read and write
 
 
-def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[Operands]:
+def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[OperandBlocks]:
     """Return the number of products of a scheme for each (W_A, W_B, W_C), as in Figure 6."""
     columns = (zip(*x, strict=True) for x in (U, V, W))
-    return Counter((_nonzeros(a), _nonzeros(b), _nonzeros(c)) for a, b, c in zip(*columns, strict=True))
+    return Counter((_nonzero_count(a), _nonzero_count(b), _nonzero_count(c)) for a, b, c in zip(*columns, strict=True))
 
 
-def composed_counts(outer: Mapping[Operands, int], inner: Mapping[Operands, int]) -> Counter[Operands]:
+def composed_operand_counts(
+    outer: Mapping[OperandBlocks, int], inner: Mapping[OperandBlocks, int]
+) -> Counter[OperandBlocks]:
     """Return the operand counts of the Kronecker product of two schemes, from the counts of both schemes."""
-    counts: Counter[Operands] = Counter()
+    counts: Counter[OperandBlocks] = Counter()
     for ((a, b, c), times), ((x, y, z), more) in product(outer.items(), inner.items()):
         counts[a * x, b * y, c * z] += times * more
     return counts
 
 
-def _nonzeros(column: Iterable[Fraction | int | float]) -> int:
+def _nonzero_count(column: Iterable[Fraction | int | float]) -> int:
     return sum(1 for coefficient in column if coefficient)
 
 
@@ -65,7 +67,7 @@ class ModelledDevice:
     gmop: float  # tau_gmop, bytes/s of global memory
     smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
     sms: int  # number of multiprocessors
-    limits: Capability
+    limits: CapabilityLimits
     element_bytes: int = 4
 
     @property
@@ -80,11 +82,11 @@ def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.
     Reuse of data in the second-level cache makes tau_gmop the bandwidth of global memory times 1 + lambda.
     """
     return ModelledDevice(
-        flop=device.peak(element_bytes),
-        gmop=device.global_bandwidth * (1 + cache),
-        smop=device.shared_bandwidth,
+        flop=device.peak_flops(element_bytes),
+        gmop=device.global_memory_bandwidth * (1 + cache),
+        smop=device.shared_memory_bandwidth,
         sms=device.sms,
-        limits=device.limits,
+        limits=device.capability_limits,
         element_bytes=element_bytes,
     )
 
@@ -92,7 +94,11 @@ def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.
 def datasheet_chip(device: Datasheet) -> Chip:
     """Return the chip of a datasheet, for the model in cycles (fmm.perfmodel.block_model)."""
     return Chip(
-        device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * (device.l2_kib or 0)
+        device.capability_limits,
+        device.sms,
+        1e6 * device.boost_mhz,
+        device.global_memory_bandwidth,
+        1024.0 * (device.l2_kib or 0),
     )
 
 
@@ -100,7 +106,7 @@ def datasheet_chip(device: Datasheet) -> Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockBound:
+class BlockSizeBound:
     """One of the paper's bounds on block sizes: `have` is at least `need`, or with `below` it is smaller."""
 
     equation: int
@@ -110,42 +116,44 @@ class BlockBound:
     below: bool = False
 
     @property
-    def holds(self) -> bool:
+    def is_met(self) -> bool:
         """True if the bound is met."""
         return self.have < self.need if self.below else self.have >= self.need
 
 
-def strategy_bounds(s: TileSizes, w: Operands, on: ModelledDevice, k: int | None = None) -> tuple[BlockBound, ...]:
+def strategy_bounds(
+    s: TileSizes, w: OperandBlocks, on: ModelledDevice, k: int | None = None
+) -> tuple[BlockSizeBound, ...]:
     """Return every bound for one product with the inner dimension k (None: the limit for k to infinity)."""
     prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
     # (17) has the shared memory of a multiprocessor; on later devices a thread block may use slightly less.
     shared = on.limits.shared_per_block
     return (
-        BlockBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
-        BlockBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
-        BlockBound(16, "registers per thread", _register_words(s, w, on), most, below=True),
-        BlockBound(17, "shared bytes per block", on.element_bytes * shared_tile(s), shared, below=True),
-        BlockBound(18, "elements prefetched beyond the tile", prefetched, 0),
+        BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
+        BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
+        BlockSizeBound(16, "registers per thread", _register_words(s, w, on), most, below=True),
+        BlockSizeBound(17, "shared bytes per block", on.element_bytes * shared_tile_elements(s), shared, below=True),
+        BlockSizeBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
 
 
 def admitted_strategies(
-    strategies: Iterable[TileSizes], operands: Iterable[Operands], on: ModelledDevice, k: int | None = None
+    strategies: Iterable[TileSizes], operands: Iterable[OperandBlocks], on: ModelledDevice, k: int | None = None
 ) -> tuple[TileSizes, ...]:
     """Return the strategies that meet every bound for every (W_A, W_B, W_C) in `operands`."""
     products = tuple(operands)
-    return tuple(s for s in strategies if all(b.holds for w in products for b in strategy_bounds(s, w, on, k)))
+    return tuple(s for s in strategies if all(b.is_met for w in products for b in strategy_bounds(s, w, on, k)))
 
 
-def global_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
+def global_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
     """Return the left side of (13): flops for each element moved to or from global memory."""
-    return _intensity_ratio(partial(kernel_flops, s, w), partial(global_elements, s, w), k)
+    return _intensity_ratio(partial(kernel_flops, s, w), partial(global_memory_elements, s, w), k)
 
 
-def shared_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
+def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
     """Return the left side of (15): flops for each element moved to or from shared memory."""
-    return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_elements, s), k)
+    return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_memory_elements, s), k)
 
 
 def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
@@ -157,7 +165,7 @@ def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k:
     return top(k) / bottom(k)
 
 
-def _register_words(s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+def _register_words(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
     """Return the left side of (16) in registers of 32 bits."""
     return ceil(registers_needed(s, w) * on.registers_per_element)
 
@@ -172,7 +180,7 @@ def required_shared_intensity(on: ModelledDevice) -> float:
     return on.element_bytes * on.flop / on.smop
 
 
-def min_square_tile(w: Operands, on: ModelledDevice, k: int | None = None) -> float:
+def min_square_tile_side(w: OperandBlocks, on: ModelledDevice, k: int | None = None) -> float:
     """Return the least m_S = n_S that meets (13); infinite if no tile is large enough for this k."""
     need, reads, writes = required_global_intensity(on), w[0] + w[1], w[2]
     if k is None:
@@ -181,13 +189,13 @@ def min_square_tile(w: Operands, on: ModelledDevice, k: int | None = None) -> fl
     return k * (need * reads - reads + 2) / per_tile if per_tile > 0 else inf
 
 
-def min_square_piece(m_s: float, on: ModelledDevice) -> float:
+def min_square_thread_tile(m_s: float, on: ModelledDevice) -> float:
     """Return the least m_R = n_R that meets (15), for a GEMM with m_S = n_S; m_S may be infinite."""
     left = 1 / required_shared_intensity(on) - 1 / m_s
     return 1 / left if left > 0 else inf
 
 
-def max_square_piece(w: Operands, on: ModelledDevice, extra: int = 0) -> float:
+def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0) -> float:
     """Return the m_R = n_R at which (16) needs all registers of a thread, `extra` ones included; m_R must be less."""
     half = (4 + w[0] + w[1]) / 2
     elements = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
@@ -206,37 +214,39 @@ class RegisterModel:
     unprinted: int = 0  # registers that no formula of the paper has
     least_blocks: int = 0  # the compiler spills until this number of thread blocks fits on a multiprocessor; 0: never
 
-    def count(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+    def count_registers(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
         """Return the registers of a thread after spilling."""
         registers = self.count_before_spilling(s, w, on)
         if not self.least_blocks:
             return registers
         return min(registers, max_registers(on.limits, s.threads, self.least_blocks))
 
-    def count_before_spilling(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+    def count_before_spilling(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
         """Return the registers that a thread needs."""
         return _register_words(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
-FOOTNOTE_14 = RegisterModel()
+FOOTNOTE_14_REGISTERS = RegisterModel()
 # The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer, 12
 # to 15 further ones, which the paper does not print, result in 24, 20 and 18 blocks for Small; 12 is used. "Huge: 2 for
 # all variants" holds only if kernels that need more than 128 registers spill down to 128: section 5.4 mentions spilling
 # to maintain two active blocks.
-FOOTNOTE_15 = RegisterModel(unprinted=12, least_blocks=2)
+FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
-def blocks_per_sm(s: TileSizes, w: Operands, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15) -> int:
+def blocks_per_sm(
+    s: TileSizes, w: OperandBlocks, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
+) -> int:
     """Return the active thread blocks of a product's kernel on one multiprocessor."""
-    tile = on.element_bytes * shared_tile(s)
-    return active_blocks(on.limits, s.threads, model.count(s, w, on), tile)
+    tile = on.element_bytes * shared_tile_elements(s)
+    return active_blocks(on.limits, s.threads, model.count_registers(s, w, on), tile)
 
 
 # ---- time, equations (19) to (22)
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTime:
+class ResourceSeconds:
     """Seconds of one product if only one resource took time; the slowest resource decides."""
 
     flop: float  # arithmetic (20)
@@ -244,19 +254,19 @@ class BlockTime:
     smop: float  # shared memory (21)
 
     @property
-    def seconds(self) -> float:
+    def slowest_seconds(self) -> float:
         """Seconds of the slowest resource."""
         return max(self.flop, self.gmop, self.smop)
 
     @property
-    def limited_by(self) -> str:
+    def limiting_resource(self) -> str:
         """The name of the slowest resource."""
         return max(("flop", self.flop), ("gmop", self.gmop), ("smop", self.smop), key=lambda pair: pair[1])[0]
 
 
-def block_time(
-    s: TileSizes, w: Operands, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15
-) -> BlockTime:
+def resource_seconds(
+    s: TileSizes, w: OperandBlocks, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
+) -> ResourceSeconds:
     """Return the time of one product of shape (m, k, n) by (19) to (22)."""
     m, k, n = positive_shape(shape)
     per_sm = blocks_per_sm(s, w, on, model)
@@ -265,15 +275,15 @@ def block_time(
     together = on.sms * per_sm  # (19)
     tiles = -(-m // s.m_s) * -(-n // s.n_s)
     waves = -(-tiles // together)
-    return BlockTime(
+    return ResourceSeconds(
         flop=waves * together * kernel_flops(s, w, k) / on.flop,  # (20)
-        gmop=tiles * on.element_bytes * global_elements(s, w, k) / on.gmop,  # (22)
-        smop=waves * together * on.element_bytes * shared_elements(s, k) / on.smop,  # (21)
+        gmop=tiles * on.element_bytes * global_memory_elements(s, w, k) / on.gmop,  # (22)
+        smop=waves * together * on.element_bytes * shared_memory_elements(s, k) / on.smop,  # (21)
     )
 
 
-def direct_seconds(
-    s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: ModelledDevice
+def direct_product_seconds(
+    s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, on: ModelledDevice
 ) -> float:
     """Return the seconds of a direct fast multiplication; its products run one after the other.
 
@@ -281,7 +291,7 @@ def direct_seconds(
     """
     m, k, n = positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
-    return sum(times * block_time(s, w, block, on).seconds for w, times in counts.items())
+    return sum(times * resource_seconds(s, w, block, on).slowest_seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from fmm.perfmodel.papers.table import Table
+from fmm.perfmodel.papers.table import PaperTable
 
-Status = Literal["measured", "measurable", "computed", "runs", "not measured"]
+EntryStatus = Literal["measured", "measurable", "computed", "runs", "not measured"]
 
 
 class SourceEntry(NamedTuple):
@@ -17,17 +17,17 @@ class SourceEntry(NamedTuple):
     source: str
     figure: str
     what: str
-    done: Status
+    done: EntryStatus
     # names of tables, separated by blanks, if it is computed or can be measured; else the part of fmm in words
     see: str
     on: str = ""  # devices with samples of it in results/
 
 
-LI, HUANG, DALBERTO, SFORZA, POSTS, OWN = (
+LI, HUANG, DALBERTO, SFORZA, DALBERTO_POSTS, FMM_ITSELF = (
     "Li, Ranka, Sahni", "Huang, Yu, van de Geijn", "D'Alberto, Nicolau", "Sforza", "D'Alberto's posts", "fmm",
 )  # fmt: skip
 
-CPU, H200, BOTH = "CPU", "H200", "CPU, H200"
+CPU, H200, CPU_AND_H200 = "CPU", "H200", "CPU, H200"
 
 INVENTORY_ROWS: Final = (
     SourceEntry(LI, "Figure 1", "blocks of A, B and C", "runs", "the blocks of every scheme <2,2,2>"),
@@ -47,51 +47,75 @@ INVENTORY_ROWS: Final = (
     ),
     SourceEntry(LI, "Figures 20 to 22", "two to four levels: reductions", "computed", "li-fig20 li-fig21 li-fig22"),
     SourceEntry(LI, "Figure 23", "Winograd, recursive", "runs", "the step table li-fig23"),
-    SourceEntry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans li-predicted", BOTH),
-    SourceEntry(LI, "section 8.1.1", "the best threshold", "measured", "li-tau2 li-tau2-best", BOTH),
+    SourceEntry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans li-predicted", CPU_AND_H200),
+    SourceEntry(LI, "section 8.1.1", "the best threshold", "measured", "li-tau2 li-tau2-best", CPU_AND_H200),
     SourceEntry(
         LI,
         "Figures 26 to 29",
         "reductions beside that of time",
         "measured",
         "li-fig26 li-fig27 li-fig28 li-fig29",
-        BOTH,
+        CPU_AND_H200,
     ),
-    SourceEntry(LI, "Figure 30", "largest errors by size", "measured", "li-fig30", BOTH),
-    SourceEntry(LI, "Figure 31", "mean errors by size", "measured", "li-fig31", BOTH),
-    SourceEntry(LI, "Figures 32, 33", "largest errors by levels", "measured", "li-fig32 li-errors li-exchanged", BOTH),
-    SourceEntry(LI, "Figures 34, 35", "mean errors by levels", "measured", "li-fig34 li-errors li-exchanged", BOTH),
-    SourceEntry(LI, "Figure 36", "run time by levels", "measured", "li-fig36 li-section8", BOTH),
-    SourceEntry(LI, "Figures 37 to 39", "speedups by levels", "measured", "li-fig37 li-section8", BOTH),
+    SourceEntry(LI, "Figure 30", "largest errors by size", "measured", "li-fig30", CPU_AND_H200),
+    SourceEntry(LI, "Figure 31", "mean errors by size", "measured", "li-fig31", CPU_AND_H200),
     SourceEntry(
-        LI, "Figures 40 to 42", "double precision: time and speedup", "measured", "li-fig40 li-fig42 li-section8", BOTH
+        LI, "Figures 32, 33", "largest errors by levels", "measured", "li-fig32 li-errors li-exchanged", CPU_AND_H200
     ),
-    SourceEntry(LI, "Figure 43", "double precision: errors", "measured", "li-fig43", BOTH),
     SourceEntry(
-        LI, "Figure 44", "double precision: errors of random matrices", "measured", "li-fig44 li-exchanged", BOTH
+        LI, "Figures 34, 35", "mean errors by levels", "measured", "li-fig34 li-errors li-exchanged", CPU_AND_H200
     ),
-    SourceEntry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1", BOTH),
+    SourceEntry(LI, "Figure 36", "run time by levels", "measured", "li-fig36 li-section8", CPU_AND_H200),
+    SourceEntry(LI, "Figures 37 to 39", "speedups by levels", "measured", "li-fig37 li-section8", CPU_AND_H200),
+    SourceEntry(
+        LI,
+        "Figures 40 to 42",
+        "double precision: time and speedup",
+        "measured",
+        "li-fig40 li-fig42 li-section8",
+        CPU_AND_H200,
+    ),
+    SourceEntry(LI, "Figure 43", "double precision: errors", "measured", "li-fig43", CPU_AND_H200),
+    SourceEntry(
+        LI,
+        "Figure 44",
+        "double precision: errors of random matrices",
+        "measured",
+        "li-fig44 li-exchanged",
+        CPU_AND_H200,
+    ),
+    SourceEntry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1", CPU_AND_H200),
     SourceEntry(HUANG, "Figure 2", "memory and threads of CUDA", "not measured", "a picture"),
     SourceEntry(HUANG, "Figure 3", "block sizes of CUTLASS", "computed", "huang-fig3"),
     SourceEntry(HUANG, "Figure 4", "the product with sums inside", "runs", "a fused level above the leaf tile"),
     SourceEntry(HUANG, "Figure 5", "the 49 products of two levels", "computed", "huang-fig6"),
     SourceEntry(HUANG, "Figure 6", "operands and variants", "computed", "huang-fig6"),
     SourceEntry(HUANG, "Figure 7", "products on two streams", "computed", "huang-fig7"),
-    SourceEntry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8", BOTH),
-    SourceEntry(HUANG, "Figure 9", "rates of the machine", "measured", "huang-fig9 huang-bounds", BOTH),
+    SourceEntry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8", CPU_AND_H200),
+    SourceEntry(HUANG, "Figure 9", "rates of the machine", "measured", "huang-fig9 huang-bounds", CPU_AND_H200),
     SourceEntry(HUANG, "Figure 10", "modelled and measured rates", "measured", "huang-fig10", H200),
     SourceEntry(HUANG, "section 5.2", "which strategies are admitted", "computed", "huang-admitted huang-footnote15"),
     SourceEntry(DALBERTO, "Table 1", "Balanced", "runs", "the level balanced(2)"),
     SourceEntry(DALBERTO, "Figure 1", "blocks that differ by a row or column", "runs", "the fringe unequal"),
     SourceEntry(DALBERTO, "Table 2", "HASA", "runs", "the step table hasa"),
     SourceEntry(
-        DALBERTO, "Figure 2", "errors against Priest's summation", "measured", "dalberto-fig2 dalberto-fig2-ratio", BOTH
+        DALBERTO,
+        "Figure 2",
+        "errors against Priest's summation",
+        "measured",
+        "dalberto-fig2 dalberto-fig2-ratio",
+        CPU_AND_H200,
     ),
     SourceEntry(
-        DALBERTO, "Figures 3 to 5", "Balanced, HASA, dynamic", "measured", "dalberto-fig3 dalberto-fig3-average", BOTH
+        DALBERTO,
+        "Figures 3 to 5",
+        "Balanced, HASA, dynamic",
+        "measured",
+        "dalberto-fig3 dalberto-fig3-average",
+        CPU_AND_H200,
     ),
     SourceEntry(DALBERTO, "Equation 1", "error bounds", "computed", "dalberto-bounds"),
-    SourceEntry(DALBERTO, "Equations 2, 3", "when to recurse", "measured", "dalberto-n1", BOTH),
+    SourceEntry(DALBERTO, "Equations 2, 3", "when to recurse", "measured", "dalberto-n1", CPU_AND_H200),
     SourceEntry(DALBERTO, "Table 3", "recursion points of 17 systems", "computed", "dalberto-table3"),
     SourceEntry(
         DALBERTO,
@@ -99,26 +123,34 @@ INVENTORY_ROWS: Final = (
         "S-1, S-2, S-3 and HASA on squares",
         "measured",
         "dalberto-fig6 dalberto-n1",
-        BOTH,
+        CPU_AND_H200,
     ),
     SourceEntry(SFORZA, "Algorithm 1", "AtA", "computed", "sforza-stop"),
     SourceEntry(SFORZA, "Figure 1", "one level by size", "measurable", "sforza-sizes sforza-best"),
     SourceEntry(SFORZA, "Figure 2", "speedup by depth", "measurable", "sforza-depths sforza-best"),
     SourceEntry(SFORZA, "Figure 3", "time by size", "measurable", "sforza-seconds"),
     SourceEntry(SFORZA, "Figure 4", "speedup by size", "measurable", "sforza-sizes"),
-    SourceEntry(POSTS, "Brent's Strassen", "the equations, with their slips", "runs", "the scheme strassen, proved"),
-    SourceEntry(POSTS, "Equations 1 to 7", "Brent's bound and its 4^l", "computed", "dalberto-bounds"),
-    SourceEntry(POSTS, "Adaptive Winograd", "a schedule with S, T, P, U", "runs", "the step table adaptive-winograd"),
     SourceEntry(
-        POSTS, "R-Kleene, 1(a) to (c)", "all-pairs shortest paths", "runs", "fmm.shortest_paths; no times are printed"
+        DALBERTO_POSTS, "Brent's Strassen", "the equations, with their slips", "runs", "the scheme strassen, proved"
     ),
-    SourceEntry(POSTS, "3M", "complex products by three real ones", "runs", "the level 3m"),
+    SourceEntry(DALBERTO_POSTS, "Equations 1 to 7", "Brent's bound and its 4^l", "computed", "dalberto-bounds"),
     SourceEntry(
-        OWN, "error contract", "expected and measured growth", "measured", "error-growth error-growth-worst", CPU
+        DALBERTO_POSTS, "Adaptive Winograd", "a schedule with S, T, P, U", "runs", "the step table adaptive-winograd"
     ),
-    SourceEntry(OWN, "variants", "which scheme errs how much", "measured", "error-variants", BOTH),
-    SourceEntry(OWN, "scaling", "powers of two before a fast product", "measured", "error-scaled", BOTH),
-    SourceEntry(OWN, "budget", "max_error_growth on random problems", "measured", "error-budget", CPU),
+    SourceEntry(
+        DALBERTO_POSTS,
+        "R-Kleene, 1(a) to (c)",
+        "all-pairs shortest paths",
+        "runs",
+        "fmm.shortest_paths; no times are printed",
+    ),
+    SourceEntry(DALBERTO_POSTS, "3M", "complex products by three real ones", "runs", "the level 3m"),
+    SourceEntry(
+        FMM_ITSELF, "error contract", "expected and measured growth", "measured", "error-growth error-growth-worst", CPU
+    ),
+    SourceEntry(FMM_ITSELF, "variants", "which scheme errs how much", "measured", "error-variants", CPU_AND_H200),
+    SourceEntry(FMM_ITSELF, "scaling", "powers of two before a fast product", "measured", "error-scaled", CPU_AND_H200),
+    SourceEntry(FMM_ITSELF, "budget", "max_error_growth on random problems", "measured", "error-budget", CPU),
 )
 
 
@@ -130,39 +162,41 @@ def table_names(entries: Iterable[SourceEntry] = INVENTORY_ROWS) -> frozenset[st
 
 # A figure's name, such as li-fig33: the prefix of its source, then `fig` or `table` and the number in the source.
 SOURCE_PREFIXES: Final = {"li": LI, "huang": HUANG, "dalberto": DALBERTO, "sforza": SFORZA}
-FIGURE_NAME: Final = re.compile(r"(?P<source>[a-z]+)-(?P<kind>fig|table)(?P<number>\d+)")
-KIND_WORDS: Final = {"fig": "Figure", "table": "Table"}
+FIGURE_NAME_PATTERN: Final = re.compile(r"(?P<source>[a-z]+)-(?P<kind>fig|table)(?P<number>\d+)")
+FIGURE_KIND_WORDS: Final = {"fig": "Figure", "table": "Table"}
 
 
-def find_entry(name: str) -> SourceEntry | None:
+def find_source_entry(name: str) -> SourceEntry | None:
     """Return the entry of a figure or table by its name, such as li-fig33; None if the source has no such figure."""
-    found = FIGURE_NAME.fullmatch(name)
+    found = FIGURE_NAME_PATTERN.fullmatch(name)
     if found is None or found["source"] not in SOURCE_PREFIXES:
         return None
     for entry in INVENTORY_ROWS:
-        if entry.source == SOURCE_PREFIXES[found["source"]] and entry.figure.startswith(KIND_WORDS[found["kind"]]):
+        if entry.source == SOURCE_PREFIXES[found["source"]] and entry.figure.startswith(
+            FIGURE_KIND_WORDS[found["kind"]]
+        ):
             first, *last = map(int, re.findall(r"\d+", entry.figure))
             if first <= int(found["number"]) <= (last or [first])[-1]:
                 return entry
     return None
 
 
-def table_showing(name: str) -> str | None:
+def table_name_of_figure(name: str) -> str | None:
     """Return the name of the table that shows a figure; None if the source has no such figure.
 
     A figure that is neither computed nor measured has a table under its own name, with its entry as the only row.
     """
-    entry = find_entry(name)
+    entry = find_source_entry(name)
     if entry is None:
         return None
     return entry.see.split()[0] if table_names([entry]) else name
 
 
-def entry_table(name: str) -> Table:
+def entry_table(name: str) -> PaperTable:
     """Return the entry of a figure that is neither computed nor measured, as a table."""
-    entry = find_entry(name)
+    entry = find_source_entry(name)
     assert entry is not None, name
-    return Table(
+    return PaperTable(
         name, f"{entry.source}, {entry.figure}: {entry.what}", INVENTORY_COLUMNS, (entry,), INVENTORY_NOTES[:1]
     )
 
@@ -176,7 +210,7 @@ INVENTORY_NOTES: Final = (
 )
 
 
-def inventory() -> Table:
+def inventory_table() -> PaperTable:
     """Return the list of all entries as a table."""
     what = "every figure and table of the five sources, and what was done about it"
-    return Table("paper", what, INVENTORY_COLUMNS, INVENTORY_ROWS, INVENTORY_NOTES)
+    return PaperTable("paper", what, INVENTORY_COLUMNS, INVENTORY_ROWS, INVENTORY_NOTES)

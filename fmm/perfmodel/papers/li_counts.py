@@ -45,12 +45,12 @@ class Polynomial:
         return Polynomial.from_coefficients(*(self[i] + other[i] for i in range(length)))
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        return self + other.times(-1)
+        return self + other.scaled_by(-1)
 
     def __getitem__(self, power: int) -> Fraction:
         return self.coefficients[power] if power < len(self.coefficients) else Fraction(0)
 
-    def times(self, factor: Fraction | int) -> Polynomial:
+    def scaled_by(self, factor: Fraction | int) -> Polynomial:
         """Return the polynomial times a number."""
         return Polynomial.from_coefficients(*(factor * c for c in self.coefficients))
 
@@ -61,14 +61,14 @@ class Polynomial:
     def __call__(self, n: Fraction | int) -> Fraction:
         return sum((c * Fraction(n) ** i for i, c in enumerate(self.coefficients)), Fraction(0))
 
-    def text(self, variable: str = "n") -> str:
+    def formula_text(self, variable: str = "n") -> str:
         """Return the polynomial as the paper prints polynomials, highest power first: 17n^3/4096 + n^2/16."""
         terms = [(c, power) for power, c in enumerate(self.coefficients) if c][::-1]
-        words = [f"{'-' if c < 0 else '+'} {_monomial(abs(c), variable, power)}" for c, power in terms]
+        words = [f"{'-' if c < 0 else '+'} {_monomial_text(abs(c), variable, power)}" for c, power in terms]
         return " ".join([words[0].replace("- ", "-").removeprefix("+ "), *words[1:]]) if words else "0"
 
     def __str__(self) -> str:
-        return self.text()
+        return self.formula_text()
 
     @staticmethod
     def parse(text: str) -> Polynomial:
@@ -81,7 +81,7 @@ class Polynomial:
         return Polynomial.from_coefficients(*(terms.get(i, 0) for i in range(max(terms, default=-1) + 1)))
 
 
-def _monomial(c: Fraction, variable: str, power: int) -> str:
+def _monomial_text(c: Fraction, variable: str, power: int) -> str:
     if not power:
         return str(c)
     top = "" if c.numerator == 1 else str(c.numerator)
@@ -89,11 +89,11 @@ def _monomial(c: Fraction, variable: str, power: int) -> str:
     return f"{top}{variable}{'' if power == 1 else f'^{power}'}{bottom}"
 
 
-_TERM = re.compile(r"(-?)(\d*)(?:([a-z])(?:\^(\d+))?)?(?:/(\d+))?")
+_TERM_PATTERN = re.compile(r"(-?)(\d*)(?:([a-z])(?:\^(\d+))?)?(?:/(\d+))?")
 
 
 def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
-    match = _TERM.fullmatch(term)
+    match = _TERM_PATTERN.fullmatch(term)
     if match is None or not (match[2] or match[3]):
         raise ValueError(f"cannot read {text!r} as a polynomial: {term!r}")
     c = Fraction(int(match[2] or 1), int(match[5] or 1)) * (-1 if match[1] else 1)
@@ -109,14 +109,14 @@ def _times_n_squared(c: Fraction | int) -> Polynomial:
 
 # The counts for each m x m block that `add` or `sub` reads or writes (section 5). 16 threads access a float2 (8 bytes)
 # each, in transactions of 128 bytes: m^2/32 transactions, 4 m^2 bytes.
-BLOCK_IN_SUM: Final[Mapping[Quantity, Polynomial]] = {
+SUM_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
     "arithmetics": _times_n_squared(0),
     "transactions": _times_n_squared(Fraction(1, 32)),
     "volume": _times_n_squared(4),
 }
 # The counts for each block that a product kernel reads or writes beside the operands of the product itself (section 5,
 # mulIncInc). 16 threads access a float (4 bytes) each, in transactions of 64 bytes: m^2/16 transactions, 4 m^2 bytes.
-BLOCK_IN_PRODUCT: Final[Mapping[Quantity, Polynomial]] = {
+PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
     "arithmetics": _times_n_squared(0),
     "transactions": _times_n_squared(Fraction(1, 16)),
     "volume": _times_n_squared(4),
@@ -130,8 +130,8 @@ def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantit
     """
     return {
         "arithmetics": Polynomial.from_coefficients(0, 0, -1, 2),
-        "transactions": Polynomial.from_coefficients(0, 0, 0, transactions) + BLOCK_IN_PRODUCT["transactions"],
-        "volume": Polynomial.from_coefficients(0, 0, 0, volume) + BLOCK_IN_PRODUCT["volume"],
+        "transactions": Polynomial.from_coefficients(0, 0, 0, transactions) + PRODUCT_BLOCK_COUNTS["transactions"],
+        "volume": Polynomial.from_coefficients(0, 0, 0, volume) + PRODUCT_BLOCK_COUNTS["volume"],
     }
 
 
@@ -147,7 +147,7 @@ STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
     "strassen": ("li-fig12", "li-fig16"),
     "winograd": ("li-fig13", "li-fig23"),
 }
-SCHEMES: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
+COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
@@ -158,7 +158,7 @@ def kernel_additions(kernel: TableKernel) -> int:
     must therefore form C11 + T1 once: three additions, where the assignments as printed have four.
     """
     program = kernel.program
-    return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
+    return min(program.additions, programs.shared_sums_program(program.matrix(), program.inputs).additions)
 
 
 def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
@@ -169,8 +169,8 @@ def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -
     blocks = len(kernel.reads) + len(kernel.writes)
     additions = _times_n_squared(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
-        return BLOCK_IN_SUM[quantity].times(blocks) + additions
-    return product + BLOCK_IN_PRODUCT[quantity].times(blocks - 1) + additions
+        return SUM_BLOCK_COUNTS[quantity].scaled_by(blocks) + additions
+    return product + PRODUCT_BLOCK_COUNTS[quantity].scaled_by(blocks - 1) + additions
 
 
 def table_count(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
@@ -193,7 +193,7 @@ def count_polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8"
 
 
 def _check_arguments(scheme: str, k: int, leaf: str) -> None:
-    for what, value, valid in (("scheme", scheme, SCHEMES), ("leaf", leaf, tuple(PRODUCT_COUNTS))):
+    for what, value, valid in (("scheme", scheme, COUNTED_METHODS), ("leaf", leaf, tuple(PRODUCT_COUNTS))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
     if k < 0 or (k and scheme in PRODUCT_COUNTS):
@@ -203,17 +203,17 @@ def _check_arguments(scheme: str, k: int, leaf: str) -> None:
 # ---- the paper's functions A(k, n), T(k, n) and V(k, n), and the reductions that follow from them
 
 
-def A(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
+def arithmetic_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return A(k, n), the arithmetics: additions and multiplications; a classical product has 2n^3 - n^2."""
     return _count_at("arithmetics", scheme, k, n, leaf)
 
 
-def T(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
+def transaction_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return T(k, n), the number of device-memory transactions of 64 or 128 bytes."""
     return _count_at("transactions", scheme, k, n, leaf)
 
 
-def V(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
+def volume_bytes(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return V(k, n), the volume: bytes moved between device memory and multiprocessors."""
     return _count_at("volume", scheme, k, n, leaf)
 

@@ -17,7 +17,7 @@ from typing import Final, Literal
 from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_counts import PRODUCT_COUNTS, QUANTITIES, STEP_TABLES, Polynomial, Quantity
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 
 PRINTED_SIZES: Final = (4096, 8192, 16384)  # n in Figures 15 and 20 to 22
 PRINTED_METHODS: Final = ("strassen", "winograd")
@@ -27,10 +27,10 @@ LEVEL_WORDS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 def formula_cells(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
     """Return three cells for a closed form: printed, computed, and the polynomial computed - printed."""
-    return printed, computed.text(variable), (computed - Polynomial.parse(printed)).text(variable)
+    return printed, computed.formula_text(variable), (computed - Polynomial.parse(printed)).formula_text(variable)
 
 
-def half_away_from_zero(x: Fraction, digits: int = 1) -> Fraction:
+def round_half_away(x: Fraction, digits: int = 1) -> Fraction:
     """Return x rounded to a number of decimal places; a tie is rounded away from zero."""
     scaled = Decimal(x.numerator * 10**digits) / Decimal(x.denominator)
     return Fraction(int(scaled.to_integral_value(ROUND_HALF_UP)), 10**digits)
@@ -40,7 +40,7 @@ def percent_cells(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
     """Return three cells for a percentage: printed, computed without rounding, and the rounded one - printed."""
     if printed is None:
         return None, float(computed), None
-    return float(printed), float(computed), float(half_away_from_zero(computed) - Fraction(printed))
+    return float(printed), float(computed), float(round_half_away(computed) - Fraction(printed))
 
 
 def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell, ...]:
@@ -115,14 +115,14 @@ PRINTED_REDUCTIONS: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], 
     },
 }
 
-CLOSED_FORM_FIGURES: Final = {1: 14, 2: 17, 3: 18, 4: 19}  # levels k -> number of the figure
-PERCENT_FIGURES: Final = {1: 15, 2: 20, 3: 21, 4: 22}
+CLOSED_FORM_FIGURE_NUMBERS: Final = {1: 14, 2: 17, 3: 18, 4: 19}  # levels k -> number of the figure
+REDUCTION_FIGURE_NUMBERS: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 
 # ---- Figure 11
 
 
-def li_fig11() -> Table:
+def li_fig11() -> PaperTable:
     """Return the transactions and the volume of each kernel, counted from the blocks that it reads and writes."""
     rows = [_kernel_row(name, q, p) for name, *both in FIGURE_11 for q, p in zip(QUANTITIES[1:], both, strict=True)]
     rows += [
@@ -133,7 +133,7 @@ def li_fig11() -> Table:
         "Product kernels after mul: what is added to T and V, mul's own transactions and volume.",
         "The last two rows are printed in section 4.",
     )
-    return Table(
+    return PaperTable(
         "li-fig11", "Figure 11: kernels on m x m blocks", ("kernel", "quantity", *COMPARED_COLUMNS), tuple(rows), notes
     )
 
@@ -147,7 +147,7 @@ def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]
 # ---- Figures 14, 17, 18, 19 and 15, 20, 21, 22
 
 
-def _closed_form_table(k: int) -> Table:
+def _closed_form_table(k: int) -> PaperTable:
     """Return the figure that prints A(k, n), T(k, n) and V(k, n)."""
     methods = {"gpu8": GPU8_COUNTS, **CLOSED_FORMS[k]}
     rows = tuple(
@@ -155,12 +155,12 @@ def _closed_form_table(k: int) -> Table:
         for method, printed in methods.items()
         for q, p in zip(QUANTITIES, printed, strict=True)
     )
-    figure = CLOSED_FORM_FIGURES[k]
+    figure = CLOSED_FORM_FIGURE_NUMBERS[k]
     title = f"Figure {figure}: {LEVEL_WORDS[k]}-level multiplication of n x n matrices"
-    return Table(f"li-fig{figure}", title, ("method", "quantity", *COMPARED_COLUMNS), rows)
+    return PaperTable(f"li-fig{figure}", title, ("method", "quantity", *COMPARED_COLUMNS), rows)
 
 
-def _reduction_table(k: int) -> Table:
+def _reduction_table(k: int) -> PaperTable:
     """Return the figure that prints the reductions by k levels relative to GPU8."""
     rows = tuple(
         (n, method, q, *percent_cells(printed, li_counts.percent_reduction(q, method, k, n)))
@@ -168,48 +168,48 @@ def _reduction_table(k: int) -> Table:
         for method in PRINTED_METHODS
         for q, printed in zip(QUANTITIES, PRINTED_REDUCTIONS[k][method][i], strict=True)
     )
-    figure = PERCENT_FIGURES[k]
+    figure = REDUCTION_FIGURE_NUMBERS[k]
     title = f"Figure {figure}: percent reduction relative to GPU8, {LEVEL_WORDS[k]} level{'s' * (k > 1)}"
     notes = ("Section 7.2 says that A(1,n), T(1,n), V(1,n) are in Figure 15; they are in Figure 14.",) if k == 1 else ()
-    return Table(f"li-fig{figure}", title, ("n", "method", "quantity", *COMPARED_COLUMNS), rows, notes)
+    return PaperTable(f"li-fig{figure}", title, ("n", "method", "quantity", *COMPARED_COLUMNS), rows, notes)
 
 
-def li_fig14() -> Table:
+def li_fig14() -> PaperTable:
     """Return Figure 14: the closed forms of one level."""
     return _closed_form_table(1)
 
 
-def li_fig15() -> Table:
+def li_fig15() -> PaperTable:
     """Return Figure 15: the percent reductions of one level."""
     return _reduction_table(1)
 
 
-def li_fig17() -> Table:
+def li_fig17() -> PaperTable:
     """Return Figure 17: the closed forms of two levels."""
     return _closed_form_table(2)
 
 
-def li_fig18() -> Table:
+def li_fig18() -> PaperTable:
     """Return Figure 18: the closed forms of three levels."""
     return _closed_form_table(3)
 
 
-def li_fig19() -> Table:
+def li_fig19() -> PaperTable:
     """Return Figure 19: the closed forms of four levels."""
     return _closed_form_table(4)
 
 
-def li_fig20() -> Table:
+def li_fig20() -> PaperTable:
     """Return Figure 20: the percent reductions of two levels."""
     return _reduction_table(2)
 
 
-def li_fig21() -> Table:
+def li_fig21() -> PaperTable:
     """Return Figure 21: the percent reductions of three levels."""
     return _reduction_table(3)
 
 
-def li_fig22() -> Table:
+def li_fig22() -> PaperTable:
     """Return Figure 22: the percent reductions of four levels."""
     return _reduction_table(4)
 
@@ -230,7 +230,7 @@ SECTION_6_CALLS: Final = {
 SECTION_6_TOTALS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
-def li_section6() -> Table:
+def li_section6() -> PaperTable:
     """Return the numbers in the text of section 6: kernel calls, totals and reductions of one level."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -249,7 +249,7 @@ def li_section6() -> Table:
         "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
         "About 12 percent holds at n = 16384; at n = 4096 volume falls by 8.5 (Strassen) and 9.3 percent (Winograd).",
     )
-    return Table(
+    return PaperTable(
         "li-section6", "Section 6: one level, the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), notes
     )
 
@@ -274,7 +274,7 @@ def _rounded_reductions(text: str, printed: int, levels: Sequence[int], sizes: S
     for k, n, q in product(levels, sizes, QUANTITIES):
         computed = li_counts.percent_reduction(q, "strassen", k, n)
         found.append(
-            ("strassen", text.format(q), printed, float(computed), float(half_away_from_zero(computed, 0) - printed))
+            ("strassen", text.format(q), printed, float(computed), float(round_half_away(computed, 0) - printed))
         )
     return found
 
@@ -289,7 +289,7 @@ SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # blocks that the su
 SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 
-def li_section7() -> Table:
+def li_section7() -> PaperTable:
     """Return the numbers in the text of section 7: what a level adds in the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -303,7 +303,7 @@ def li_section7() -> Table:
     rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
     for k, least, most in SECTION_7_EXPECTATIONS:
         rows += [_extreme_reduction_row(k, "least", least), _extreme_reduction_row(k, "most", most)]
-    return Table(
+    return PaperTable(
         "li-section7", "Section 7: the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), _SECTION_7_NOTES
     )
 
@@ -320,7 +320,7 @@ def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int
     found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]
     name = f"{LEVEL_WORDS[k]} levels, {which} of the three percents"
-    return "strassen", name, printed, float(computed), float(half_away_from_zero(computed, 0) - printed)
+    return "strassen", name, printed, float(computed), float(round_half_away(computed, 0) - printed)
 
 
 _SECTION_7_NOTES: Final = (
@@ -333,7 +333,7 @@ _SECTION_7_NOTES: Final = (
 )
 
 
-FORMULA_TABLES: Final = (
+FORMULA_TABLE_FUNCTIONS: Final = (
     *(li_fig11, li_fig14, li_fig15, li_fig17, li_fig18, li_fig19, li_fig20, li_fig21, li_fig22),
     *(li_section6, li_section7),
 )

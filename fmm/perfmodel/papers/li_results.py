@@ -1,7 +1,7 @@
 """Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and of errors, and runs as plans.
 
 Each table compares the printed numbers with numbers that follow from the counts of li_counts or from other printed
-numbers. `TABLES` lists every table about this paper, those of li_formulas included.
+numbers. `TABLE_FUNCTIONS` lists every table about this paper, those of li_formulas included.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fmm.perfmodel.papers import li_counts as counts
 from fmm.perfmodel.papers.li_counts import QUANTITIES, threshold_plan
 from fmm.perfmodel.papers.li_formulas import (
     COMPARED_COLUMNS,
-    FORMULA_TABLES,
+    FORMULA_TABLE_FUNCTIONS,
     PRINTED_METHODS,
     PRINTED_REDUCTIONS,
     PRINTED_SIZES,
-    half_away_from_zero,
     percent_cells,
+    round_half_away,
 )
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 
@@ -54,7 +54,7 @@ def reduction_curve(
     return tuple(rows)
 
 
-def _reduction_figure(figure: int, method: str, tau2: int) -> Table:
+def _reduction_figure(figure: int, method: str, tau2: int) -> PaperTable:
     """Return one of Figures 26 to 29: the reductions by n for a method and tau2.
 
     The printed percentages are those of Figures 15 and 20 to 22 for the figure's n and number of levels.
@@ -66,7 +66,7 @@ def _reduction_figure(figure: int, method: str, tau2: int) -> Table:
         rows.append((n, k, *cells, _measured_reduction(method, tau2, i)))
     columns = ("n", "levels", *(f"{q} {c}" for q in QUANTITIES for c in COMPARED_COLUMNS), "run time (measured)")
     title = f"Figure {figure}: percent reduction relative to GPU8, {method}, tau2 = {tau2}"
-    return Table(f"li-fig{figure}", title, columns, tuple(rows), _CURVE_NOTES)
+    return PaperTable(f"li-fig{figure}", title, columns, tuple(rows), _CURVE_NOTES)
 
 
 def _measured_reduction(method: str, tau2: int, i: int) -> float | None:
@@ -82,22 +82,22 @@ _CURVE_NOTES: Final = (
 )
 
 
-def li_fig26() -> Table:
+def li_fig26() -> PaperTable:
     """Return Figure 26: the reductions by n, Strassen's method, tau2 = 4096."""
     return _reduction_figure(26, "strassen", 4096)
 
 
-def li_fig27() -> Table:
+def li_fig27() -> PaperTable:
     """Return Figure 27: the reductions by n, Winograd's method, tau2 = 4096."""
     return _reduction_figure(27, "winograd", 4096)
 
 
-def li_fig28() -> Table:
+def li_fig28() -> PaperTable:
     """Return Figure 28: the reductions by n, Strassen's method, tau2 = 2048."""
     return _reduction_figure(28, "strassen", 2048)
 
 
-def li_fig29() -> Table:
+def li_fig29() -> PaperTable:
     """Return Figure 29: the reductions by n, Winograd's method, tau2 = 2048."""
     return _reduction_figure(29, "winograd", 2048)
 
@@ -111,7 +111,7 @@ FIGURE_24_CODES: Final = (
 )
 
 
-def li_plans() -> Table:
+def li_plans() -> PaperTable:
     """Return Figure 24's runs as plans of fmm."""
     rows = tuple(
         (code, n, tau2 // 2, tau2, str(threshold_plan(method, n, tau2 // 2, tau2, leaf)))
@@ -119,11 +119,11 @@ def li_plans() -> Table:
         for n in FIGURE_24_SIZES
     )
     title = "Figure 24: the runs as plans; up to tau1 GPU8 alone, up to tau2 one level, else recursive"
-    return Table("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
+    return PaperTable("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
 
 
 # Figures 24 and 40: device, code, method, element type, n and seconds, all without texture memory; tau2 = 4096.
-RUN_TIMES: Final = (
+PRINTED_RUN_TIMES: Final = (
     *(("C1060", "sgemm", "vendor", "float32", n, s) for n, s in zip(FIGURE_24_SIZES, SGEMM_BY_SIZE, strict=True)),
     *(
         ("C1060", method.capitalize(), method, "float32", n, s)
@@ -142,17 +142,17 @@ RUN_TIMES: Final = (
 )
 # The one-level tables with sums inside products -> tables of the same steps with sums apart from products. Datasheets
 # have rates for the latter alone.
-SEPARATE_SUMS: Final = {"li-fig12": "li-fig2", "li-fig13": "li-fig3"}
+SEPARATE_SUM_TABLES: Final = {"li-fig12": "li-fig2", "li-fig13": "li-fig3"}
 
 
-def li_predicted() -> Table:
+def li_predicted() -> PaperTable:
     """Return the run times of Figures 24 and 40, and those predicted from the datasheets of the paper's devices."""
     rows = []
-    for device, code, method, dtype, n, printed in RUN_TIMES:
+    for device, code, method, dtype, n, printed in PRINTED_RUN_TIMES:
         text = "vendor" if method == "vendor" else str(threshold_plan(method, n, 2048, 4096, "vendor"))
-        for inside, separate in SEPARATE_SUMS.items():
+        for inside, separate in SEPARATE_SUM_TABLES.items():
             text = text.replace(inside, separate)
-        predicted = predict(Plan.parse(text), Problem(n, n, n, dtype), datasheet_calibration(device)).seconds
+        predicted = predict(Plan.parse(text), Problem(n, n, n, dtype), datasheet_calibration(device)).predicted_seconds
         rows.append((device, code, n, text, printed, predicted, predicted / printed))
     columns = ("device", "code", "n", "plan", "printed", "predicted", "predicted / printed")
     notes = (
@@ -162,7 +162,7 @@ def li_predicted() -> Table:
         "The paper's leaf is GPU8, which is 3 percent faster than the sgemm of the prediction. Its innermost level has "
         "sums inside products, which the plans here compute in passes of their own.",
     )
-    return Table("li-predicted", "Figures 24 and 40: seconds, printed and predicted", columns, tuple(rows), notes)
+    return PaperTable("li-predicted", "Figures 24 and 40: seconds, printed and predicted", columns, tuple(rows), notes)
 
 
 # Figures 32 and 34, n = 16384: method -> the largest and the mean error for 0 to 4 levels.
@@ -176,7 +176,7 @@ MEAN_ERRORS: Final = {
 }
 
 
-def li_errors() -> Table:
+def li_errors() -> PaperTable:
     """Return how the errors of Figures 32 and 34 grow with the levels, and the growth to expect and its bound."""
     rows = tuple(
         (
@@ -197,7 +197,7 @@ def li_errors() -> Table:
         "Average errors at 0 levels are 3.3e-8 here, as in Figure 31; Figure 34 prints 6.6e-8, which is Figure 31's "
         "value at n = 2048. The text's ratios (425 for four levels) follow from 3.3e-8 only.",
     )
-    return Table("li-errors", "Figures 32 and 34: error growth at n = 16384", columns, rows, notes)
+    return PaperTable("li-errors", "Figures 32 and 34: error growth at n = 16384", columns, rows, notes)
 
 
 # Figures 32, 34, 43 and 44: figure, kind of error, levels, error of Strassen's method, error of Winograd's.
@@ -211,7 +211,7 @@ ERRORS_BY_METHOD: Final = (
 )
 
 
-def li_exchanged() -> Table:
+def li_exchanged() -> PaperTable:
     """Return the error of Winograd's variant over that of Strassen's; below 1, the two numbers look exchanged."""
     one = named_scheme("winograd").error_growth / named_scheme("strassen").error_growth
     rows = tuple(
@@ -227,10 +227,12 @@ def li_exchanged() -> Table:
         "Figure 44 has it the other way round in both rows, unlike Figure 43 for the same codes: its columns dStrassen "
         "and dWinograd look exchanged, and on an H200 (li-fig44) dWinograd's errors are 1.5 and 1.6 times dStrassen's.",
     )
-    return Table("li-exchanged", "Figures 32, 34, 43 and 44: Winograd's error over Strassen's", columns, rows, notes)
+    return PaperTable(
+        "li-exchanged", "Figures 32, 34, 43 and 44: Winograd's error over Strassen's", columns, rows, notes
+    )
 
 
-def li_section8() -> Table:
+def li_section8() -> PaperTable:
     """Return the ratios that the text of section 8 states, computed from the numbers of its figures."""
     rows = tuple(
         (what, *_printed_digit_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
@@ -242,13 +244,13 @@ def li_section8() -> Table:
         "The abstract has maximum errors 'about 2 orders of magnitude' up for both; Winograd's 1615 is three.",
         "Temporaries: two quarters a level, n^2/2 (1 + 1/4 + ...) <= 2n^2/3; three give n^2, as the text says.",
     )
-    return Table("li-section8", "Section 8: ratios in the text", ("number", *COMPARED_COLUMNS), rows, notes)
+    return PaperTable("li-section8", "Section 8: ratios in the text", ("number", *COMPARED_COLUMNS), rows, notes)
 
 
 def _printed_digit_cells(printed: str, computed: float) -> tuple[Cell, ...]:
     """Return three cells: printed, computed, and the difference after rounding to the number of printed digits."""
     digits = len(printed.partition(".")[2])
-    return float(printed), computed, float(half_away_from_zero(Fraction(computed), digits) - Fraction(printed))
+    return float(printed), computed, float(round_half_away(Fraction(computed), digits) - Fraction(printed))
 
 
 def _error_ratios() -> tuple[tuple[str, str, float], ...]:
@@ -318,8 +320,8 @@ def _speedup_ratios() -> list[tuple[str, str, float]]:
     return rows
 
 
-TABLES: Final = (
-    *FORMULA_TABLES,
+TABLE_FUNCTIONS: Final = (
+    *FORMULA_TABLE_FUNCTIONS,
     *(li_fig26, li_fig27, li_fig28, li_fig29, li_plans, li_predicted),
     *(li_section8, li_errors, li_exchanged),
 )

@@ -4,8 +4,8 @@ alpha is the time of one element of a block addition, pi the time of one flop of
 need only the ratio alpha/pi. A is m x k and B is k x n here; the paper writes m x n and n x p. Left out: strides and
 caches, the lower cost of copies, and, unless the ratio is a function of the shape, the lower rate of small products.
 
-`hasa_choice` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects this rule. It
-has no margin, so that a plan with a small predicted gain is chosen too.
+`choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects this
+rule. The rule has no margin: a plan with any predicted gain is chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fmm.problem import Problem, Shape, positive_shape
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
 
-Ratio = float | Callable[[int, int, int], float]  # alpha / pi, fixed or by shape
+AlphaPiRatio = float | Callable[[int, int, int], float]  # alpha / pi, fixed or by shape
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 
@@ -49,20 +49,22 @@ class BlockWork:
             raise ValueError(f"{self.name}: negative number of passes in {counts}")
 
     @property
-    def passes(self) -> tuple[int, int, int]:
+    def pass_counts(self) -> tuple[int, int, int]:
         """Passes over a block of A, of B, of C: additions and copies, which have equal weights in the model."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
     @property
-    def classical(self) -> int:
+    def classical_products(self) -> int:
         """The number of products that the classical algorithm needs for m0 x k0 and k0 x n0 blocks."""
         m0, k0, n0 = self.split
         return m0 * k0 * n0
 
 
-STRASSEN = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))  # Table 2: 18 + 4 = 22 passes
-WINOGRAD = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))  # 15 passes: products are written without copies
+# Table 2 of the paper: 18 additions and 4 copies, 22 passes over blocks.
+STRASSEN_WORK = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))
+# 15 additions; the products are written to C without copies.
+WINOGRAD_WORK = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))
 
 
 def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coefficients) -> BlockWork:
@@ -89,48 +91,48 @@ def _additions_one_by_one(sums: Iterable[Iterable[Fraction | int | float]]) -> i
 # ---- Equations 2 and 3
 
 
-def level_pays(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> bool:
+def level_pays(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0) -> bool:
     """Return True if one more level pays by Equation 2, with alpha/pi + epsilon for alpha/pi (section 4.1.1).
 
     For odd sizes the left side of Equation 2 counts the product of the largest blocks, not the exact saving.
     """
-    if _too_small(shape, work):
+    if _is_too_small(shape, work):
         return False
     return saved_flops(shape, work) > (_ratio_at(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
-def max_epsilon(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
+def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK) -> float:
     """Return the epsilon up to which one more level pays by Equation 2; -inf if the shape cannot be cut."""
-    if _too_small(shape, work):
+    if _is_too_small(shape, work):
         return -inf
     return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_at(ratio, shape)
 
 
-def saved_flops(shape: Shape, work: BlockWork = STRASSEN) -> int:
+def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
     """Return the flops of the products that one level saves: for Strassen's, twice the left side of Equation 2."""
     m, k, n = _largest_blocks(shape, work.split)
-    return 2 * (work.classical - work.products) * m * k * n
+    return 2 * (work.classical_products - work.products) * m * k * n
 
 
-def added_elements(shape: Shape, work: BlockWork = STRASSEN) -> Fraction:
+def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
     """Return the bracket of Equation 2: elements of the passes of one level.
 
     Blocks of A and B count with the size of the largest one, blocks of C with the average size.
     """
     (m, k, n), (m0, _, n0) = _largest_blocks(shape, work.split), work.split
-    a, b, c = work.passes
+    a, b, c = work.pass_counts
     return a * m * k + b * k * n + Fraction(c * shape[0] * shape[2], m0 * n0)
 
 
-def recursion_point(ratio: float, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> float:
+def recursion_point(ratio: float, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0) -> float:
     """Return n_1, the side m = k = n from which one level pays by Equation 3: for Strassen's, 22 alpha/pi.
 
     It is infinite if the level saves no products.
     """
-    saved = work.classical - work.products
+    saved = work.classical_products - work.products
     if saved <= 0:
         return inf
-    (m0, k0, n0), (a, b, c) = work.split, work.passes
+    (m0, k0, n0), (a, b, c) = work.split, work.pass_counts
     return (ratio + epsilon) * (a * n0 + b * m0 + c * k0) / (2 * saved)
 
 
@@ -145,7 +147,7 @@ class RecursionLevel:
 
 
 def recursion_levels(
-    shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0
+    shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[RecursionLevel, ...]:
     """Return the levels that Equation 2 adds, outermost first; each splits the largest blocks of the level before."""
     found: list[RecursionLevel] = []
@@ -155,7 +157,9 @@ def recursion_levels(
     return tuple(found)
 
 
-def levels_above_point(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[RecursionLevel, ...]:
+def levels_above_recursion_point(
+    shape: Shape, point: float, work: BlockWork = STRASSEN_WORK
+) -> tuple[RecursionLevel, ...]:
     """Return the levels of sections 4.1.1 and 4.1.2, which stop where one size is below the recursion point."""
     found: list[RecursionLevel] = []
     while min(positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
@@ -178,7 +182,7 @@ def first_level_speedup(n: float, point: float) -> float:
 
 
 def level_speedups(
-    shape: Shape, ratio: Ratio, depth: int, work: BlockWork = STRASSEN, epsilon: float = 0.0
+    shape: Shape, ratio: AlphaPiRatio, depth: int, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[float, ...]:
     """Return sp_1, sp_2, ...: the share of the classical time that each level saves, negative if it costs time.
 
@@ -253,7 +257,7 @@ def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 # ---- helpers
 
 
-def _too_small(shape: Shape, work: BlockWork) -> bool:
+def _is_too_small(shape: Shape, work: BlockWork) -> bool:
     """Return True if a size is smaller than the number of parts into which the level cuts it."""
     return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
 
@@ -263,29 +267,29 @@ def _largest_blocks(shape: Shape, split: Shape) -> Shape:
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
-def _ratio_at(ratio: Ratio, shape: Shape) -> float:
+def _ratio_at(ratio: AlphaPiRatio, shape: Shape) -> float:
     value = ratio(*shape) if callable(ratio) else ratio
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")
     return value
 
 
-def alpha(calibration: Calibration, itemsize: int) -> float:
+def alpha_seconds(calibration: Calibration, itemsize: int) -> float:
     """Return alpha, the seconds of one element of a block addition: two reads and one write of `itemsize` bytes."""
     return 3 * itemsize / calibration.stream
 
 
-def pi(calibration: Calibration, problem: Problem) -> float:
+def pi_seconds(calibration: Calibration, problem: Problem) -> float:
     """Return pi, the seconds of one flop of the vendor's product of this problem."""
-    rate = calibration.rate(problem.dtype)
+    rate = calibration.require_rate(problem.dtype)
     slower = 1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k
     return slower / rate.flops
 
 
 def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
     """Return alpha/pi for Equation 2; a complex multiply-add counts as the two flops of Equation 2."""
-    one = pi(calibration, problem) * problem.type.flops / 2
-    return alpha(calibration, problem.itemsize) / one
+    one = pi_seconds(calibration, problem) * problem.type.flops / 2
+    return alpha_seconds(calibration, problem.itemsize) / one
 
 
 def hasa_plan(depth: int) -> Plan:
@@ -293,7 +297,7 @@ def hasa_plan(depth: int) -> Plan:
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
-def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
+def choose_hasa_plan(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
     """Return HASA with the number of levels of Equation 2; with fewer if the limits on error or workspace need it."""
     if 0 in problem.size or problem.writes_triangle:
         return VENDOR
@@ -303,7 +307,7 @@ def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsi
 
     for depth in range(len(recursion_levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
         plan = hasa_plan(depth)
-        allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, not calibration.batches))
+        allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, not calibration.batches))
         if allowed and estimated_workspace(plan, problem) <= limits.workspace:
             return plan
     return VENDOR

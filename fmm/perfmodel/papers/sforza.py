@@ -14,7 +14,7 @@ from typing import Final
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
 
@@ -39,7 +39,7 @@ def recursion_stops_as_printed(m: int, n: int, cutoff: int) -> bool:
     return cutoff_sum(m, n, cutoff) <= 2
 
 
-def sforza_stop() -> Table:
+def sforza_stop() -> PaperTable:
     """Return, for some shapes, whether Algorithm 1 stops by the printed condition and by the corrected one."""
     columns = ("m", "n", "mm + nn", "stops as printed", "stops as meant")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
@@ -54,15 +54,15 @@ def sforza_stop() -> Table:
         "Algorithm 1 prints stop <- (mm + nn) <= 2 with mm = CUTOFF/m2 and nn = CUTOFF/n2. These grow as the blocks "
         "shrink: as printed, the largest matrices are not divided at all, and small ones for ever. Meant is >= 2.",
     )
-    return Table("sforza-stop", f"Algorithm 1's cutoff criteria, CUTOFF = {EXAMPLE_CUTOFF}", columns, rows, notes)
+    return PaperTable("sforza-stop", f"Algorithm 1's cutoff criteria, CUTOFF = {EXAMPLE_CUTOFF}", columns, rows, notes)
 
 
-TABLES: Final = (sforza_stop,)
+TABLE_FUNCTIONS: Final = (sforza_stop,)
 
 
 # ---- section 3: speedups over cuBLAS's gemm on a GTX 1050, printed and computed
 
-CUTOFFS: Final = {"float32": 1536, "float64": 256}  # CUTOFF in rows, by element type (section 2)
+CUTOFF_ROWS: Final = {"float32": 1536, "float64": 256}  # CUTOFF in rows, by element type (section 2)
 MIN_CUTOFF: Final = 32  # rows: the least cutoff that scaling may give
 FIGURE_2_SIDE: Final = 10_000  # rows and columns of Figure 2's matrices
 ONE_LEVEL_SPEEDUPS: Final = {"float32": 1.31, "float64": 1.33}  # largest speedups of one level
@@ -74,7 +74,7 @@ COMPARED_DEPTHS: Final = (1, 2, 3, 4)
 
 def sforza_plan(dtype: str, depth: int, scale: float = 1.0) -> Plan:
     """Return the plan of Algorithm 1 with this maximum depth and the type's CUTOFF times `scale`; 0 means no cutoff."""
-    cutoff = max(int(CUTOFFS[dtype] * scale), MIN_CUTOFF) if scale else 0
+    cutoff = max(int(CUTOFF_ROWS[dtype] * scale), MIN_CUTOFF) if scale else 0
     return Plan.parse(f"sforza({depth}{f',{cutoff}' if cutoff else ''}) > vendor")
 
 
@@ -98,7 +98,7 @@ def predicted_speedup(device: str, baseline: str, plan: Plan, dtype: str, n: int
     triangle, whole = Problem(n, n, n, dtype, op="gram", fill="lower"), Problem(n, n, n, dtype)
     calibration = datasheet_calibration(device)
     vendor = quick_prediction(VENDOR, triangle if baseline == "syrk" else whole, calibration)
-    return vendor.seconds / quick_prediction(plan, triangle, calibration).seconds
+    return vendor.predicted_seconds / quick_prediction(plan, triangle, calibration).predicted_seconds
 
 
 # Columns of the tables beside Figures 1, 2 and 4: plan, element type and n -> speedup.

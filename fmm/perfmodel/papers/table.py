@@ -9,7 +9,7 @@ Cell = str | int | float | Fraction | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PaperTable:
     """Rows under named columns; None is an empty cell: the paper prints no number there, so that nothing differs."""
 
     name: str
@@ -23,7 +23,7 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f"table {self.name}: row {row} does not fit the columns {self.columns}")
 
-    def column(self, name: str) -> tuple[Cell, ...]:
+    def column_cells(self, name: str) -> tuple[Cell, ...]:
         """Return the cells of a column, top to bottom; ValueError for an unknown name."""
         if name not in self.columns:
             raise ValueError(f"table {self.name} has no column {name!r}; it has {', '.join(self.columns)}")

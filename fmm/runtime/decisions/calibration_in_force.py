@@ -18,7 +18,7 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
 from fmm.perfmodel.relative_device import scale_to_relative
@@ -103,7 +103,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     )
 
 
-def _scale_to_tuned_vendor(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
+def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, guess: Calibration) -> ProductRate:
     """Return a leaf's guessed rate, scaled by the measured over the guessed rate of the vendor."""
     found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own

@@ -20,10 +20,10 @@ from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_products, check_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, check_product_count, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
-from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
@@ -42,7 +42,7 @@ from fmm.runtime.devices import Device
 from fmm.runtime.probe import PROBE_SOURCE
 
 # The decision's source without a config, by the source of the calibration.
-MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", PROBE_SOURCE: "probed model"}
+MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
 ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a tuned entry decided
 WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
@@ -135,7 +135,7 @@ class Decision:
         if len(shown) < len(self.candidates):
             lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
         if self.calibration:
-            seconds = {c.plan: c.prediction.seconds for c in shown}
+            seconds = {c.plan: c.prediction.predicted_seconds for c in shown}
             plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
             lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
@@ -155,10 +155,10 @@ class Decision:
         limits, plan = self.limits, candidate.plan
         if limits is None or plan == VENDOR:
             return ""
-        if not limits.allow(plan, candidate.error_growth):
+        if not limits.allows_plan(plan, candidate.error_growth):
             is_type = plan.emulates and not limits.emulation
             return f"  (forbidden: {'multiplies in another type' if is_type else 'more error'})"
-        return "" if candidate.fits(limits.workspace) else "  (forbidden: more workspace)"
+        return "" if candidate.fits_workspace(limits.workspace) else "  (forbidden: more workspace)"
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -241,7 +241,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu:
     column_major = is_b_column_major(problem) and not problem.writes_triangle
     if column_major and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
         return None  # the entry was measured on a row-major B
-    is_allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu))
+    is_allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
         needed = peak_workspace(plan, problem)
@@ -293,7 +293,7 @@ def decide_by_model(
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
     plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
-    if calibration.source == BUILT_IN_SOURCE and plan == VENDOR and any(c.wins for c in choice.candidates):
+    if calibration.source == BUILT_IN_SOURCE_TEXT and plan == VENDOR and any(c.beats_vendor for c in choice.candidates):
         reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
     found = choice.candidates
     return Decision(plan, problem, reason, found, source, on_cpu=on_cpu, calibration=calibration, limits=limits)
@@ -304,14 +304,14 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
     Alpha and pi are the calibration's; epsilon is the tuning's, 0 without a tuning.
     """
-    from fmm.perfmodel.papers.recursion_points import hasa_choice
+    from fmm.perfmodel.papers.recursion_points import choose_hasa_plan
 
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or calibration.find_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
-    plan = hasa_choice(without_layouts(problem), calibration, limits, epsilon)
+    plan = choose_hasa_plan(without_layouts(problem), calibration, limits, epsilon)
     why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({calibration.source})"
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
@@ -343,8 +343,8 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
-    check_products(plan, *problem.size)
+    check_plan_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
+    check_product_count(plan, *problem.size)
 
 
 # ---- other plans, if the decided one cannot run
@@ -355,7 +355,7 @@ RETRY_SHARE = 0.8  # share of a plan's workspace that the next attempt may use, 
 def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """Yield the model's other winning plans within the limits, the fastest first."""
     for candidate in _candidates(problem, limits, device):
-        if candidate.wins and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
+        if candidate.beats_vendor and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 
 
@@ -386,7 +386,7 @@ def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> D
 
 
 def _is_allowed(candidate: Candidate, limits: Limits) -> bool:
-    return limits.allow(candidate.plan, candidate.error_growth) and candidate.fits(limits.workspace)
+    return limits.allows_plan(candidate.plan, candidate.error_growth) and candidate.fits_workspace(limits.workspace)
 
 
 def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:

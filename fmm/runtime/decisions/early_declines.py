@@ -20,7 +20,7 @@ from fmm.arrays import select_library
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
-from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
+from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
 from fmm.problem import without_layouts
 from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 
@@ -80,7 +80,7 @@ def smallest_side() -> int:
     elements. Below m = 16 (bytes an element) (flops a byte) / (flops a multiply-add), the pass over B alone costs more
     than the level saves.
     """
-    sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
+    sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 

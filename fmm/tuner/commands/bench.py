@@ -13,19 +13,19 @@ from typing import Any
 from fmm.config import certification, files
 from fmm.dtypes import FLOATS
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
-from fmm.tuner.commands.config_file import add_json
+from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
-from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.summary import make_table
 from fmm.tuner.findings.thresholds import li_plan
-from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, paired_speedup
 
 # Li, Ranka and Sahni's recursive codes, Figures 16 and 23, with the thresholds of this device's tuning.
-LI_CODE = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
+LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
 LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 
 
@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--dtype", default="float64", help=", ".join(FLOATS))
     parser.add_argument("--device", default=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=9)
-    add_json(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run_bench)
 
 
@@ -57,7 +57,7 @@ def run_bench(options: argparse.Namespace) -> int:
         if min(size) < 1:
             raise ValueError(f"sizes must be positive, not {' '.join(map(str, size))}")
         problem = Problem(*size, options.dtype)
-        plans = [parse_plan(text, device, problem) for text in options.plan]
+        plans = [parse_plan_or_li_code(text, device, problem) for text in options.plan]
     except (UnknownDeviceError, PlanError, ValueError) as error:
         print(f"fmm-tune bench: {error}", file=sys.stderr)
         return 2
@@ -66,9 +66,9 @@ def run_bench(options: argparse.Namespace) -> int:
     return int(any("failed" in row for row in rows))
 
 
-def parse_plan(text: str, device: Device, problem: Problem) -> Plan:
+def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) -> Plan:
     """Return the plan of a text or of one of Li's codes; PlanError says what is wrong."""
-    code = LI_CODE.fullmatch(text.strip())
+    code = LI_CODE_PATTERN.fullmatch(text.strip())
     if code is None:
         return Plan.parse(text)
     tuned = files.active_configs().tuned(device.identity, problem.dtype)
@@ -77,26 +77,26 @@ def parse_plan(text: str, device: Device, problem: Problem) -> Plan:
     return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
 
 
-def time_plans(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
+def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
-    limits = Limits(device.memory, default_error_growth(device.untuned_model().batches))
+    limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
-    runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
+    runs = list(dict.fromkeys([TimedRun(), TimedRun(decision.plan), *map(TimedRun, plans)]))
     journal = Journal("bench", device)
-    with journal.open("bench", problem) as timed:
-        samples = timed.rounds(runs, RoundLimits(rounds))
+    with journal.open_problem("bench", problem) as timed:
+        samples = timed.sample_rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
-            source = decision.source if run.plan == decision.plan else "vendor" if run == Run() else "given"
+            source = decision.source if run.plan == decision.plan else "vendor" if run == TimedRun() else "given"
             yield _bench_row(problem, run, samples, source)
     for trial in journal.recorded:
         if trial.failed:
             yield {"plan": trial.plan, "failed": trial.failed}
 
 
-def _bench_row(problem: Problem, run: Run, samples: Samples, source: str) -> dict[str, Any]:
+def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: str) -> dict[str, Any]:
     low, high = certification.median_interval(
-        certification.paired_ratios(samples[Run()][: len(samples[run])], samples[run])
+        certification.paired_ratios(samples[TimedRun()][: len(samples[run])], samples[run])
     )
     seconds = median(samples[run])
     return {
@@ -104,7 +104,7 @@ def _bench_row(problem: Problem, run: Run, samples: Samples, source: str) -> dic
         "answered_by": source,
         "seconds": seconds,
         "gflops": problem.flops / seconds / 1e9,
-        "speedup": paired_speedup(samples, Run(), run),
+        "speedup": paired_speedup(samples, TimedRun(), run),
         "low": low,
         "high": high,
         "samples": samples[run],
@@ -121,5 +121,5 @@ def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[
         if "failed" not in row
     ]
     columns = "seconds", "Gflop/s", "speedup", "95 % interval", "source", "plan"
-    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).lines
+    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).text_lines
     yield from (f"failed: {row['failed']}  {row['plan']}" for row in rows if "failed" in row)

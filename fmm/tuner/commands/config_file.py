@@ -20,17 +20,17 @@ from fmm.tuner.tune import path_argument
 # replace the value before it.
 
 
-def add_json(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
+def add_json_option(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
     """Add --json."""
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=f"print {what}")
 
 
-def add_output(parser: argparse._ActionsContainer, what: str, metavar: str = "PATH") -> None:
+def add_output_option(parser: argparse._ActionsContainer, what: str, metavar: str = "PATH") -> None:
     """Add --output, the file or folder that a command writes."""
     parser.add_argument("--output", type=path_argument, default=argparse.SUPPRESS, metavar=metavar, help=what)
 
 
-def add_config(parser: argparse._ActionsContainer) -> None:
+def add_config_argument(parser: argparse._ActionsContainer) -> None:
     """Add the optional argument CONFIG; the default is the config that fmm reads."""
     parser.add_argument("config", nargs="?", type=path_argument, metavar="CONFIG", help="(the one that fmm reads)")
 
@@ -52,7 +52,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
     return run_guarded
 
 
-def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
+def read_config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
     """Yield device, type and raw section of everything in a config."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one")
@@ -69,13 +69,13 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
 
 def required_sections(path: Path) -> list[tuple[str, str, Raw]]:
     """Return the sections of a config; raise ConfigError if it has none."""
-    found = list(config_sections(path))
+    found = list(read_config_sections(path))
     if not found:
         raise ConfigError(f"{path} has no section of any device")
     return found
 
 
-def group_by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
+def group_sections_by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
     """Return the sections by device, then by type."""
     found: dict[str, dict[str, Raw]] = {}
     for key, dtype, raw in sections:
@@ -107,7 +107,7 @@ def section_field(raw: Raw, name: str) -> Raw:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def tuning_text(raw: Raw) -> str:
+def effort_and_day_text(raw: Raw) -> str:
     """Return the effort and the day of a tuning."""
     effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"

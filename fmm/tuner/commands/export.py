@@ -16,21 +16,27 @@ from typing import Any
 from fmm.config.schema import ConfigError, Entry, Raw, ThresholdRange, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.commands.config_file import add_config, add_json, check_section, required_sections, with_one_line_errors
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.commands.config_file import (
+    add_config_argument,
+    add_json_option,
+    check_section,
+    required_sections,
+    with_one_line_errors,
+)
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-Sections = Mapping[tuple[str, str], Tuned]  # models by device and type
+TunedSections = Mapping[tuple[str, str], Tuned]  # models by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
-    add_config(parser)
+    add_config_argument(parser)
     parser.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
-    add_json(parser, "a list of rows as JSON")
+    add_json_option(parser, "a list of rows as JSON")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
     what.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
@@ -60,7 +66,7 @@ def export_table(path: Path, what: str = "entries") -> Any:
     if what == "trials":
         if (trials := frame(trials_path(path))).empty:
             raise ConfigError(f"there are no trials beside {path}")
-        return with_predictions(trials, sections)
+        return add_predictions(trials, sections)
     if what == "entries":
         return entries_table(sections)
     if not any(found.thresholds for found in sections.values()):
@@ -74,7 +80,7 @@ def json_rows(table: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def entries_table(sections: Sections) -> Any:
+def entries_table(sections: TunedSections) -> Any:
     """Return a row for each entry of a config."""
     import pandas
 
@@ -86,7 +92,7 @@ def entries_table(sections: Sections) -> Any:
     return pandas.DataFrame(rows, columns=ENTRY_COLUMNS)
 
 
-def thresholds_table(sections: Sections) -> Any:
+def thresholds_table(sections: TunedSections) -> Any:
     """Return a row for each section: spreads in three columns, 95 % intervals in two."""
     import pandas
 
@@ -108,7 +114,7 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
     yield from ((f"{name}_without_emulation", side) for name, side in found.without_emulation.items())
 
 
-def with_predictions(trials: Any, sections: Sections) -> Any:
+def add_predictions(trials: Any, sections: TunedSections) -> Any:
     """Return the trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
     calibrations = {key: found.calibration for key, found in sections.items()}
 
@@ -116,7 +122,10 @@ def with_predictions(trials: Any, sections: Sections) -> Any:
         calibration = calibrations.get((row.device, row.dtype))
         if calibration is None:
             return None
-        run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)
-        return formula_seconds(run, problem, cached_work(run.plan, problem), calibration)
+        run, problem = (
+            TimedRun(Plan.parse(row.plan), row.part, row.twin),
+            Problem(row.m, row.k, row.n, row.dtype, op=row.op),
+        )
+        return predicted_run_seconds(run, problem, cached_plan_work(run.plan, problem), calibration)
 
     return trials.assign(predicted=[predicted(row) for row in trials.itertuples()])

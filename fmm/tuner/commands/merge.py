@@ -9,12 +9,12 @@ from pathlib import Path
 from fmm.config import store
 from fmm.config.schema import ConfigError, Raw
 from fmm.tuner.commands.config_file import (
-    add_output,
+    add_output_option,
     check_section,
-    config_sections,
+    effort_and_day_text,
+    read_config_sections,
     required_sections,
     section_field,
-    tuning_text,
     with_one_line_errors,
 )
 from fmm.tuner.tune import output_path, path_argument
@@ -25,12 +25,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("merge", help="write the sections of other configs into one")
     parser.add_argument("sources", nargs="+", type=path_argument, metavar="CONFIG")
     parser.add_argument("--replace", action="store_true", help="let them replace sections that were tuned otherwise")
-    add_output(parser, "the config to write (the one that fmm reads)")
+    add_output_option(parser, "the config to write (the one that fmm reads)")
     parser.set_defaults(run=with_one_line_errors(run_merge))
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceSection:
     """A section to merge, and the config that holds the section."""
 
     path: Path
@@ -38,7 +38,7 @@ class Source:
     dtype: str
     raw: Raw
 
-    def merged(self, present: Raw) -> tuple[str, Raw]:
+    def merged_section(self, present: Raw) -> tuple[str, Raw]:
         """Return what happens to the present section, and the section to write; a section of entries alone is added."""
         if present is None:
             return "added", self.raw
@@ -48,23 +48,23 @@ class Source:
             return "entries added", {**present, "entries": entries}
         if section_field(present, "calibration") in (None, self.raw["calibration"]):
             return "added", self.raw
-        return f"replaced the tuning {tuning_text(present)}", self.raw
+        return f"replaced the tuning {effort_and_day_text(present)}", self.raw
 
 
 def run_merge(options: argparse.Namespace) -> None:
     """Write all sections, or none if one is damaged or would replace another tuning without --replace."""
     into = output_path(options.output)
     sources = [
-        Source(path, key, dtype, raw)
+        SourceSection(path, key, dtype, raw)
         for path in (output_path(source) if source.is_dir() else source for source in options.sources)
         for key, dtype, raw in required_sections(path)
     ]
-    present = {(key, dtype): (into, raw) for key, dtype, raw in config_sections(into)} if into.exists() else {}
+    present = {(key, dtype): (into, raw) for key, dtype, raw in read_config_sections(into)} if into.exists() else {}
     steps = []
     for source in sources:
         check_section(source.key, source.dtype, source.raw)
         path, raw = present.get((source.key, source.dtype), (into, None))
-        done, section = source.merged(raw)
+        done, section = source.merged_section(raw)
         if done.startswith("replaced") and not options.replace:
             raise ConfigError(
                 f"{path} and {source.path} have different tunings of {source.key}, {source.dtype}; "

@@ -13,15 +13,15 @@ from difflib import get_close_matches
 
 from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
-from fmm.perfmodel.papers.inventory import entry_table, inventory, table_names, table_showing
-from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.config_file import add_json
-from fmm.tuner.commands.render import as_csv, json_fields, text_table
+from fmm.perfmodel.papers.inventory import entry_table, inventory_table, table_name_of_figure, table_names
+from fmm.perfmodel.papers.table import PaperTable
+from fmm.tuner.commands.config_file import add_json_option
+from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 PAPER_MODULES = (li, huang, dalberto, sforza)
-PAPER_TABLES: Mapping[str, Callable[..., Table]] = {
-    make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLES
+PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
+    make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
 }
 
 
@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("tables", nargs="*", metavar="NAME", help="as li-fig17; none: the list; all")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
-    add_json(style)
+    add_json_option(style)
     parser.set_defaults(run=run_paper)
 
 
@@ -45,9 +45,9 @@ def run_paper(options: argparse.Namespace) -> int:
         names = (
             list(PAPER_TABLES)
             if options.tables == ["all"]
-            else [table_name(name, PAPER_TABLES) for name in options.tables]
+            else [find_table_name(name, PAPER_TABLES) for name in options.tables]
         )
-        tables = [computed_table(name) for name in dict.fromkeys(names)] or [inventory()]
+        tables = [computed_table(name) for name in dict.fromkeys(names)] or [inventory_table()]
     except UnknownTableError as error:
         print(f"fmm-tune paper: {error}", file=sys.stderr)
         return 2
@@ -55,18 +55,18 @@ def run_paper(options: argparse.Namespace) -> int:
     return 0
 
 
-def table_name(name: str, known: Mapping[str, object]) -> str:
+def find_table_name(name: str, known: Mapping[str, object]) -> str:
     """Return the name of the table that shows this figure of a paper, such as li-fig32 for li-fig33."""
     if name in known:
         return name
-    if (shown := table_showing(name)) is not None:
+    if (shown := table_name_of_figure(name)) is not None:
         return shown
     near = get_close_matches(name.lower(), known, 1, 0.8)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise UnknownTableError(f"unknown table {name!r}{hint}; the tables are {', '.join(known)}, all")
 
 
-def computed_table(name: str) -> Table:
+def computed_table(name: str) -> PaperTable:
     """Return a table as published and computed, or the list's line of a figure that fmm runs as an algorithm."""
     if name in PAPER_TABLES:
         return PAPER_TABLES[name]()
@@ -75,11 +75,11 @@ def computed_table(name: str) -> Table:
     return entry_table(name)
 
 
-def format_tables(tables: Sequence[Table], options: argparse.Namespace) -> str:
+def format_tables(tables: Sequence[PaperTable], options: argparse.Namespace) -> str:
     """Return the tables as text, JSON (one object, or a list of several) or CSV (several below their names)."""
     if options.json:
-        fields = [json_fields(table) for table in tables]
+        fields = [table_json_fields(table) for table in tables]
         return json.dumps(fields[0] if len(fields) == 1 else fields, indent=1)
     if options.csv and len(tables) > 1:
-        return "\n\n".join(f"{table.name}\n{as_csv(table)}" for table in tables)
-    return "\n\n".join((as_csv if options.csv else text_table)(table) for table in tables)
+        return "\n\n".join(f"{table.name}\n{table_as_csv(table)}" for table in tables)
+    return "\n\n".join((table_as_csv if options.csv else table_as_text)(table) for table in tables)

@@ -18,39 +18,39 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
-    CPU_ERROR_GROWTH,
-    GPU_ERROR_GROWTH,
+    CPU_ERROR_GROWTH_LIMIT,
+    GPU_ERROR_GROWTH_LIMIT,
     Candidate,
     Choice,
     Limits,
     choose,
-    default_error_growth,
+    default_error_growth_limit,
     required_margin,
 )
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration
-from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
-from fmm.tuner.commands.config_file import add_json
+from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
-    config_tuning,
     find_calibration,
     find_datasheet,
     is_local_cpu,
-    memory_in_config,
-    rejection_reason,
+    memory_from_config,
     trusted_calibration,
-    valid_names_text,
+    tuning_from_config,
+    tuning_rejection_reason,
+    valid_devices_text,
 )
 from fmm.tuner.findings.model_in_use import entry_skip_reason
-from fmm.tuner.findings.summary import Table, make_table, vendor_name
+from fmm.tuner.findings.summary import TextTable, make_table, vendor_name
 
-NO_LIMIT = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
-GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
+GROWTH_HELP = f"default {CPU_ERROR_GROWTH_LIMIT:g}, on a GPU {GPU_ERROR_GROWTH_LIMIT:g}"
 NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
 
 
@@ -59,21 +59,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     what = "predict the best plan for an M x K by K x N product"
     parser = commands.add_parser("predict", help=what, add_help=False)
     parser.add_argument(
-        "-h", "--help", action=_HelpWithDevices, nargs=0, default=argparse.SUPPRESS, help="show this and exit"
+        "-h", "--help", action=_HelpWithDevicesAction, nargs=0, default=argparse.SUPPRESS, help="show this and exit"
     )
-    parser.add_argument("m", type=_whole_number, metavar="M", help=SIDES_HELP)
+    parser.add_argument("m", type=_parse_whole_number, metavar="M", help=SIDES_HELP)
     for side in ("k", "n"):
-        parser.add_argument(side, type=_whole_number, nargs="?", metavar=side.upper())
+        parser.add_argument(side, type=_parse_whole_number, nargs="?", metavar=side.upper())
     parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
     parser.add_argument("--op", default="product", help=f"{', '.join(OPERATIONS)}: as fmm.plan has them")
     parser.add_argument("--device", default=argparse.SUPPRESS, help="a device below (default: cpu)")
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="limit of the temporaries")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
-    add_json(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run_predict)
 
 
-class _HelpWithDevices(argparse.Action):
+class _HelpWithDevicesAction(argparse.Action):
     """The help, and below it the valid devices: configs are read only to print them."""
 
     def __call__(
@@ -85,11 +85,11 @@ class _HelpWithDevices(argparse.Action):
     ) -> None:
         parser.print_help()
         width = max(shutil.get_terminal_size().columns - 2, 20)
-        print("", *textwrap.wrap(valid_names_text(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
+        print("", *textwrap.wrap(valid_devices_text(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
         parser.exit()
 
 
-def _whole_number(text: str) -> int:
+def _parse_whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -102,16 +102,16 @@ def run_predict(options: argparse.Namespace) -> int:
     try:
         problem = _problem_of_options(options)
         calibration = find_calibration(name, problem.dtype)
-        calibration.rate(problem.dtype)
-        limits = _limits_of_options(options, name, problem, default_error_growth(calibration.batches))
+        calibration.require_rate(problem.dtype)
+        limits = _limits_of_options(options, name, problem, default_error_growth_limit(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    choice, notes = _by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
+    choice, notes = _choice_by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
-    found["not_used"] = rejection_reason(name, problem.dtype)
+    found["not_used"] = tuning_rejection_reason(name, problem.dtype)
     found["probed"] = _untuned_cpu_note(name, problem, choice)
-    print(json.dumps(found, indent=1) if options.json else _text(found))
+    print(json.dumps(found, indent=1) if options.json else _decision_text(found))
     return 0
 
 
@@ -149,37 +149,39 @@ def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) ->
     return replace(choice, best=numpys, reason=why)
 
 
-def _by_tuning(
+def _choice_by_tuning(
     name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
 ) -> tuple[Choice, dict[str, str]]:
     """Return the runtime's decision with the entries of the tuning, and notes on the entry that it uses or skips."""
-    tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
+    tuned = None if problem.type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
-    entry = _entry_of(tuned, problem, limits)
+    entry = _entry_of_product(tuned, problem, limits)
     text = f"{entry.plan}, {entry.text}" if entry else ""
     why = entry_skip_reason(entry, problem, limits, tuned, known) if entry else ""
     notes = {"measured": "" if why else text, "passed_over": f"{text}; skipped: {why}" if why else ""}
     if known is None:
         return choice, notes
-    return replace(choice, best=_candidate(known.plan, choice, calibration), reason=known.reason), notes
+    return replace(choice, best=_candidate_of_plan(known.plan, choice, calibration), reason=known.reason), notes
 
 
-def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
+def _entry_of_product(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
     """Return the entry of exactly this product, verified or not; without workspace the lean entry."""
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
-def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
+def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
     """Return the plan as a candidate of the model, which may not have compared it."""
     if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
     growth = expected_error_growth(plan, problem.dtype, not calibration.batches)
-    return Candidate(plan, own, own.seconds / base.seconds, growth, required_margin(plan, problem, calibration))
+    return Candidate(
+        plan, own, own.predicted_seconds / base.predicted_seconds, growth, required_margin(plan, problem, calibration)
+    )
 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
@@ -196,14 +198,14 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
     """Return the limits of the options and the environment; the workspace fits beside the operands."""
-    workspace = NO_LIMIT if options.workspace is None else options.workspace
+    workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # also for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
-    if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
+    if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
         left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
@@ -211,9 +213,9 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
     """Return the bytes of the device's memory beside the operands; a gram has one operand."""
     gpu = find_datasheet(name)
-    memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
+    memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
     if memory is None:
-        return NO_LIMIT
+        return UNLIMITED_BYTES
     m, k, n = problem.size
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
@@ -228,7 +230,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
 def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
     """Return what --json prints; times are of exact counts, like the vendor's."""
     problem = choice.best.prediction.problem
-    vendor = predict(VENDOR, problem, calibration).seconds
+    vendor = predict(VENDOR, problem, calibration).predicted_seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
@@ -237,27 +239,27 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
         "op": problem.op,
         "size": problem.size,
         "dtype": problem.dtype,
-        "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
+        "workspace_limit": None if limits.workspace == UNLIMITED_BYTES else limits.workspace,
         "error_growth_limit": limits.error_growth,
         "reason": choice.reason,
-        "chosen": _row(choice.best, calibration, limits, vendor),
-        "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
+        "chosen": _candidate_fields(choice.best, calibration, limits, vendor),
+        "runners_up": [_candidate_fields(candidate, calibration, limits, vendor) for candidate in rest],
         "seconds_are": NOMINAL_RATES_NOTE if calibration.source == cpu_calibration(1).source else "predicted",
-        "leaves_out": LEAVES_OUT,
+        "leaves_out": OMITTED_EFFECTS,
     }
 
 
-def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
+def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
     problem = candidate.prediction.problem
     exact = predict(candidate.plan, problem, calibration)
     counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)
     return {
         "plan": str(candidate.plan),
-        "seconds": exact.seconds,
-        "speedup": vendor / exact.seconds,
+        "seconds": exact.predicted_seconds,
+        "speedup": vendor / exact.predicted_seconds,
         "tflops": exact.effective_flops / 1e12,
         "dominant": exact.dominant_term,
-        "traffic": counts.bytes,
+        "traffic": counts.total_bytes,
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
@@ -270,13 +272,15 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     emulates = not limits.emulation and candidate.plan.emulates
     kept = {
         "emulation": not emulates,
-        "error": replace(limits, emulation=limits.emulation or emulates).allow(candidate.plan, candidate.error_growth),
-        "workspace": candidate.fits(limits.workspace),
+        "error": replace(limits, emulation=limits.emulation or emulates).allows_plan(
+            candidate.plan, candidate.error_growth
+        ),
+        "workspace": candidate.fits_workspace(limits.workspace),
     }
     return [name for name, keeps in kept.items() if not keeps]
 
 
-def _text(found: dict[str, Any]) -> str:
+def _decision_text(found: dict[str, Any]) -> str:
     """Return the decision as text: notes, the plan's numbers, its levels, the runners-up."""
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
     what = "" if op == "product" else f" {op}"
@@ -301,14 +305,14 @@ def _text(found: dict[str, Any]) -> str:
         "",
         plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
-        *_runners_up(found["runners_up"]).lines,
+        *_runners_up_table(found["runners_up"]).text_lines,
         "",
         f"not in the model: {found['leaves_out']}",
     ]
     return "\n".join(lines)
 
 
-def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
+def _runners_up_table(rows: Sequence[dict[str, Any]]) -> TextTable:
     cells: list[tuple[str, ...]] = []
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])

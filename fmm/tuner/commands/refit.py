@@ -18,14 +18,19 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import datasheet_model
-from fmm.tuner.commands.config_file import check_section, group_by_device, required_sections, with_one_line_errors
+from fmm.tuner.commands.config_file import (
+    check_section,
+    group_sections_by_device,
+    required_sections,
+    with_one_line_errors,
+)
 from fmm.tuner.devices.simulated import RecordedDevice
-from fmm.tuner.findings.conclude import conclude_section, section_thresholds, trials_by_look, usable_trials
+from fmm.tuner.findings.conclude import conclude_section, section_thresholds, split_first_look_trials, usable_trials
 from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
-from fmm.tuner.findings.summary import TypeSummary, entry_size, threshold_text
-from fmm.tuner.fit.blocks import BlockFit, chosen_strategies, fit_block_model
+from fmm.tuner.findings.summary import TypeSummary, entry_size_text, threshold_text
+from fmm.tuner.fit.blocks import BlockFit, fit_block_model, strategies_by_side
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
+from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of_section
 from fmm.tuner.tune import output_path, path_argument, trials_path
 
 REFIT_PARTS = "all", "thresholds", "blocks"
@@ -47,7 +52,7 @@ def run_refit(options: argparse.Namespace) -> int:
     into = path if options.output is None else output_path(options.output)
     results = list(_write_results(path, into, refit, options.json))
     beside = _copy_trials(path, into)
-    print(json.dumps([x.fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
+    print(json.dumps([x.json_fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
     return int(any(x.section is None for x in results))
 
 
@@ -63,7 +68,7 @@ class RecordedSection:
     first_look: tuple[Trial, ...]
 
     @property
-    def device(self) -> RecordedDevice:
+    def recorded_device(self) -> RecordedDevice:
         """The device as it was before the tuning; raise ConfigError if its starting model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
@@ -76,18 +81,18 @@ class RecordedSection:
         return RecordedDevice(identity, start, header.conditions)
 
     @property
-    def journal(self) -> Journal:
+    def recorded_journal(self) -> Journal:
         """The measurements, which cannot be continued."""
         run, trials = self.tuning.header.run, self.tuning.trials
-        return Journal(run, self.device, trials, live=False, first_look=self.first_look)
+        return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
 
 
-Refit = Callable[[RecordedSection], "dict[str, Raw] | None"]
+RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
 
 
 def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section that a tuning with these trials would write now; None if too little was measured."""
-    section = conclude_section(recorded.journal, recorded.dtype)
+    section = conclude_section(recorded.recorded_journal, recorded.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -99,9 +104,9 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with the thresholds of its present model; None without a model."""
     if recorded.tuned.calibration is None:
         return None
-    journal, dtype = recorded.journal, recorded.dtype
-    _, strategies = _tiles(recorded)
-    intervals, looks = recorded.raw["intervals"] or {}, trials_by_look(journal, usable_trials(journal, dtype))
+    journal, dtype = recorded.recorded_journal, recorded.dtype
+    _, strategies = _fit_tiles(recorded)
+    intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.fields}
 
@@ -110,19 +115,19 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with another block model and its tiles; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
-    found, strategies = _tiles(recorded)
+    found, strategies = _fit_tiles(recorded)
     thresholds = {**recorded.raw["thresholds"], "block_strategy": strategies}
-    blocks = recorded.raw.get("blocks") if found is None else found.fields
+    blocks = recorded.raw.get("blocks") if found is None else found.json_fields
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
-def _tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
+def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
-    chip = recorded.device.chip
+    chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
     if found is None and chip is not None and recorded.tuned.fitted is not None:  # terms that another tuning fitted
         chip = replace(chip, fitted=recorded.tuned.fitted)
-    return found, chosen_strategies(recorded.dtype, chip, found)
+    return found, strategies_by_side(recorded.dtype, chip, found)
 
 
 # ---- writing, and what it changed
@@ -139,22 +144,22 @@ class RefitResult:
     changes: Sequence[ValueChange] = ()
     others: Sequence[str] = ()  # fields that differ
 
-    def lines(self, path: Path) -> list[str]:
+    def result_lines(self, path: Path) -> list[str]:
         """Return the result as text."""
         name = f"{self.key}, {self.dtype}"
         if self.section is None:
             return [f"{name}: unchanged, there are no trials of it beside {path}"]
         diagnostics = self.section.get("doubts")
         rejected = f"; rejected: {diagnostics[0]}" if diagnostics else ""
-        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_lines()]
+        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
-    def _change_lines(self) -> list[str]:
+    def _change_texts(self) -> list[str]:
         if self.changes:
-            return [f"  {change.line}" for change in self.changes]
+            return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The result for JSON."""
         return {
             "device": self.key,
@@ -162,18 +167,18 @@ class RefitResult:
             "samples": self.samples,
             "written": self.section is not None,
             "doubts": (self.section or {}).get("doubts") or [],
-            "changes": [change.fields for change in self.changes],
+            "changes": [change.json_fields for change in self.changes],
             "other_changes": list(self.others),
         }
 
 
-def _write_results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
+def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
-    tunings = TrialFile(trials_path(path)).tunings()
-    for key, types in group_by_device(required_sections(path)).items():
+    tunings = TrialFile(trials_path(path)).read_tunings()
+    for key, types in group_sections_by_device(required_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
-            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)
             first = first_look_trials(tunings, tuning.header) if tuning else ()
             found = refit(RecordedSection(key, dtype, raw, tuned, tuning, first)) if tuning else None
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
@@ -182,25 +187,25 @@ def _write_results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterato
                 # the section is written with the entries that it had before
                 after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
-                result = replace(result, section=written, changes=changes, others=other_fields(raw, written))
+                result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
             if not quiet:
-                print("\n".join(result.lines(path)))
+                print("\n".join(result.result_lines(path)))
             yield result
 
 
 def _copy_trials(path: Path, into: Path) -> str:
     """Copy the trials into another folder that has none, for export and report; return what was done as text."""
-    present, own = TrialFile(trials_path(path)).files, TrialFile(trials_path(into))
+    present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(into))
     if into.resolve().parent == path.resolve().parent:
         return ""
-    if own.files:
+    if own.existing_files:
         return f"; the trials beside it belong to another config, its own are in {path.parent}"
     for file in present if into.parent.is_dir() else ():
         shutil.copyfile(file, into.with_name(file.name))
-    return ", with the trials beside it" if own.files else ""
+    return ", with the trials beside it" if own.existing_files else ""
 
 
-Sections = Mapping[str, Raw]  # sections of a device by type
+RawSections = Mapping[str, Raw]  # sections of a device by type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -235,17 +240,17 @@ class ValueChange:
     after: ValueText
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The change for JSON."""
         return {"name": self.name, "before": self.before.value, "after": self.after.value}
 
     @property
-    def line(self) -> str:
+    def change_text(self) -> str:
         """The change as text."""
         return f"{self.name}: {self.before.text} -> {self.after.text}"
 
 
-def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> list[ValueChange]:
+def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
     """Return what differs for a type between two states of a device's sections, decisions first."""
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
@@ -254,31 +259,31 @@ def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> 
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def other_fields(before: Raw, after: Raw) -> list[str]:
+def changed_fields(before: Raw, after: Raw) -> list[str]:
     """Return the names of the fields that differ."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
-def _compared_values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
+def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ValueText]]:
     """Yield the name and the value of each compared number."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
     yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
-    yield from _gain_lines(dtype, used)
-    yield from _refit_thresholds(used.tuned.thresholds)
+    yield from _speedup_values(dtype, used)
+    yield from _threshold_values(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
-        yield f"entry {entry_size(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
+        yield f"entry {entry_size_text(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
 
 
-def _gain_lines(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
+def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
-    _, _, start, gain, _ = summary.cells
-    yield "faster from side", ValueText(summary.first, start)
-    yield "speedup", ValueText(summary.large.speedup, gain) if summary.large else NO_VALUE
+    _, _, start, gain, _ = summary.row_cells
+    yield "faster from side", ValueText(summary.first_side, start)
+    yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
-def _refit_thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
+def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
     for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
         label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"

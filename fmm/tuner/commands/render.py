@@ -11,17 +11,17 @@ from html import escape
 from textwrap import fill
 from typing import Any
 
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 
 
-def text_table(table: Table) -> str:
+def table_as_text(table: PaperTable) -> str:
     """Title, aligned columns, and the notes below, wrapped; without rows a line that says so."""
     notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
     if not table.rows:
         return "\n".join([f"{table.name}: {table.title}", "", "no rows", *([""] if notes else []), *notes])
     cells = [[cell_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    numeric = _numeric(table)
+    numeric = _numeric_columns(table)
     lines = [
         "  ".join(
             c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
@@ -32,39 +32,42 @@ def text_table(table: Table) -> str:
     return "\n".join([f"{table.name}: {table.title}", "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
 
 
-def as_html(table: Table) -> str:
+def table_as_html(table: PaperTable) -> str:
     """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
-    sides = ["right" if numeric else "left" for numeric in _numeric(table)]
+    sides = ["right" if numeric else "left" for numeric in _numeric_columns(table)]
     lines = [_html_row("th", table.columns, sides)]
     lines += [_html_row("td", [cell_text(cell) for cell in row], sides) for row in table.rows]
     return "\n".join(["<table>", *lines, "</table>"])
 
 
 def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
-    styled = [f'<{tag} style="text-align: {side}">{_html(c)}</{tag}>' for c, side in zip(cells, sides, strict=True)]
+    styled = [
+        f'<{tag} style="text-align: {side}">{_escape_with_powers(c)}</{tag}>'
+        for c, side in zip(cells, sides, strict=True)
+    ]
     return f"<tr>{''.join(styled)}</tr>"
 
 
-def _html(text: str) -> str:
+def _escape_with_powers(text: str) -> str:
     return re.sub(r"\^(\d+|[a-z]\b|\([^)]*\))", r"<sup>\1</sup>", escape(text, quote=False))
 
 
-def notes_as_html(tables: Sequence[Table]) -> str:
+def notes_as_html(tables: Sequence[PaperTable]) -> str:
     """Every note once, below the title of the first table that has it."""
     lines, seen = [], set[str]()
     for table in tables:
         if new := [note for note in table.notes if note not in seen]:
-            items = "".join(f"<li>{_html(note)}</li>" for note in new)
-            lines.append(f"<p><b>{_html(table.title)}</b></p>\n<ul>{items}</ul>")
+            items = "".join(f"<li>{_escape_with_powers(note)}</li>" for note in new)
+            lines.append(f"<p><b>{_escape_with_powers(table.title)}</b></p>\n<ul>{items}</ul>")
         seen.update(new)
     return "\n".join(lines)
 
 
-def _numeric(table: Table) -> list[bool]:
+def _numeric_columns(table: PaperTable) -> list[bool]:
     return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
 
 
-def as_csv(table: Table) -> str:
+def table_as_csv(table: PaperTable) -> str:
     """Floats with all their digits, unlike in text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -73,9 +76,9 @@ def as_csv(table: Table) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def json_fields(table: Table) -> dict[str, Any]:
+def table_json_fields(table: PaperTable) -> dict[str, Any]:
     """What JSON has of a table: fractions as text, since no JSON number is exact."""
-    rows = [dict(zip(table.columns, map(_plain, row), strict=True)) for row in table.rows]
+    rows = [dict(zip(table.columns, map(_json_cell, row), strict=True)) for row in table.rows]
     return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
 
 
@@ -88,5 +91,5 @@ def cell_text(cell: Cell) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
-def _plain(cell: Cell) -> str | int | float | bool | None:
+def _json_cell(cell: Cell) -> str | int | float | bool | None:
     return str(cell) if isinstance(cell, Fraction) else cell

@@ -13,42 +13,44 @@ from fmm.config import schema
 from fmm.config.store import write_file
 from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config_file import (
-    add_config,
-    add_json,
-    add_output,
+    add_config_argument,
+    add_json_option,
+    add_output_option,
     check_section,
-    config_sections,
-    group_by_device,
+    group_sections_by_device,
+    read_config_sections,
 )
-from fmm.tuner.device_registry import rejection_lines
+from fmm.tuner.device_registry import cpu_rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
-from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.figures import FIGURE_STYLE, save_figure
-from fmm.tuner.report.overview import PHONE_SIZE, SCREEN_SIZE, draw_all_types, shown_gains
-from fmm.tuner.report.page import report_page
-from fmm.tuner.report.type_figures import case_pictures
-from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of
+from fmm.tuner.report.overview import PHONE_FIGURE_INCHES, SCREEN_FIGURE_INCHES, draw_speedups_of_types, shown_speedups
+from fmm.tuner.report.page import report_html
+from fmm.tuner.report.type_figures import available_figures
+from fmm.tuner.report.type_report import TypeReport
+from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of_section
 from fmm.tuner.tune import output_path, trials_path
 
 
-def tuned_cases(path: Path) -> Iterator[TypeCase]:
+def type_reports(path: Path) -> Iterator[TypeReport]:
     """Yield every section of a config that has a calibration and trials."""
-    tunings = TrialFile(trials_path(path)).tunings()
-    for key, sections in group_by_device(config_sections(path)).items():
+    tunings = TrialFile(trials_path(path)).read_tunings()
+    for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():
-            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
                 first = first_look_trials(tunings, tuning.header)
-                yield TypeCase(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
+                yield TypeReport(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
-    add_config(parser)
-    add_output(parser, "where to write: a folder, or a file that ends in .html (the folder of the config)", "PATH")
-    add_json(parser, "the files' names as JSON")
+    add_config_argument(parser)
+    add_output_option(
+        parser, "where to write: a folder, or a file that ends in .html (the folder of the config)", "PATH"
+    )
+    add_json_option(parser, "the files' names as JSON")
     parser.set_defaults(run=run_report)
 
 
@@ -56,7 +58,7 @@ def run_report(options: argparse.Namespace) -> int:
     """Write report.html and the figures; the exit code is 1 if there is nothing to draw."""
     path = output_path(options.config)
     try:
-        found = list(tuned_cases(path))
+        found = list(type_reports(path))
         if not found:
             raise schema.ConfigError(f"{path}: nothing to draw: no section has a calibration and trials beside it")
         written = write_report(found, getattr(options, "output", None) or path.parent)
@@ -66,8 +68,8 @@ def run_report(options: argparse.Namespace) -> int:
     except (schema.ConfigError, PlanError, OSError) as error:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
-    for key, sections in {case.device: case.sections for case in found}.items():
-        for line in rejection_lines(sections, key):
+    for key, sections in {report.device: report.sections for report in found}.items():
+        for line in cpu_rejection_lines(sections, key):
             print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])
@@ -77,7 +79,7 @@ def run_report(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_report(found: Sequence[TypeCase], output: Path) -> list[Path]:
+def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
     """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths.
 
     `output` names the page, if it ends in .html, or else the folder of `report.html`.
@@ -88,19 +90,22 @@ def write_report(found: Sequence[TypeCase], output: Path) -> list[Path]:
     drawings = folder / "report"
     drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    gains = shown_gains(found)
+    gains = shown_speedups(found)
 
-    def saved(made: Any, name: str) -> str:
-        files, svg = save_figure(made, drawings / name)
+    def saved(figure: Any, name: str) -> str:
+        files, svg = save_figure(figure, drawings / name)
         paths.extend(files)
         return svg
 
     with rc_context(FIGURE_STYLE):
-        sizes = ("speedup", SCREEN_SIZE), ("speedup-narrow", PHONE_SIZE)
-        wide, narrow = (saved(draw_all_types(found, gains, size), name) for name, size in sizes)
+        sizes = ("speedup", SCREEN_FIGURE_INCHES), ("speedup-narrow", PHONE_FIGURE_INCHES)
+        wide, narrow = (saved(draw_speedups_of_types(found, gains, size), name) for name, size in sizes)
         drawn = [
-            (case, {name: saved(draw(case), f"{case.device}-{case.dtype}-{name}") for name, draw in own.items()})
-            for case, own in ((case, case_pictures(case)) for case in found)
+            (
+                report,
+                {name: saved(draw(report), f"{report.device}-{report.dtype}-{name}") for name, draw in own.items()},
+            )
+            for report, own in ((report, available_figures(report)) for report in found)
         ]
-    write_file(page, report_page(drawn, gains, (wide, narrow)))
+    write_file(page, report_html(drawn, gains, (wide, narrow)))
     return [page, *paths]

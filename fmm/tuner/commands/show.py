@@ -12,24 +12,24 @@ from pathlib import Path
 from fmm.config import environment, files
 from fmm.config.schema import ConfigError, Raw, read_thresholds
 from fmm.tuner.commands.config_file import (
-    add_config,
-    add_json,
+    add_config_argument,
+    add_json_option,
     check_section,
+    effort_and_day_text,
     required_sections,
-    tuning_text,
     with_one_line_errors,
 )
-from fmm.tuner.device_registry import rejection_lines
+from fmm.tuner.device_registry import cpu_rejection_lines
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.summary import (
     SectionText,
     TypeSummary,
-    next_steps,
+    next_steps_table,
     rejected_table,
     speedup_table,
     thresholds_of_types,
 )
-from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
 
 SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
@@ -38,8 +38,8 @@ SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("show", help="print what a config holds of each device and type")
-    add_config(parser)
-    add_json(parser, "the sections as JSON")
+    add_config_argument(parser)
+    add_json_option(parser, "the sections as JSON")
     parser.set_defaults(run=with_one_line_errors(run_show))
 
 
@@ -53,7 +53,7 @@ def run_show(options: argparse.Namespace) -> int:
         )
     found = required_sections(path)
     if options.json:
-        print(json.dumps([_fields(found, *section) for section in found], indent=1))
+        print(json.dumps([_section_fields(found, *section) for section in found], indent=1))
         return 0
     devices: dict[str, dict[str, Raw]] = {}
     wrong: list[str] = []
@@ -63,46 +63,46 @@ def run_show(options: argparse.Namespace) -> int:
             devices.setdefault(key, {})[dtype] = raw
         except ConfigError as error:
             wrong.append(f"fmm-tune: {path}: {error}")
-    lines = [line for key, sections in devices.items() for line in device_lines(key, sections, path)]
-    glossary = plan_names_table(plans_in("\n".join(lines)))
-    for line in (*lines, *(glossary.lines if glossary.rows else ())):
+    lines = [line for key, sections in devices.items() for line in device_summary_lines(key, sections, path)]
+    glossary = plan_names_table(find_plan_texts("\n".join(lines)))
+    for line in (*lines, *(glossary.text_lines if glossary.rows else ())):
         print(line)
     for line in wrong:
         print(line, file=sys.stderr)
     return int(bool(wrong))
 
 
-def device_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
+def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
     """Yield the tables of a device: all types, the papers' thresholds, the next commands, then each type."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
-    yield from rejection_lines(sections, key)
+    yield from cpu_rejection_lines(sections, key)
     short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT_EFFORTS]
     in_force = path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
     tables = [speedup_table(types), rejected_table(types), thresholds_of_types(sections.items())]
-    for table in (*tables, next_steps(key, types, in_force, str(path), short)):
+    for table in (*tables, next_steps_table(key, types, in_force, str(path), short)):
         if table.rows:
-            yield from table.lines
+            yield from table.text_lines
     for dtype, raw in sections.items():
         yield ""
-        yield f"{key}, {dtype} ({device_name(key, raw)}; {tuning_text(raw)})"
-        yield from (f"  {why}" for why in rejection_lines({dtype: raw}, key))
-        yield from SectionText(raw, dtype, key, sections).lines
+        yield f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_day_text(raw)})"
+        yield from (f"  {why}" for why in cpu_rejection_lines({dtype: raw}, key))
+        yield from SectionText(raw, dtype, key, sections).text_lines
     yield ""
 
 
 # ---- JSON
 
 
-def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
+def _section_fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
     """Return a section for JSON, with the decisions that it leads to."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}
     answers, rejected = None, ""
     with suppress(ConfigError):  # a damaged section decides nothing
         used = model_in_use(key, dtype, {name: raw for device, name, raw in found if device == key})
-        answers = TypeSummary(dtype, used).fields
+        answers = TypeSummary(dtype, used).json_fields
     with suppress(ConfigError):
-        rejected = " ".join(rejection_lines({dtype: raw}, key))
+        rejected = " ".join(cpu_rejection_lines({dtype: raw}, key))
     return {"device": key, "dtype": dtype, **raw, **shown, "fmm.matmul": answers, "not_used_here": rejected}

@@ -17,42 +17,42 @@ from fmm.config.schema import ConfigError, Entry, Raw, read_thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
-    add_config,
-    add_output,
+    add_config_argument,
+    add_output_option,
     check_section,
-    config_sections,
+    read_config_sections,
     required_sections,
     with_one_line_errors,
 )
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
-from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
 from fmm.tuner.tune import output_path
 
 PLANNED_SECONDS, VERIFY_ROUNDS = 1.0, 3  # planned seconds of the measurements of one type
 # the loss of an entry's lower bound, in addition to the noise, up to which the gain counts as unchanged
-ALLOWED_LOSS = 0.02
+MAX_SPEEDUP_LOSS = 0.02
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("verify", help="check a config to the last field, or time certified entries again")
-    add_config(parser)
+    add_config_argument(parser)
     parser.add_argument(
         "--measure", action="store_true", help="time a few certified entries of a device here, a second"
     )
     parser.add_argument("--device", default=argparse.SUPPRESS, help="the device to measure on (with --measure)")
-    add_output(parser, "the config to measure and update (with --measure; the one that fmm reads)")
+    add_output_option(parser, "the config to measure and update (with --measure; the one that fmm reads)")
     parser.set_defaults(run=with_one_line_errors(run_verify))
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Print one line for each section; the exit code is 1 if a section is damaged or an entry lost its gain."""
     path = output_path(options.config or options.output)
-    return _measure(path, options.device) if options.measure else _check(path)
+    return _measure_config(path, options.device) if options.measure else _check_config(path)
 
 
-def _check(path: Path) -> int:
+def _check_config(path: Path) -> int:
     code = 0
     for key, dtype, raw in required_sections(path):
         try:
@@ -71,13 +71,13 @@ def _check(path: Path) -> int:
 # ---- measured entries
 
 
-def _measure(path: Path, device_name: str | None) -> int:
+def _measure_config(path: Path, device_name: str | None) -> int:
     try:
         devices = select_devices(device_name)
     except UnknownDeviceError as error:
         print(f"fmm-tune verify: {error}", file=sys.stderr)
         return 2
-    sections, code = list(config_sections(path)), 0
+    sections, code = list(read_config_sections(path)), 0
     for device in devices:
         own = [(dtype, raw) for key, dtype, raw in sections if key == device.identity.key]
         if not own:
@@ -87,7 +87,7 @@ def _measure(path: Path, device_name: str | None) -> int:
     return code
 
 
-def _measure_section(path: Path, device: Device, dtype: str, raw: Raw) -> int:
+def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: Raw) -> int:
     """Measure entries of one section and write whether all entries are verified."""
     key = device.identity.key
     try:
@@ -112,11 +112,11 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
         cost = (entry.vendor_seconds + entry.seconds) * (VERIFY_ROUNDS + 1)
         if tried and cost > left:
             break
-        run = Run(Plan.parse(entry.plan))
-        with journal.open("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
-            samples = timed.rounds([Run(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
+        run = TimedRun(Plan.parse(entry.plan))
+        with journal.open_problem("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
+            samples = timed.sample_rounds([TimedRun(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
-        gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0
-        if gain < max(1.0, entry.low - entry.noise - ALLOWED_LOSS):
+        gain = paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
+        if gain < max(1.0, entry.low - entry.noise - MAX_SPEEDUP_LOSS):
             return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
     return True, f"verified; {tried} of {len(fast)} gains measured again"

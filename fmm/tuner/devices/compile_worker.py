@@ -47,7 +47,7 @@ def claim_source(text: str, folder: Path) -> bool:
     return True
 
 
-class _OnDiskError(Exception):
+class _SavedToDiskError(Exception):
     """CuPy has saved the compiled code."""
 
 
@@ -55,13 +55,13 @@ class _UnloadedModule:
     """Replaces a loaded module: the code is on disk, and loading would take device memory."""
 
     def load(self, code: bytes) -> None:
-        raise _OnDiskError
+        raise _SavedToDiskError
 
     def _set_mapping(self, mapping: Any) -> None:
         pass
 
 
-def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
+def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     """Compile a kernel into CuPy's cache with the backend's call, hence under the same name."""
     import cupy
     from cupy.cuda import compiler
@@ -76,7 +76,7 @@ def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
         Module = _UnloadedModule
 
     compiler.function = Functions
-    with cupy.cuda.Device(device), suppress(_OnDiskError):
+    with cupy.cuda.Device(device), suppress(_SavedToDiskError):
         cupy.RawModule(code=text, options=kernel.options).compile()
 
 
@@ -90,8 +90,8 @@ def compile_requested_jobs(arguments: list[str]) -> int:
         try:
             dtype, plan, size, *how = json.loads(line)
             for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
-                if claim_source(text := kernel.source, folder):
-                    compile_to_disk(kernel, text, device)
+                if claim_source(text := kernel.cuda_source, folder):
+                    compile_to_disk_cache(kernel, text, device)
             said = "done"
         except Exception as error:  # the tuner records the error where it needs the kernel
             said = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -32,7 +32,14 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import default_workspace_bytes
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
+from fmm.tuner.devices.device import (
+    CPU_EFFORTS,
+    SHORTEST_SAMPLE_COUNT,
+    SHORTEST_SAMPLE_PART,
+    Effort,
+    RunFailedError,
+    TimedRun,
+)
 
 MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
 CHECKED_ROWS = 8  # number of checked rows of a result
@@ -45,7 +52,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        self.lanes = run_on_worker(partial(_products_at_once, self.threads))
+        self.concurrent_products = run_on_worker(partial(_concurrent_products, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -53,7 +60,7 @@ class CpuDevice:
         return identity.cpu_identity(self.threads)
 
     @property
-    def conditions(self) -> Mapping[str, Any]:
+    def measurement_conditions(self) -> Mapping[str, Any]:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         return {
             "processor": identity.processor_name(),
@@ -68,27 +75,27 @@ class CpuDevice:
         return "float32", "float64", "complex64", "complex128"
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         return default_workspace_bytes(NUMPY, self.threads)
 
     def untuned_model(self) -> Calibration:
-        return with_concurrent_products(cpu_calibration(self.threads), self.lanes)
+        return with_concurrent_products(cpu_calibration(self.threads), self.concurrent_products)
 
     def prior_model(self, dtype: str) -> Calibration:
         return self.untuned_model()
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         return probed_plans("cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
         return ()
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return EFFORTS
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return CPU_EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
@@ -126,42 +133,42 @@ class CpuSession:
     threads: int
 
     def __post_init__(self) -> None:
-        self._repeats: dict[Run, int] = {}
+        self._repeats: dict[TimedRun, int] = {}
         self._spent: dict[Plan, dict[str, float]] = {}
 
     @cached_property
-    def _exact(self) -> tuple[Array, Array]:
+    def _exact_rows(self) -> tuple[Array, Array]:
         """The indices of the checked rows, and these rows in at least float64."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
         return rows, exact
 
-    def prepare(self, run: Run) -> None:
-        call = self._call(run)
+    def prepare_run(self, run: TimedRun) -> None:
+        call = self._run_function(run)
         start = time.perf_counter()
         try:
             call()
         except PlanError as error:
-            raise FailedError(str(error)) from None
+            raise RunFailedError(str(error)) from None
         self._repeats[run] = max(int(MIN_SAMPLE_SECONDS / max(time.perf_counter() - start, 1e-7)), 1)
         if run.part == "whole" and run.plan != VENDOR:
-            self._check(run.plan)
+            self._check_result(run.plan)
 
-    def _check(self, plan: Plan) -> None:
-        rows, exact = self._exact
-        found = _relative_distance(self.c[rows], exact)
+    def _check_result(self, plan: Plan) -> None:
+        rows, exact = self._exact_rows
+        found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
         if not found <= allowed:
-            raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
+            raise RunFailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
 
-    def sample(self, run: Run) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         if run.part == SHORTEST_SAMPLE_PART:
             return self._shortest_product_seconds()
         if run.part != "whole":
-            return self._part(run)
-        call, repeats = self._call(run), self._repeats[run]
+            return self._part_seconds(run)
+        call, repeats = self._run_function(run), self._repeats[run]
         _wake_blas_threads()
         start = time.perf_counter()
         for _ in range(repeats):
@@ -171,15 +178,15 @@ class CpuSession:
     def _shortest_product_seconds(self) -> float:
         """Return the shortest of many single products: at some moment no other work ran."""
         found = float("inf")
-        for _ in range(SHORTEST_OF):
+        for _ in range(SHORTEST_SAMPLE_COUNT):
             start = time.perf_counter()
             matmul(self.a, self.b, out=self.c)
             found = min(found, time.perf_counter() - start)
         return found
 
-    def _call(self, run: Run) -> Callable[[], Any]:
+    def _run_function(self, run: TimedRun) -> Callable[[], Any]:
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
-            return partial(self._part, run)
+            return partial(self._part_seconds, run)
         if self.problem.writes_triangle:
             # the vendor's way is BLAS's syrk, mirrored by whichever is faster at it, NumPy or fmm
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
@@ -187,14 +194,14 @@ class CpuSession:
             return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
-    def _part(self, run: Run) -> float:
+    def _part_seconds(self, run: TimedRun) -> float:
         """Return the seconds of the plan's sums or products; one run of the plan measures both."""
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
-            kept.update(vars(self._timed(run.plan)))
+            kept.update(vars(self._timed_steps(run.plan)))
         return kept.pop(run.part)
 
-    def _timed(self, plan: Plan) -> StepTimes:
+    def _timed_steps(self, plan: Plan) -> StepTimes:
         m, k, n = self.problem.size
         with host_memory.borrowed_block(workspace(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
@@ -206,7 +213,7 @@ class CpuSession:
             return time_steps(self.threads, 2 * m * k * n, steps)
 
 
-def _products_at_once(threads: int) -> int:
+def _concurrent_products(threads: int) -> int:
     with threads_per_product(threads) as (at_a_time, _):
         return at_a_time
 
@@ -222,5 +229,5 @@ def _wake_blas_threads() -> None:
 WARM_UP_MATRIX = np.ones((256, 256))
 
 
-def _relative_distance(found: Array, exact: Array) -> float:
+def _frobenius_distance(found: Array, exact: Array) -> float:
     return float(np.linalg.norm(found - exact))

@@ -1,6 +1,6 @@
 """A CUDA device of the tuner: plans are launch lists, the vendor is cuBLAS, events time rotated buffers.
 
-`Operands` draws the random operands, and checks rows of a result in double precision.
+`OperandSets` draws the random operands, and checks rows of a result in double precision.
 """
 
 from __future__ import annotations
@@ -22,23 +22,30 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import LaunchList, StepKind, StreamSync
+from fmm.kernels.cuda.launch_list import LaunchList, LaunchPurpose, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
 from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background
-from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
+from fmm.tuner.devices.device import (
+    GPU_EFFORTS,
+    SHORTEST_SAMPLE_COUNT,
+    SHORTEST_SAMPLE_PART,
+    Effort,
+    RunFailedError,
+    TimedRun,
+)
 
 MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
 # An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
 # without work, the device is therefore kept busy for HEAT milliseconds before a sample.
-IDLE_SECONDS, HEAT = 0.004, 40.0
+MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # number of checked rows of a result
-STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
+STEPS_OF_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -57,13 +64,13 @@ class CudaDevice:
         return devices.cuda_device(self.index).chip
 
     @property
-    def conditions(self) -> Mapping[str, Any]:
+    def measurement_conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
         if variables := vendor_variables():  # without these variables cuBLAS multiplies as usual
             found["vendor_variables"] = variables
         with suppress(Exception):  # not every machine has nvidia-smi
-            found |= _read_clocks(self.index)
+            found |= _nvidia_smi_fields(self.index)
         return found
 
     @property
@@ -71,7 +78,7 @@ class CudaDevice:
         return "float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128"
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         with cupy.cuda.Device(self.index):
             free, _ = cupy.cuda.runtime.memGetInfo()
             pool = cupy.get_default_memory_pool()
@@ -81,25 +88,25 @@ class CudaDevice:
         """Return the datasheet's model; for an unknown device, numbers that the first measurements replace."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
-        rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
+        rates = {t: ProductRate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def prior_model(self, dtype: str) -> Calibration:
         """Return the shipped model of other cards of this name, else the untuned one."""
         return shipped_model(self.identity, dtype) or self.untuned_model()
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         return probed_plans("cuda")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
         return peer_plans("cuda")
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
+    def efforts_by_name(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
         with cupy.cuda.Device(self.index):
             try:
                 yield CudaSession(problem, seed)
@@ -110,17 +117,17 @@ class CudaDevice:
 
     @contextmanager
     def compile_ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        with compile_in_background(self.index, dtypes, self.candidates()) as self._ahead:
+        with compile_in_background(self.index, dtypes, self.candidate_plans()) as self._ahead:
             try:
                 yield
             finally:
                 self._ahead = None
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
+        return self._ahead is None or self._ahead.wait_for_plan(dtype, plan, seconds)
 
 
-def _read_clocks(index: int) -> dict[str, Any]:
+def _nvidia_smi_fields(index: int) -> dict[str, Any]:
     fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
@@ -142,68 +149,68 @@ class CudaSession:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
-        self.operands = Operands(problem.size, problem.dtype, CHECKED_ROWS, problem.writes_triangle)
-        self.laid_out = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
+        self.operands = OperandSets(problem.size, problem.dtype, CHECKED_ROWS, problem.writes_triangle)
+        self.problem_with_layouts = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._launches: dict[Run, LaunchList] = {}
-        self._repeats: dict[Run, int] = {}
+        self._launches: dict[TimedRun, LaunchList] = {}
+        self._repeats: dict[TimedRun, int] = {}
         self._busy = 0.0  # time.perf_counter() at the end of the last sample
 
-    def prepare(self, run: Run) -> None:
+    def prepare_run(self, run: TimedRun) -> None:
         try:
-            whole = record_for_device(run.plan, self.laid_out)
+            whole = record_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # free before allocating
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
-            self._play(whole, 0)  # fills the workspace with numbers, for the parts
+            self._launch_on_operands(whole, 0)  # fills the workspace with numbers, for the parts
             if run.part == "whole" and run.plan != VENDOR:
-                self._check(run.plan)
+                self._check_result(run.plan)
             kept = STEPS_OF_PART.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
-            self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._milliseconds(run, 2), 1e-3)), 1)
+            self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._mean_milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
-            raise FailedError(f"out of memory: {error}") from None
+            raise RunFailedError(f"out of memory: {error}") from None
         except Exception as error:  # any failure of a plan is a row of the trials
-            raise FailedError(f"{type(error).__name__}: {error}") from None
+            raise RunFailedError(f"{type(error).__name__}: {error}") from None
 
-    def sample(self, run: Run) -> float:
-        if time.perf_counter() - self._busy > IDLE_SECONDS:
+    def sample_seconds(self, run: TimedRun) -> float:
+        if time.perf_counter() - self._busy > MAX_IDLE_SECONDS:
             self._heat_device(run)
         if run.part == SHORTEST_SAMPLE_PART:
-            found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_OF))
+            found = min(self._mean_milliseconds(run, 1) for _ in range(SHORTEST_SAMPLE_COUNT))
         else:
-            found = self._milliseconds(run, self._repeats[run])
+            found = self._mean_milliseconds(run, self._repeats[run])
         self._busy = time.perf_counter()
         return found / 1000
 
-    def _heat_device(self, run: Run) -> None:
+    def _heat_device(self, run: TimedRun) -> None:
         spent = 0.0
-        while spent < HEAT:
-            spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
+        while spent < HEAT_MILLISECONDS:
+            spent += self._repeats[run] * self._mean_milliseconds(run, self._repeats[run])
 
-    def _milliseconds(self, run: Run, repeats: int) -> float:
-        return event_milliseconds(lambda i: self._play(self._launches[run], i), repeats)
+    def _mean_milliseconds(self, run: TimedRun, repeats: int) -> float:
+        return mean_event_milliseconds(lambda i: self._launch_on_operands(self._launches[run], i), repeats)
 
-    def _play(self, launches: LaunchList, i: int) -> None:
+    def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- the check of results
 
-    def _check(self, plan: Plan) -> None:
-        error, _ = self.operands.errors()
+    def _check_result(self, plan: Plan) -> None:
+        error, _ = self.operands.result_errors()
         kind = self.problem.type
         # Rounding errors do not accumulate where numbers are rounded to few bits only once.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up
         if not error <= allowed:
-            raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
+            raise RunFailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
 
 
-def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
+def mean_event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     """Return the mean milliseconds of `repeats` calls, which receive their index, by events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
@@ -214,12 +221,12 @@ def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-OPERAND_BYTES = 192 << 20  # bytes of all sets of operands together: larger than any cache
+TOTAL_OPERAND_BYTES = 192 << 20  # bytes of all sets of operands together: larger than any cache
 MAX_OPERAND_SETS = 8
-CONVERTED_ROWS = 2048  # rows of B that are converted at a time
+MAX_CONVERTED_ROWS = 2048  # rows of B that are converted at a time
 
 
-class Operands:
+class OperandSets:
     """Sets of A, B and C, enough to exceed every cache.
 
     `rows` of the first set's C are checked. `adjoint`: B is A's adjoint, for real numbers in the same memory.
@@ -228,44 +235,46 @@ class Operands:
     def __init__(self, size: tuple[int, int, int], dtype: str, rows: int, adjoint: bool = False) -> None:
         m, k, n = size
         self.kind = "float32" if dtype == "tf32" else dtype
-        storage = stored_type(self.kind)
+        storage = storage_dtype(self.kind)
         each = (m * k + k * n + m * n) * np.dtype(storage).itemsize
-        count = min(max(OPERAND_BYTES // each, 1), MAX_OPERAND_SETS)
-        lefts = [random_normal((m, k), self.kind) for _ in range(count)]
-        rights = [a.conj().T if adjoint else random_normal((k, n), self.kind) for a in lefts]
+        count = min(max(TOTAL_OPERAND_BYTES // each, 1), MAX_OPERAND_SETS)
+        lefts = [random_normal_matrix((m, k), self.kind) for _ in range(count)]
+        rights = [a.conj().T if adjoint else random_normal_matrix((k, n), self.kind) for a in lefts]
         self.sets = [(a, b, cupy.empty((m, n), storage)) for a, b in zip(lefts, rights, strict=True)]
         self._rows = min(rows, m)
 
     @cached_property
-    def _exact(self) -> tuple[Any, Any]:
+    def _exact_rows(self) -> tuple[Any, Any]:
         """The indices of the checked rows, and these rows of the product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
-        left = double_precision(a[rows], self.kind)
+        left = to_double_precision(a[rows], self.kind)
         exact = cupy.zeros((len(rows), c.shape[1]), left.dtype)
-        for row in range(0, len(b), CONVERTED_ROWS):
-            exact += left[:, row : row + CONVERTED_ROWS] @ double_precision(b[row : row + CONVERTED_ROWS], self.kind)
+        for row in range(0, len(b), MAX_CONVERTED_ROWS):
+            exact += left[:, row : row + MAX_CONVERTED_ROWS] @ to_double_precision(
+                b[row : row + MAX_CONVERTED_ROWS], self.kind
+            )
         return rows, exact
 
-    def errors(self) -> tuple[float, float]:
+    def result_errors(self) -> tuple[float, float]:
         """Return the relative Frobenius error and the largest error of the first set's C."""
-        rows, exact = self._exact
-        difference = double_precision(self.sets[0][2][rows], self.kind) - exact
+        rows, exact = self._exact_rows
+        difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 
 
-def stored_type(kind: str) -> Any:
+def storage_dtype(kind: str) -> Any:
     """Return the NumPy type in memory; bfloat16 is stored as 16-bit integers."""
     return np.uint16 if kind == "bfloat16" else np.dtype(kind).type
 
 
-def random_normal(shape: tuple[int, int], kind: str) -> Any:
+def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
     """Return random normal numbers (zeros would run faster)."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
-        return random_normal((shape[0], 2 * shape[1]), real).view(kind)
+        return random_normal_matrix((shape[0], 2 * shape[1]), real).view(kind)
     drawn = np.float64 if kind == "float64" else np.float32
-    x = cupy.empty(shape, stored_type(kind))
+    x = cupy.empty(shape, storage_dtype(kind))
     step = max((1 << 26) // max(shape[1], 1), 1)
     for row in range(0, shape[0], step):
         part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=drawn)
@@ -279,7 +288,7 @@ def bfloat16_bits(x: Any) -> Any:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
 
 
-def double_precision(x: Any, kind: str) -> Any:
+def to_double_precision(x: Any, kind: str) -> Any:
     """Return the numbers in double precision."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)

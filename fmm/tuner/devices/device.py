@@ -17,17 +17,19 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predict_from_work
-from fmm.perfmodel.work import Work, counted_work
+from fmm.perfmodel.work import PlanWork, counted_work
 from fmm.problem import Problem
 
-SHORTEST_SAMPLE_PART = "best"  # value of Run.part: the shortest of SHORTEST_OF samples, as on a quiet device
-SHORTEST_OF = 15
+SHORTEST_SAMPLE_PART = (
+    "best"  # value of TimedRun.part: the shortest of SHORTEST_SAMPLE_COUNT samples, as on a quiet device
+)
+SHORTEST_SAMPLE_COUNT = 15
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """A timed run of a plan on the problem of a session: whole, only its sums, or only its leaf products.
 
-    With SHORTEST_SAMPLE_PART as `part`, the sample of the whole run is the shortest of SHORTEST_OF samples.
+    With SHORTEST_SAMPLE_PART as `part`, the sample of the whole run is the shortest of SHORTEST_SAMPLE_COUNT samples.
     A `twin` is the same run under another name: a pair of twins shows the noise.
     """
 
@@ -36,36 +38,36 @@ class Run(NamedTuple):
     twin: int = 0
 
 
-class FailedError(Exception):
+class RunFailedError(Exception):
     """A run that fails: it does not compile, does not fit in memory, or gives a wrong result.
 
     The failure is recorded in the trials.
     """
 
 
-class Session(Protocol):
+class TimingSession(Protocol):
     """The operands of one problem in the device's memory."""
 
-    def prepare(self, run: Run) -> None:
-        """Check the run's result and warm up; raise FailedError if it fails."""
+    def prepare_run(self, run: TimedRun) -> None:
+        """Check the run's result and warm up; raise RunFailedError if it fails."""
 
-    def sample(self, run: Run) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         """Return the seconds of one sample, the mean of enough calls to be measurable."""
 
 
-class Device(Protocol):
+class TunableDevice(Protocol):
     """A device that can be tuned."""
 
     @property
     def identity(self) -> Identity: ...
     @property
-    def conditions(self) -> Mapping[str, Any]: ...
+    def measurement_conditions(self) -> Mapping[str, Any]: ...
     @property
     def dtypes(self) -> Sequence[str]:
         """The element types of the device, the most used first."""
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
+    def efforts_by_name(self) -> Mapping[str, Effort]:
         """The efforts coarse, quick, default and full on this device."""
 
     @property
@@ -73,7 +75,7 @@ class Device(Protocol):
         """The chip for kernels and the block model; None for a CPU."""
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes for operands and workspace."""
 
     def untuned_model(self) -> Calibration:
@@ -82,13 +84,13 @@ class Device(Protocol):
     def prior_model(self, dtype: str) -> Calibration:
         """Return the best known model of such devices for a type, before this device is measured."""
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         """Return the plans to probe, the vendor first."""
 
     def vendor_alternatives(self) -> Sequence[Plan]:
         """Return the vendor's other products: a plan must beat these too."""
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
+    def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
         """Open a session on a problem with random operands of a seed."""
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
@@ -118,7 +120,7 @@ class Effort:
     spread: float = 4.0  # ratio of the largest to the smallest side of random shapes
     look: bool = False  # True for a first look only: the known model of such devices, scaled by a few measurements
 
-    def within(self, seconds: float) -> Effort:
+    def limited_to_seconds(self, seconds: float) -> Effort:
         """Return the effort planned for at most this many seconds, with smaller products and fewer held-out shapes.
 
         The original plan would be stopped before its held-out shapes, and an unchecked model is rejected.
@@ -133,11 +135,11 @@ class Effort:
 # about large products. So random shapes are few, large, and have few rounds. (Measured: among sixty shapes with a
 # spread of four, 103 of 120 held-out plans in float32 took 1.6 times the vendor's time or more; in a quick tuning all
 # six did.)
-CPU_QUICK = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
+CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
 # `coarse` is the first pass when several types are tuned: 90 seconds for all four types of a CPU.
-EFFORTS = {
-    "coarse": CPU_QUICK,
-    "quick": CPU_QUICK,
+CPU_EFFORTS = {
+    "coarse": CPU_QUICK_EFFORT,
+    "quick": CPU_QUICK_EFFORT,
     "default": Effort(150, 290, 3, 20, 10, 4, 11, spread=2.0),
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
@@ -152,16 +154,16 @@ GPU_EFFORTS = {
 
 
 @lru_cache(maxsize=16384)
-def cached_work(plan: Plan, problem: Problem) -> Work:
+def cached_plan_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the counted work of a plan, cached."""
     return counted_work(plan, problem)
 
 
-def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
+def predicted_run_seconds(run: TimedRun, problem: Problem, counts: PlanWork, calibration: Calibration) -> float:
     """Return the model's seconds for a run, or for its timed part."""
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE_PART):
-        return found.seconds
+        return found.predicted_seconds
     if calibration.lanes > 1:  # threads are started before the time is taken
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)

@@ -15,21 +15,21 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import (
-    EFFORTS,
+    CPU_EFFORTS,
     GPU_EFFORTS,
-    SHORTEST_OF,
+    SHORTEST_SAMPLE_COUNT,
     SHORTEST_SAMPLE_PART,
     Effort,
-    FailedError,
-    Run,
-    Session,
-    formula_seconds,
+    RunFailedError,
+    TimedRun,
+    TimingSession,
+    predicted_run_seconds,
 )
 
 
@@ -38,34 +38,36 @@ class RecordedDevice:
     """The device of a recorded tuning, which cannot measure; `guess` is its model before the tuning."""
 
     identity: Identity
-    guess: Calibration
-    conditions: Mapping[str, Any] = field(default_factory=dict)
+    starting_calibration: Calibration
+    measurement_conditions: Mapping[str, Any] = field(default_factory=dict)
     chip: Chip | None = None
-    memory: int = 0
+    memory_bytes: int = 0
 
     @property
     def dtypes(self) -> Sequence[str]:
-        return tuple(self.guess.rates)
+        return tuple(self.starting_calibration.rates)
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.guess.batches else EFFORTS
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.starting_calibration.batches else CPU_EFFORTS
 
     def untuned_model(self) -> Calibration:
-        return self.guess
+        return self.starting_calibration
 
     def prior_model(self, dtype: str) -> Calibration:
         """Return the shipped model of such a GPU, else the guess."""
-        return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
+        return (
+            shipped_model(self.identity, dtype) if self.starting_calibration.batches else None
+        ) or self.starting_calibration
 
-    def candidates(self) -> Sequence[Plan]:
-        return probed_plans("cuda" if self.guess.batches else "cpu")
+    def candidate_plans(self) -> Sequence[Plan]:
+        return probed_plans("cuda" if self.starting_calibration.batches else "cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return peer_plans("cuda") if self.guess.batches else ()
+        return peer_plans("cuda") if self.starting_calibration.batches else ()
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
-        raise FailedError("nothing can be measured: only what was recorded is at hand")
+    def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
+        raise RunFailedError("nothing can be measured: only what was recorded is at hand")
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
@@ -77,7 +79,7 @@ class RecordedDevice:
 SIMULATED_CALIBRATION = Calibration(
     "fake",
     "by definition",
-    MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
+    MappingProxyType({"float64": ProductRate(1.1e11, 50.0**2, 20.0), "float32": ProductRate(2.3e11, 70.0**2, 30.0)}),
     stream=1.3e10,
     small=3e5,
     launch=3e-5,
@@ -95,14 +97,14 @@ class SimulatedDevice:
     real_time: float = 0.0
     broken: frozenset[str] = frozenset()  # plans that fail
     identity: Identity = SIMULATED_IDENTITY
-    conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
-    memory: int = 1 << 34
+    measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
+    memory_bytes: int = 1 << 34
     # time of the vendor's other leaves as a share of the vendor's
-    also: Mapping[str, float] = field(default_factory=dict)
+    vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    asked: int = 0  # number of samples taken
-    before: Calibration | None = None  # the known model of such devices
+    samples_taken: int = 0  # number of samples taken
+    prior_calibration: Calibration | None = None  # the known model of such devices
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -114,20 +116,20 @@ class SimulatedDevice:
         )
 
     def prior_model(self, dtype: str) -> Calibration:
-        return self.before or self.untuned_model()
+        return self.prior_calibration or self.untuned_model()
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.gpu else "cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return [Plan.parse(leaf) for leaf in self.also]
+        return [Plan.parse(leaf) for leaf in self.vendor_alternative_ratios]
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.gpu else EFFORTS
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.gpu else CPU_EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield SimulatedSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
@@ -143,20 +145,20 @@ class SimulatedSession:
     problem: Problem
     random: random.Random
 
-    def prepare(self, run: Run) -> None:
+    def prepare_run(self, run: TimedRun) -> None:
         if str(run.plan) in self.device.broken:
-            raise FailedError("it is broken")
+            raise RunFailedError("it is broken")
 
-    def sample(self, run: Run) -> float:
-        self.device.asked += 1
+    def sample_seconds(self, run: TimedRun) -> float:
+        self.device.samples_taken += 1
         if run.part == SHORTEST_SAMPLE_PART:
-            return min(self._seconds(Run(run.plan)) for _ in range(SHORTEST_OF))
-        seconds = self._seconds(run)
+            return min(self._noisy_seconds(TimedRun(run.plan)) for _ in range(SHORTEST_SAMPLE_COUNT))
+        seconds = self._noisy_seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)
         return seconds
 
-    def _seconds(self, run: Run) -> float:
-        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
-        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+    def _noisy_seconds(self, run: TimedRun) -> float:
+        seconds = predicted_run_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.vendor_alternative_ratios.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         return seconds * exp(self.random.gauss(0.0, self.device.noise))

@@ -1,6 +1,6 @@
-"""Conclude a tuning: from its recorded trials to a section of the config with model, errors, entries and thresholds.
+"""Conclude a tuning: compute a config section with model, errors, entries and thresholds from the recorded trials.
 
-The section is a function of the recorded trials, so that an interrupted tuning has one too.
+The section is computed from the recorded trials alone, so that an interrupted tuning has a section, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from fmm.config import certification, schema
 from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.level_bounds import baseline_of
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
-from fmm.tuner.devices.device import Device
-from fmm.tuner.findings.crossovers import level_bounds, level_samples, losing_margins, measure_crossovers
+from fmm.tuner.devices.device import TunableDevice
+from fmm.tuner.findings.crossovers import (
+    bounds_of_crossovers,
+    level_samples,
+    margins_for_losing_samples,
+    measure_crossovers,
+)
 from fmm.tuner.findings.diagnostics import (
     largest_measured_side,
     machine_diagnostics,
@@ -33,57 +38,58 @@ from fmm.tuner.findings.diagnostics import (
     slowdown_from_quiet,
     upper_decile_deviation,
 )
-from fmm.tuner.findings.thresholds import side_choosing_levels, thresholds, with_intervals
+from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds, crossover_of_levels
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.blocks import chosen_strategies, fit_block_model
+from fmm.tuner.fit.blocks import fit_block_model, strategies_by_side
 from fmm.tuner.fit.sampled import sample_calibrations
-from fmm.tuner.search.certify import all_entries, paired_samples
+from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
 
-# The fit sees the trials of FITTED_STAGES; the held-out trials check the fit. The trials of the search are not fitted:
-# they are on few shapes, of plans by Optuna that no decision considers.
-SCALE_STAGE = "scale"  # stage of the rough products that determine the sizes of all others
+# The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the trials of
+# the search: they cover few shapes, and many of their plans are never candidates of a decision.
+SCALE_STAGE = "scale"  # stage of the first products, from which the sizes of all other products are computed
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
 HELD_OUT_STAGE = "held out"
 CHECKING_STAGES = (HELD_OUT_STAGE, "search", "certify")
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY_TEXT = "out of memory"
 
 
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
-    """Return the section of the config; None if only the first rough products were measured.
+    """Return the config section of a tuning; None if only products of the scale stage were measured.
 
-    After a first look, a device of a familiar kind has two models: a fit of all parameters, or the model of its kind
-    scaled. The model with the smaller error on held-out shapes is taken, since few trials fit many parameters badly.
+    After a first look at a known kind of device there are two models: a fit of all parameters, and the scaled model of
+    this kind of device. The model with the smaller error on held-out shapes is used, since few trials fit many
+    parameters badly.
     """
-    if not any(o.kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
+    if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
     device, trials = journal.device, usable_trials(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
     if len(trials) > len(journal.recorded) and device.prior_model(dtype) != device.untuned_model():
-        fits.append(scale_by_trials(device, trials, dtype))
+        fits.append(scale_prior_model(device, trials, dtype))
     noise, models = noise_floor(trials), [check_fit(fit, device, trials, dtype) for fit in fits]
     best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
     tiles = fit_block_model(trials, device.chip)
-    strategies = chosen_strategies(dtype, device.chip, tiles)
-    noisy, looks = diagnose_machine(device, trials, dtype), trials_by_look(journal, trials)
+    strategies = strategies_by_side(dtype, device.chip, tiles)
+    noisy, looks = diagnose_machine(device, trials, dtype), split_first_look_trials(journal, trials)
     thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
-    entries = {e.key: replace(e, verified=not noisy) for look in looks for e in all_entries(look, noise)}
+    entries = {e.key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
-        "conditions": {"device": device.identity.name, **device.conditions},
-        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
+        "conditions": {"device": device.identity.name, **device.measurement_conditions},
+        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed_seconds, 1)},
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
-        "error": {name: e.fields for name, e in model.error.items()},
+        "error": {name: e.json_fields for name, e in model.error.items()},
         "thresholds": thresholds.fields,
-        "blocks": None if tiles is None else tiles.fields,
+        "blocks": None if tiles is None else tiles.json_fields,
         "noise": noise,
         "doubts": [*noisy, *model.diagnostics],
-        "failed": list(failed_rates(trials)),
+        "failed": list(failed_leaf_rates(trials)),
         "entries": [e.fields for e in entries.values()],
     }
 
@@ -91,68 +97,70 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 # ---- the fit
 
 
-def model_so_far(journal: Journal, dtype: str) -> Calibration:
-    """Return the model of the trials so far, with the datasheet's rates of leaves that were not measured."""
+def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
+    """Return the calibration fitted to the trials so far, with the datasheet's rates of unmeasured leaves."""
     trials = usable_trials(journal, dtype)
     return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-def with_unmeasured_rates(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    """Return a fitted model with the assumed rates of unmeasured leaves, as decisions use it."""
-    return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_rates(trials))
+def with_unmeasured_rates(
+    fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial]
+) -> Calibration:
+    """Return a fitted calibration extended by the untuned model's rates of unmeasured leaves."""
+    return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_leaf_rates(trials))
 
 
 def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
-    """Return the trials of the tuning, preceded by the trials of its first look unless the first look is noisy."""
+    """Return the trials of the first look, unless noisy, followed by the trials of the tuning."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
         return tuple(journal.recorded)
     return *first, *journal.recorded
 
 
-def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
-    """Return the reasons to reject all measurements, for example other work on the device."""
+def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
+    """Return the reasons to reject all measurements of a tuning, for example other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
     slower = slowdown_from_quiet(trials, fitted, dtype)
     return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
-def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """Return the fit of the trials; it has rates of timed leaves only."""
+def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
+    """Return the calibration fitted to the trials, with rates of timed leaves only."""
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
-    if fitting.has_few_plans(observed):
-        return scale_by_trials(device, trials, dtype)
+    if fitting.has_too_few_plans(observed):
+        return scale_prior_model(device, trials, dtype)
     return _cached_fit(starting_calibration(device.untuned_model(), dtype), dtype, observed)
 
 
-def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """Return the model of this kind of device, scaled to the measured rates: the result of a first look."""
+def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
+    """Return the model of this kind of device, scaled to the rates that the trials measured."""
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     return fitting.scale_calibration(starting_calibration(device.prior_model(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)
-def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
-    """Return the fit; cached, since a fit takes seconds and the search adds no observations."""
+def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.CalibrationFit:
+    """Return the cached fit of these observations: a fit takes seconds, and a search adds no observations."""
     return fitting.fit_calibration(start, dtype, observed)
 
 
 def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
-    """Return the calibration reduced to the rates of one type, as the start of a fit."""
+    """Return the calibration with the rates of one element type only, as the start of a fit."""
     rates = calibration.rates
-    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
+    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else ProductRate(1e12, 1e4, 32.0))
     names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
     own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
 
 
-def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the rates of leaves that failed in every trial, for another reason than a lack of memory."""
+def failed_leaf_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the names of rates whose leaves failed in every trial, except by lack of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
     rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
-    wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY)}
+    wrong = {rates[t.plan] for t in tried if t.failed and not t.failed.startswith(OUT_OF_MEMORY_TEXT)}
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))
 
 
@@ -161,7 +169,7 @@ def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """A fitted model with its margins, its errors on held-out shapes, and the reasons to reject it."""
+    """A fitted model with margins, errors on held-out shapes, and reasons to reject the model."""
 
     calibration: Calibration
     error: Mapping[str, fitting.PredictionError]
@@ -169,23 +177,25 @@ class CheckedModel:
 
     @property
     def model_error(self) -> float:
-        """The larger of the median error of speedups and the margin."""
+        """The margin, or the median error of held-out speedups if larger."""
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
-def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> CheckedModel:
-    """Return the model of a fit as decisions would use it, checked on the held-out trials."""
+def check_fit(
+    fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial], dtype: str
+) -> CheckedModel:
+    """Return the model of a fit, checked on the held-out trials, with margins and crossovers."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
     crossovers = measure_crossovers(trials, whole)
-    bounded = replace(whole, level_bounds=level_bounds(crossovers))
+    bounded = replace(whole, level_bounds=bounds_of_crossovers(crossovers))
 
     def may_be_chosen(o: fitting.Observation) -> bool:
-        own = crossovers.get(baseline_of(o.run.plan))
-        excluded = bounded.exceeds_bounds(o.run.plan, o.problem)
+        own = crossovers.get(baseline_text(o.run.plan))
+        excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
         return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
-    losing = losing_margins(level_samples(checked, bounded))
+    losing = margins_for_losing_samples(level_samples(checked, bounded))
     slower, usable = slowdown_from_quiet(trials, whole, dtype), [o for o in held if may_be_chosen(o)]
     return check_model(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
@@ -201,18 +211,18 @@ def check_model(
     losing: tuple[float, float] = (0.0, 0.0),
     excluded: int = 0,
 ) -> CheckedModel:
-    """Return a fitted model with the margins that the held-out observations require.
+    """Return a fitted model with the margins that the errors on held-out observations require.
 
-    `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan, and
-    `losing` the two least margins that the search requires. `excluded` is the number of held-out plans that are left
-    out because the measured crossovers exclude them.
+    `slower` is the slowdown against a quiet device. `measured` is the side of the largest product timed with a plan.
+    `losing` has the two smallest margins that losing plans of the search require. `excluded` is the number of held-out
+    plans that the measured crossovers exclude.
     """
-    tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
+    tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     for_losses = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
     for_error = [margin_for_error(e["speedup"]) for e in (error, own)]
-    pays = side_choosing_levels(replace(fitted, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
+    pays = crossover_of_levels(replace(fitted, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
     required = zip(for_error, for_losses, losing, strict=True)
     margin, tiled_margin = (min(max(least, *margins), 1.0) for margins in required)
@@ -224,8 +234,8 @@ def check_model(
 # ---- thresholds
 
 
-def trials_by_look(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the usable trials of the first look and of the tuning apart, since their rounds do not pair."""
+def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
+    """Return the first look's trials and the tuning's trials as two sequences; their rounds must not be paired."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 
@@ -236,17 +246,19 @@ def section_thresholds(
     looks: Sequence[Sequence[Trial]],
     strategies: Mapping[str, str],
 ) -> Thresholds:
-    """Return the thresholds of a fitted model with their 95 % intervals, and the measured crossovers."""
+    """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers."""
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, level_bounds=())
-    bounded = replace(calibration, level_bounds=level_bounds(measure_crossovers(trials, calibration)))
+    bounded = replace(calibration, level_bounds=bounds_of_crossovers(measure_crossovers(trials, calibration)))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
-    return with_intervals(thresholds(bounded, dtype, measured, strategies), calibration, dtype, sampled, measured)
+    return add_threshold_intervals(
+        compute_thresholds(bounded, dtype, measured, strategies), calibration, dtype, sampled, measured
+    )
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
-    """Return the best measured speedup of one level above the vendor on each shape that was not held out."""
+    """Return the best measured speedup of a plan with one level on each shape that was not held out."""
     found: dict[Size, float] = {}
     for trials in tunings:
         for stage in (*FITTED_STAGES, "search"):
@@ -260,6 +272,6 @@ def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
 
 
 def is_one_level_above_vendor(plan: Plan) -> bool:
-    """Return True if one level of the plan saves products and the vendor multiplies (aligned copies save none)."""
+    """Return True if the plan has one level that saves products, and the vendor's leaf."""
     saves = any(level.saves_products for level in plan.levels)
     return plan.depth == 1 and saves and plan.leaf_use.leaf.is_vendor_product

@@ -1,9 +1,9 @@
-"""Measure the crossovers tau1 to tau3: the effective sides from which plans with one, two and three levels win.
+"""Compute the crossovers tau1 to tau3, the effective sides from which 1, 2 and 3 levels win, from timed pairs.
 
-Every timed pair of a plan and the vendor's product shows the error of the model's prediction for plans with this number
-of levels. Where plans are measurably slower than predicted, their predictions are corrected by the median error before
-the crossover is computed. A plan that loses time although it is corrected to win raises the crossover of its number of
-levels to its own effective side. fmm.perfmodel.level_bounds has the use of the crossovers.
+Every timed pair of a plan and the vendor's product shows the model's error for the plan's number of levels. If plans
+are measurably slower than predicted, the median error corrects their predictions before the crossover is computed. If a
+plan loses time although its corrected prediction is a gain, the crossover of its number of levels rises to the plan's
+effective side. fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
 """
 
 from __future__ import annotations
@@ -18,59 +18,61 @@ from statistics import fmean, linear_regression, median, stdev
 from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
-from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEED
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_which, with_margin
+from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_side_from_which, with_margin
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
-MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
-MAX_TIME_NEAR_CROSSOVER = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
-MIN_SAMPLES_FOR_TREND = 5  # samples for a regression of the error over the side
-MAX_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
-# with fewer samples near the crossover, those with the largest effective sides are taken
+MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number
+MAX_TIME_RATIO_NEAR_CROSSOVER = (
+    1.15  # samples with a predicted time up to this multiple of the vendor's are near a crossover
+)
+MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over the side
+MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
+# with fewer samples near the crossover, the samples with the largest effective sides are used
 MIN_SAMPLES_NEAR_CROSSOVER = 3
-# The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
-SAMPLE_DEVIATION = 0.015
-# The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
-# is faster than the vendor, fewer where a gain is only extrapolated.
-STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
-MAX_TRUSTED_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
-MIN_REJECTED_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
+# The smallest assumed standard deviation of a sample's log(measured / predicted).
+SAMPLE_STANDARD_DEVIATION = 0.015
+# The number of standard errors by which a mean error must be below 0 to be corrected. The first number is for level
+# counts with a sample faster than the vendor, the second for level counts without such a sample.
+REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
+MAX_TRUSTED_OPTIMISM = 0.025  # largest error of the model, toward optimism, with which extrapolations are trusted
+MIN_REJECTED_OPTIMISM = 0.04  # excluded plans with larger errors do not count in the model's check
 
 
 @dataclass(frozen=True)
 class LevelSample:
-    """A plan with levels on one problem: its measured speedup over the vendor, and its predicted time over it."""
+    """A plan with levels on one problem, its measured speedup, and its predicted time over the vendor's."""
 
     plan: Plan
     problem: Problem
     speedup: float
     predicted_time: float
-    few_tiles_margin: float = 0.0  # the margin that small products need in addition to the calibration's
+    few_tiles_margin: float = 0.0  # margin of small products in addition to the calibration's margin
 
     @property
-    def levels(self) -> int:
-        """The number of levels, at most MAX_COUNTED_LEVELS."""
+    def counted_levels(self) -> int:
+        """Number of the plan's levels, at most MAX_COUNTED_LEVELS."""
         return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
     @property
-    def side(self) -> float:
-        """The effective side of the problem."""
+    def effective_side(self) -> float:
+        """Effective side of the problem, as level_bounds defines it."""
         return effective_side(self.problem.size)
 
     @property
-    def error(self) -> float:
-        """log(measured / predicted) of the speedup: below 0 for a prediction that is too optimistic."""
+    def log_error(self) -> float:
+        """log(measured / predicted) of the speedup; below 0 for a too optimistic prediction."""
         return log(self.speedup * self.predicted_time)
 
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
-    """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
-    compared, free = set(compared_plans(calibration.batches)), with_margin(calibration, 0.0)
+    """Return a sample for each candidate with levels that was timed in pairs with the vendor's product."""
+    compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":
@@ -89,69 +91,78 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 @dataclass(frozen=True)
 class Crossovers:
-    """The crossovers of plans above one baseline, and the optimism of the model for each number of levels."""
+    """The crossovers of plans with one baseline, and the model's optimism for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
-        """Return True if the model promises far too much for plans with this number of levels at this size."""
+        """Return True if predictions are far too optimistic for the plan's number of levels at this size."""
         return (
-            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].at(effective_side(problem.size))
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
         )
 
 
 def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, Crossovers]:
-    """Return the crossovers of each baseline with samples of plans with levels; empty for a GPU.
+    """Return the crossovers by baseline (the plan without its levels); empty for a GPU.
 
-    On a GPU the vendor's product of unaligned rows is so slow that plans win from a far smaller side on. One crossover
-    for all products would forbid these plans.
+    On a GPU the vendor's product of unaligned rows is slow, so that plans win from far smaller sides. A crossover for
+    all products would forbid these plans.
     """
     if calibration.batches:
         return {}
     calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
-        by_baseline[baseline_of(sample.plan)].append(sample)
+        by_baseline[baseline_text(sample.plan)].append(sample)
     return {
-        baseline: _crossovers_above(baseline, samples, calibration) for baseline, samples in sorted(by_baseline.items())
+        baseline: _crossovers_of_baseline(baseline, samples, calibration)
+        for baseline, samples in sorted(by_baseline.items())
     }
 
 
-def level_bounds(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
-    """Return the crossovers as the bounds of a calibration."""
+def bounds_of_crossovers(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
+    """Return the crossovers as level bounds for a calibration."""
     return tuple(x.bounds for x in crossovers.values())
 
 
-def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
-    """Return the crossovers of one baseline.
+def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
+    """Return the crossovers of plans with one baseline.
 
-    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Otherwise
-    it is extrapolated: the plans must be predicted to gain EXTRAPOLATION_MARGIN. If moreover the model is too
-    optimistic about these plans, or if they were not measured, then the side is at least twice the one before: by
-    Equation 2 one more level pays where the blocks below it have reached the crossover of one level less.
+    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Without
+    such a sample the crossover is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. An extrapolated
+    crossover is at least twice the crossover of one level less if the model is too optimistic about these plans, or if
+    they were not timed. The factor 2 follows from Equation 2: one more level gains where the halved sides have reached
+    the crossover of one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
     tau, taus = 0.0, list[float]()
     for levels in LEVEL_COUNTS:
-        confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
+        confirmed = any(s.counted_levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
-        predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -MAX_TRUSTED_OPTIMISM
+        predicted = smallest_side_from_which(
+            partial(_do_levels_win, baseline, levels, dtype, calibration, optimism, gain)
+        )
+        measured = (
+            any(s.counted_levels == levels for s in samples)
+            and optimism[levels].error_at(predicted) > -MAX_TRUSTED_OPTIMISM
+        )
         least = tau if confirmed or measured else 2 * tau
-        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
-        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
+        tau = min(
+            max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
+        )
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
     return Crossovers(LevelBounds(baseline, *taus), optimism)
 
 
 @dataclass(frozen=True)
 class ModelOptimism:
-    """The error of predicted speedups for one number of levels, log(measured / predicted), as far as it is below 0.
+    """The error of predicted speedups for one number of levels: log(measured / predicted), at most 0.
 
-    The error is `error` at the effective side `side`, and changes by `slope` with every doubling of the side, up to
-    MAX_DOUBLINGS beyond the largest sample.
+    The error at the effective side `side` is `error`. The error changes by `slope` with every doubling of the side, up
+    to MAX_TREND_DOUBLINGS beyond the largest sample.
     """
 
     error: float = 0.0
@@ -159,81 +170,84 @@ class ModelOptimism:
     side: float = 1.0
     largest: float = 1.0
 
-    def at(self, side: float) -> float:
-        """Return the error at an effective side, at most 0."""
-        doublings = log2(min(side, 2**MAX_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
+    def error_at(self, side: float) -> float:
+        """Return log(measured / predicted) at an effective side, at most 0."""
+        doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
 
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
-    """Return the proven optimism of the model for each number of levels.
+    """Return the statistically significant optimism of the model for each number of levels.
 
     A number of levels without samples has the optimism of the next lower number.
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
-        own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
+        own = sorted((s for s in samples if s.counted_levels == levels), key=lambda s: -s.effective_side)
         if not own:
             found[levels] = found[levels - 1]
             continue
         confirmed = any(s.speedup > 1 for s in own)
-        limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
-        found[levels] = proven_trend(own, STANDARD_ERRORS) or ModelOptimism(proven_error(own, limit))
+        limit = REQUIRED_STANDARD_ERRORS if confirmed else UNCONFIRMED_STANDARD_ERRORS
+        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or ModelOptimism(significant_error(own, limit))
     return found
 
 
-def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover if it is below 0 by this number of standard errors; else 0.
+def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
+    """Return the median error near the crossover if below 0 by this number of standard errors; else 0.
 
     `samples` are sorted by effective side, the largest first.
     """
-    near = [s for s in samples if s.predicted_time <= MAX_TIME_NEAR_CROSSOVER]
+    near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
-        s.error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
+        s.log_error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
     ]
-    deviation = max(SAMPLE_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
+    deviation = max(SAMPLE_STANDARD_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
     return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
 
 
-def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
-    """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
-    sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
+def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
+    """Return the regression of the errors over log2(side); None unless the slope is significantly below 0."""
+    sides, errors = [log2(s.effective_side) for s in samples], [s.log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
     rest = [error - slope * side - intercept for side, error in zip(sides, errors, strict=True)]
-    deviation = max(SAMPLE_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
+    deviation = max(SAMPLE_STANDARD_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
     if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
         return None
     return ModelOptimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
 
 
 def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelOptimism]) -> list[LevelSample]:
-    """Return the samples of plans that lose time although their corrected prediction is a gain."""
+    """Return the samples that are slower than the vendor although their corrected prediction is a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
-        by_problem[sample.problem, sample.levels].append(sample)
+        by_problem[sample.problem, sample.counted_levels].append(sample)
     best = [max(own, key=lambda s: s.speedup) for own in by_problem.values()]
     return [
-        s for s in best if s.speedup < MIN_ACCEPTED_SPEED and s.predicted_time * exp(-optimism[s.levels].at(s.side)) < 1
+        s
+        for s in best
+        if s.speedup < MIN_ACCEPTED_SPEEDUP
+        and s.predicted_time * exp(-optimism[s.counted_levels].error_at(s.effective_side)) < 1
     ]
 
 
-def losing_margins(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return the least margins with which none of the samples that lose time would be chosen.
+def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
+    """Return the two smallest margins with which no plan of a losing sample would be chosen.
 
-    The first margin is for plans by the vendor, the second for plans by fmm's own kernels.
+    The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:
-        if s.speedup < MIN_ACCEPTED_SPEED:
+        if s.speedup < MIN_ACCEPTED_SPEEDUP:
             own = s.plan.uses_tile_model or bool(s.plan.leaf_use.leaf.rate)
             margins[own] = max(margins[own], 1 - s.predicted_time - s.few_tiles_margin)
     return margins[0], margins[1]
 
 
-def _levels_win(
+def _do_levels_win(
     baseline: str,
     levels: int,
     dtype: str,
@@ -242,14 +256,14 @@ def _levels_win(
     gain: float,
     side: int,
 ) -> bool:
-    """Return True if a plan with at least `levels` levels wins on a square by the corrected predictions.
+    """Return True if a plan with at least `levels` levels is predicted to win on a square, after corrections.
 
-    The plan must be `gain` times as fast as the vendor, and faster than the plans with fewer levels.
+    To win, the plan must be `gain` times as fast as the vendor, and no slower than plans with fewer levels.
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
-        if baseline_of(plan) == baseline:
+        if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
-            corrected = time * exp(-optimism[own].at(side))
+            corrected = time * exp(-optimism[own].error_at(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

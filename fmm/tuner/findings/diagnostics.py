@@ -1,8 +1,8 @@
-"""Diagnostics of a tuning: noise, slowdown and model error, and the margin that they require.
+"""Diagnose a tuning: compute its noise, slowdown and model error, and the margin for decisions.
 
-A tuning that was interrupted, or that ran beside other work, must not be worse than no tuning. A model without enough
-held-out measurements is therefore rejected. The error on held-out shapes is the margin by which a plan must be
-predicted to win.
+An interrupted or disturbed tuning must not make fmm.matmul slower than no tuning. A model with too few held-out
+measurements is therefore rejected. The margin, by which a plan must be predicted to win, is the model's error on
+held-out shapes.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from fmm.config import certification
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
-# The stage that times short products, the shortest of many samples each: their time on a quiet device. Steady other
-# work slows long products down without a difference between equal products. Such work slows the vendor's product more
-# than plans, so that plans seem faster than they are.
+# The stage that records the shortest of many samples of short products, as the times of a quiet device. Steady other
+# work slows long products down, and A/A pairs do not show the slowdown. Steady other work slows the vendor's product
+# more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-# Two bounds of the fitted model's time over the quiet time: above the first the margin grows, above the second the
-# tuning is rejected.
-SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
-# The largest upper decile of |log(predicted / measured)| of the vendor's products; 5 to 13 % on an idle device, up to
-# 21 % for TF32 on an H200.
-MAX_DEVIATION = 0.25
-MAX_NOISE_FLOOR = 0.08  # the largest noise floor of a valid tuning; idle machines have 0.002 to 0.04
-MIN_TWIN_SHARE = 0.01  # twins with less than this share of the longest twin's time are too short to be tuned
-MIN_MARGIN = 0.01
-MAX_MODEL_ERROR = 0.2  # a model with a larger error is rejected
-MIN_HELD_OUT_PAIRS = 5
-UNCHECKED_MARGIN = 0.08  # the margin with fewer than MIN_HELD_OUT_PAIRS held-out pairs
-# The least margin if plans pay only for sides beyond EXTRAPOLATION_FACTOR times the largest side measured with a plan.
+# Two limits on the slowdown, the fitted model's time over the quiet time. Above the first limit the margin grows, and
+# above the second limit the tuning is rejected.
+TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
+# The largest valid upper decile of |log(predicted / measured)| of the vendor's products. Idle devices have 0.05 to
+# 0.13, and up to 0.21 for TF32 on an H200.
+MAX_VENDOR_DEVIATION = 0.25
+MAX_NOISE_FLOOR = 0.08  # largest valid noise floor, a relative difference; idle machines have 0.002 to 0.04
+MIN_AA_PAIR_SHARE = 0.01  # A/A pairs below this share of the longest pair's time are ignored
+MIN_MARGIN = 0.01  # smallest margin of any tuning
+MAX_MODEL_ERROR = 0.2  # a model with a larger relative error is rejected
+MIN_HELD_OUT_PAIRS = 5  # a model with fewer held-out speedups is rejected
+UNCHECKED_MARGIN = 0.08  # margin for fewer than MIN_HELD_OUT_PAIRS held-out speedups
+# The smallest margin if plans gain only on sides above EXTRAPOLATION_FACTOR times the largest side timed with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
-MIN_ACCEPTED_SPEED = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice
-NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, also of recorded ones
-OTHER_WORK = f"other work {NOISE_MARK}"
+MIN_ACCEPTED_SPEEDUP = 0.98  # the choice of a plan with a smaller measured speedup was wrong
+NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, also in old configs
+OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 
 
-def is_noisy(diagnostics: Iterable[str]) -> bool:
-    """Return True if other work disturbed the tuning, so that its figures are not the device's."""
-    return any(NOISE_MARK in diagnostic for diagnostic in diagnostics)
+def is_noisy_tuning(diagnostics: Iterable[str]) -> bool:
+    """Return True if a diagnostic says that other work used the device during the tuning."""
+    return any(NOISE_PHRASE in diagnostic for diagnostic in diagnostics)
 
 
 def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
-    """Yield the reasons to reject all measurements of a tuning, entries included."""
+    """Yield the reasons to reject all measurements of a tuning, also its certified entries."""
     if noise is None:
         yield "the tuning ended before the noise was measured"
     elif noise > MAX_NOISE_FLOOR:
-        yield f"noise {noise:.0%} between equal products (limit {MAX_NOISE_FLOOR:.0%}): {OTHER_WORK}"
+        yield f"noise {noise:.0%} between equal products (limit {MAX_NOISE_FLOOR:.0%}): {OTHER_WORK_PHRASE}"
     if slower is not None and slower > MAX_SLOWDOWN:
-        yield f"products took {slower:.1f} times their quiet time (limit {MAX_SLOWDOWN:g}): {OTHER_WORK}"
-    if unexplained is not None and unexplained > MAX_DEVIATION:
-        limit = exp(MAX_DEVIATION)
+        yield f"products took {slower:.1f} times their quiet time (limit {MAX_SLOWDOWN:g}): {OTHER_WORK_PHRASE}"
+    if unexplained is not None and unexplained > MAX_VENDOR_DEVIATION:
+        limit = exp(MAX_VENDOR_DEVIATION)
         yield (
             f"10 % of the vendor's products deviate {exp(unexplained):.1f}x or more from the fit (limit {limit:.2f}x): "
-            f"{OTHER_WORK}"
+            f"{OTHER_WORK_PHRASE}"
         )
 
 
 def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
-    """Yield the reasons to reject a model: too few held-out measurements, or too large errors on them.
+    """Yield the reasons to reject a model: too few held-out speedups, or too large errors of their predictions.
 
-    `excluded` held-out plans have more levels than the measured crossovers allow; they count as measured, without
-    error.
+    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. They count as
+    measured without error.
     """
     if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
@@ -83,26 +83,27 @@ def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) 
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest relative difference of a pair of equal products (twins); None without a pair."""
-    return max(twin_differences(trials).values(), default=None)
+    """Return the largest relative difference of an A/A pair (the same product measured twice); None without a pair."""
+    return max(aa_pair_differences(trials).values(), default=None)
 
 
-def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
-    """Return the relative difference of equal products by size, without sizes that are too short to be tuned."""
+def aa_pair_differences(trials: Iterable[Trial]) -> dict[Size, float]:
+    """Return the relative differences of A/A pairs by size, without pairs of very short products."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
     complete = {size: (a[: len(b)], b[: len(a)]) for size, (a, b) in pairs.items() if a and b}
     longest = max((median(a) for a, _ in complete.values()), default=0.0)
-    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_TWIN_SHARE * longest}
+    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_AA_PAIR_SHARE * longest}
     return {size: abs(median(certification.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
 def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the fitted model's time over the quiet time of the largest product of the quiet stage.
+    """Return the slowdown: the fitted model's time over the quiet time of the largest product of the quiet stage.
 
-    The result is None without that stage. The model's formula does not hold for the smaller products of the stage.
+    Return None if the quiet stage was not measured. The model's formula is not accurate for the smaller products of the
+    stage.
     """
     best: dict[Size, float] = {}
     for t in trials:
@@ -111,23 +112,26 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
     if not best:
         return None
     problem = Problem(*max(best), dtype)
-    return formula_seconds(Run(), problem, cached_work(Run().plan, problem), calibration) / best[problem.size]
+    return (
+        predicted_run_seconds(TimedRun(), problem, cached_plan_work(TimedRun().plan, problem), calibration)
+        / best[problem.size]
+    )
 
 
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
-    """Return the |log(predicted / measured)| that 10 % of the vendor's products exceed; None for few products.
+    """Return the upper decile of |log(predicted / measured)| over the vendor's products; None for few products.
 
-    Intermittent other work slows some sizes and not others.
+    Intermittent other work slows some sizes only, and raises the decile.
     """
     deviations = []
     for o in observed:
-        if o.kind == "vendor":
-            deviations.append(abs(log(o.predicted(calibration) / o.seconds)))
+        if o.run_kind == "vendor":
+            deviations.append(abs(log(o.predicted_seconds(calibration) / o.seconds)))
     return sorted(deviations)[-(len(deviations) // 10 + 1)] if len(deviations) >= MIN_HELD_OUT_PAIRS else None
 
 
 def largest_measured_side(trials: Iterable[Trial]) -> float:
-    """Return the side of the cube with as much work as the largest product measured with a plan."""
+    """Return (m k n)^(1/3) of the largest product that was timed with a plan."""
     sizes = (t.size for t in trials if t.seconds and t.part == "whole" and t.plan != "vendor")
     return float(max((m * k * n for m, k, n in sizes), default=0) ** (1 / 3))
 
@@ -136,24 +140,24 @@ def largest_measured_side(trials: Iterable[Trial]) -> float:
 
 
 def margin_for_error(error: PredictionError) -> float:
-    """Return the margin for predicted speedups with this error; only too high predictions cost time."""
+    """Return the margin for a model with this error of speedups; only too optimistic errors count."""
     model_error = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
     return min(max(MIN_MARGIN, model_error), MAX_MODEL_ERROR)
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the saving that a plan seems to have if other work slows down only the vendor's product."""
-    return max(1 - SOUND_SLOWDOWN / slower, 0.0) if slower else 0.0
+    """Return the share of time that a plan seems to save if other work slows down the vendor's product alone."""
+    return max(1 - TOLERATED_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
 def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """Return the least margin with which none of the held-out plans that lose time would have been chosen."""
+    """Return the smallest margin with which no held-out plan slower than the vendor would be chosen."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
-    vendor = {o.problem: o.seconds for o in held if o.kind == "vendor"}
+    vendor = {o.problem: o.seconds for o in held if o.run_kind == "vendor"}
     found = 0.0
     for o in held:
         base = vendor.get(o.problem)
-        if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEED:
+        if base is None or o.run == TimedRun() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEEDUP:
             continue
         for candidate in rank_candidates(o.problem, free, [o.run.plan]):
             found = max(found, 1 - candidate.time - candidate.margin)
@@ -161,5 +165,5 @@ def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> 
 
 
 def margin_for_extrapolation(pays: float, measured: float) -> float:
-    """Return the margin if plans pay only far beyond the largest side measured with a plan; 0 otherwise."""
+    """Return EXTRAPOLATION_MARGIN if plans gain only far above the largest side timed with a plan, else 0."""
     return EXTRAPOLATION_MARGIN if measured * EXTRAPOLATION_FACTOR < pays < inf else 0.0

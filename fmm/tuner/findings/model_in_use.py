@@ -1,7 +1,7 @@
-"""The model with which fmm.matmul decides for one section of a config, and its decisions for square products.
+"""Read the model with which fmm.matmul decides from a config section, and compute decisions for square products.
 
-A section has the fitted model of one element type. On a GPU a decision also uses the datasheet's rates of leaves that
-the tuning did not measure; for complex types it also uses the model of the real type.
+A config section has the fitted model of one element type. On a GPU decisions also use the datasheet's rates of leaves
+that the tuning did not measure. For complex types decisions also use the model of the real type.
 """
 
 from __future__ import annotations
@@ -22,63 +22,63 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
 from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
-from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
+from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
 
-NO_WORKSPACE_LIMIT = 1 << 62  # bytes, more than any device has
+NO_WORKSPACE_LIMIT = 1 << 62  # bytes; a workspace limit above the memory of any device
 
 
 @dataclass(frozen=True)
 class ModelInUse:
-    """The model that decides for one element type of a device."""
+    """The model with which fmm.matmul decides for one element type of a device."""
 
     tuned: Tuned
-    calibration: Calibration | None  # the calibration; None if the tuning is rejected or has no model
-    guess: Calibration | None = None  # the datasheet's model of a GPU; None for a CPU
-    assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
-    left_out: tuple[str, ...] = ()  # leaves at the datasheet's rate that this tuning skipped
-    failed: tuple[str, ...] = ()  # leaves that failed in the tuning and are excluded
-    memory: int | None = None  # bytes of the device's memory; None if neither the tuning nor a datasheet has them
+    calibration: Calibration | None  # None if the tuning is rejected or has no model
+    guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
+    assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
+    left_out: tuple[str, ...] = ()  # leaves with the datasheet's rate, which this tuning skipped
+    failed: tuple[str, ...] = ()  # leaves that failed in the tuning, and are never chosen
+    memory: int | None = None  # device memory in bytes; None if unknown
 
     @property
-    def on_cpu(self) -> bool:
+    def is_cpu(self) -> bool:
         """True for the model of a CPU."""
         return not self.tuned.identity.key.startswith("cuda")
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
-    """Return the model of a type from the device's sections; raise ConfigError if the type's section is damaged."""
-    tuned, real = _checked(key, dtype, sections[dtype]), None
+    """Return the model of an element type from a device's sections; raise ConfigError for a damaged section."""
+    tuned, real = _read_tuning(key, dtype, sections[dtype]), None
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
-            real = _checked(key, name, sections[name])
+            real = _read_tuning(key, name, sections[name])
     guess = datasheet_model(key, tuned.identity.name)
-    memory = device_memory(sections[dtype], guess)
+    memory = device_memory_bytes(sections[dtype], guess)
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
-    own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
+    own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _checked(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
-def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
-    for plan in compared_plans(guess.batches):
+def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
+    """Yield each candidate leaf with its own rate for this type, and the name of the rate."""
+    for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
@@ -88,12 +88,12 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
 
 
 def device_name(key: str, section: Raw) -> str:
-    """Return the device's name in a section, or its key."""
+    """Return the device's name from a config section; the key if the section has no name."""
     return recorded_device_name(section) or key
 
 
-def device_memory(section: Raw, guess: Calibration | None) -> int | None:
-    """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
+def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
+    """Return the device memory in bytes from the section, else from the datasheet; None if unknown."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
     if isinstance(found, int | float) and found > 0:
@@ -101,8 +101,8 @@ def device_memory(section: Raw, guess: Calibration | None) -> int | None:
     return int(datasheet_of(guess.name).memory_gb * 1e9) if guess else None
 
 
-def fallback_model(identity: Identity, dtype: str) -> str:
-    """Return what fmm.matmul uses on this device where it rejects the tuning."""
+def fallback_model_text(identity: Identity, dtype: str) -> str:
+    """Return a text that names the model that fmm.matmul uses in place of a rejected tuning."""
     if not identity.key.startswith("cuda"):
         return "a short probe in each process"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
@@ -115,66 +115,71 @@ def fallback_model(identity: Identity, dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SquareDecision:
-    """The decision of fmm.matmul for a square product."""
+    """fmm.matmul's decision for one square product."""
 
     side: int
     plan: Plan
-    speedup: float  # over the vendor
+    speedup: float  # speedup over the vendor
     error_growth: float
     workspace: int  # bytes of workspace
-    entry: Entry | None = None  # the certified entry; None if the model predicts the speedup
+    entry: Entry | None = None  # certified entry of this size; None if the model decided
 
     @property
-    def gains(self) -> bool:
-        """True if the plan is not the vendor's product."""
+    def has_gain(self) -> bool:
+        """True if the decision is another plan than the vendor's product."""
         return self.plan != VENDOR
 
     @property
-    def basis(self) -> str:
-        """The basis of the speedup: `measured` or `predicted`."""
+    def speedup_basis(self) -> str:
+        """Basis of the speedup: `measured` or `predicted`."""
         return "measured" if self.entry else "predicted"
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The decision for JSON."""
-        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.basis}
+    def json_fields(self) -> dict[str, Any]:
+        """Dictionary of the decision for JSON."""
+        plan = {
+            "side": self.side,
+            "plan": str(self.plan),
+            "speedup": round(self.speedup, 4),
+            "known": self.speedup_basis,
+        }
         return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square; None if its matrices exceed the memory, or without an entry and a model."""
+    """Return the decision for a square; None if the matrices exceed the memory, or without entry and model."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:
         return None
-    decision, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
+    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.entry(problem.size)
     if decision is not None and decision.by_entry and entry is not None:
         gain = entry[0].speedup if decision.plan != VENDOR else 1.0
         return SquareDecision(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
     if used.calibration is None:
         return None
     best = _model_choice(problem, used.calibration, limits)
-    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace_bytes)
 
 
 @lru_cache(maxsize=2048)
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
-    """Return the model's choice; cached, since several tables show the same sides."""
+    """Return the model's choice; the result is cached, since several tables show the same sides."""
     return choose(problem, calibration, limits).best
 
 
-def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
-    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
+def _decide_by_tuning(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
+    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.is_cpu)
 
 
 def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecision]:
-    """Return the decisions for these sides, without the sides that have none."""
+    """Return the decisions for squares of these sides, without sides that have no decision."""
     return [answer for side in sides if (answer := decide_square(used, side))]
 
 
 def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
-    """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
-    growth = default_error_growth(not used.on_cpu)
+    """Return the default limits on workspace and error; None if A, B and C exceed the memory."""
+    growth = default_error_growth_limit(not used.is_cpu)
     if used.memory is None:
         return Limits(NO_WORKSPACE_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
@@ -182,9 +187,9 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
+    """Return the decision for the larger of two sides; if without gain, for the largest round side with a gain."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
-    return next((x for x in decisions if x and x.side >= first and x.gains), None)
+    return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
 
 # ---- entries that are not used
@@ -194,8 +199,8 @@ NO_MEMORY_REASON = "the workspace exceeds the limit"
 UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
-def skip_reason(used: ModelInUse, entry: Entry) -> str:
-    """Return why fmm.matmul skips an entry under the default limits; empty if it uses the entry."""
+def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
+    """Return why fmm.matmul skips a certified entry under the default limits; empty for a used entry."""
     if not entry.verified:
         return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
@@ -204,13 +209,13 @@ def skip_reason(used: ModelInUse, entry: Entry) -> str:
     limits = default_limits(used, problem)
     if limits is None:
         return NO_MEMORY_REASON
-    return entry_skip_reason(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
+    return entry_skip_reason(entry, problem, limits, used.tuned, _decide_by_tuning(problem, limits, used))
 
 
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
-    """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
+    """Return why fmm.matmul skips a product's certified entry; empty for a used entry.
 
-    `decision` is the decision of the tuning within these limits; None if there is none.
+    `decision` is the tuning's decision within these limits; None without one.
     """
     if not entry.verified:
         return UNVERIFIED_REASON
@@ -223,7 +228,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         check_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
-    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
+    if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
     if plan.emulates and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
@@ -232,35 +237,37 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 
 # ---- crossovers of the model
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # rows of such matrices are not aligned
-# odd and even sides are compared beyond this side; on smaller sides, the last wave of tiles has as much influence
-ODD_COMPARED_ABOVE = 4096
-ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares, with unaligned rows
+# odd and even sides are compared above this side; on smaller squares the last wave of tiles has as large an effect
+MIN_COMPARED_ODD_SIDE = 4096
+MIN_ODD_SIDE_GAIN = 1.25  # odd sides are shown if their speedup is this factor larger than that of the even side below
 
 
-def choose_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
-    """Return the model's choice for a square product without a limit on the workspace."""
-    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth(calibration.batches))
+def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candidate:
+    """Return the model's choice for a square product without a workspace limit."""
+    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth_limit(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
-    """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
-    first = side_from_which(lambda side: choose_square(calibration, dtype, side).plan != VENDOR)
+    """Return the side from which the model chooses plans for all squares with aligned rows; None without one."""
+    first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
-    """Return the choices on odd sides that gain; empty unless odd sides gain clearly more than even ones."""
-    found = {side: choose_square(calibration, dtype, side) for side in ODD_SIDES}
+    """Return the model's gaining choices on odd sides; empty unless odd sides gain clearly more than even sides."""
+    found = {side: choose_square_plan(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
-    beside = {side: choose_square(calibration, dtype, side - 1).time for side in won if side > ODD_COMPARED_ABOVE}
-    more = any(ODD_SIDE_GAIN * won[side].time < time for side, time in beside.items())
+    beside = {
+        side: choose_square_plan(calibration, dtype, side - 1).time for side in won if side > MIN_COMPARED_ODD_SIDE
+    }
+    more = any(MIN_ODD_SIDE_GAIN * won[side].time < time for side, time in beside.items())
     return won if more else {}
 
 
 def unmeasured_leaves(used: ModelInUse) -> list[str]:
-    """Return the leaves at the datasheet's rate that the decision for some square uses."""
+    """Return the leaves with the datasheet's rate that some square's decision uses."""
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []

@@ -1,7 +1,7 @@
-"""The summary of a tuning as tables of text cells, for the terminal and for the report.
+"""Summarize a tuning as tables of text cells, for the terminal and for the report.
 
-`SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one
-row, and `speedup_table` and `rejected_table` have all types of a device.
+`SectionText` returns the tables of one config section (one device and element type). `TypeSummary` returns one row of a
+table for one section. `speedup_table` and `rejected_table` return tables with all element types of a device.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw,
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import default_error_growth
-from fmm.perfmodel.level_bounds import NEVER_SIDE
-from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-from fmm.tuner.findings.diagnostics import is_noisy
+from fmm.perfmodel.choose import default_error_growth_limit
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE
+from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
+from fmm.tuner.findings.diagnostics import is_noisy_tuning
 from fmm.tuner.findings.model_in_use import (
     ModelInUse,
     SquareDecision,
     decide_large_square,
     decide_squares,
-    fallback_model,
+    default_skip_reason,
+    fallback_model_text,
     first_gaining_side,
     gaining_odd_sides,
     model_in_use,
-    skip_reason,
     unmeasured_leaves,
 )
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, finite_or_none, side_choosing_levels
-from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_of_levels, finite_or_none
+from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with_unit_prefix
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
-SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
-MAX_ODD_ROWS = 4  # largest number of odd sides in the table of squares
+SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row; a larger first side with a gain replaces it
+MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
-N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 / (alpha / pi) in Equation 3
+N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alpha / pi in Equation 3
 
 
 @dataclass(frozen=True)
-class Table:
-    """A titled table of text cells, with a note of one line where a column needs one."""
+class TextTable:
+    """A table of text cells with a title and an optional note of one line."""
 
     title: str
     columns: tuple[str, ...]
@@ -51,13 +51,13 @@ class Table:
     note: str = ""
 
     @property
-    def pairs(self) -> dict[str, str]:
-        """A dictionary of each row's second cell by its first cell."""
+    def value_by_label(self) -> dict[str, str]:
+        """Dictionary: first cell of a row -> second cell of the row."""
         return {row[0]: row[1] for row in self.rows}
 
     @property
-    def lines(self) -> Iterator[str]:
-        """Yield the title, the aligned rows and the note."""
+    def text_lines(self) -> Iterator[str]:
+        """Yield the table as lines of text: title, aligned rows, note."""
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         yield self.title
         for row in (self.columns, *self.rows):
@@ -66,16 +66,16 @@ class Table:
             yield f"  ({self.note})"
 
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> Table:
-    """Return a table of these columns and rows."""
-    return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> TextTable:
+    """Return a table with these column heads and rows."""
+    return TextTable(title, tuple(columns), tuple(map(tuple, rows)), note)
 
 
 # ---- cells
 
 
 def threshold_text(name: str, value: float | None) -> str:
-    """Return a threshold as text: seconds with four digits, sides as whole numbers, epsilon with its sign."""
+    """Return a threshold as text: alpha and pi with four digits, sides as whole numbers, epsilon with its sign."""
     if value is None:
         return UNDETERMINED_TEXT if name == "epsilon" else NEVER_TEXT
     if name == "epsilon":
@@ -84,30 +84,30 @@ def threshold_text(name: str, value: float | None) -> str:
 
 
 def interval_text(name: str, interval: Interval | None) -> str:
-    """Return the 95 % interval of a threshold; empty where none was recorded."""
+    """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
 
 def gibibytes_text(count: int) -> str:
-    """Return a number of bytes in GiB, without the unit."""
+    """Return a number of bytes as text in GiB, without the unit."""
     found = count / 2**30
     return f"{found:.1f}" if found < 10 else f"{found:.0f}"
 
 
-def share_text(value: float | None) -> str:
-    """Return a share in percent, or `not measured`."""
+def percent_text(value: float | None) -> str:
+    """Return a share as text in percent; `not measured` for None."""
     return NOT_MEASURED_TEXT if value is None else f"{value:.1%}"
 
 
-def entry_size(entry: Entry) -> str:
-    """Return the products for which an entry holds: size, operation and workspace limit."""
+def entry_size_text(entry: Entry) -> str:
+    """Return an entry's products as text: size, operation and workspace limit."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
 
 
 def vendor_name(calibration: Calibration) -> str:
-    """Return the vendor's name on this kind of device."""
+    """Return the name of the vendor's library on this kind of device: `cuBLAS` or `NumPy`."""
     return "cuBLAS" if calibration.batches else "NumPy"
 
 
@@ -115,7 +115,10 @@ def vendor_name(calibration: Calibration) -> str:
 
 
 class SectionText:
-    """One section of a config as tables; `sections` are those of the device by element type, this one included."""
+    """Tables of one config section.
+
+    `sections` has all sections of the device by element type, with this section among them.
+    """
 
     def __init__(self, section: Mapping[str, Any], dtype: str, key: str, sections: Mapping[str, Any] | None = None):
         self.section, self.dtype, self.key = section, dtype, key
@@ -123,73 +126,81 @@ class SectionText:
         self.fitted = self.used.tuned.calibration
 
     @property
-    def lines(self) -> Iterator[str]:
-        """Yield all tables as lines of text."""
+    def text_lines(self) -> Iterator[str]:
+        """Yield the lines of text of all tables."""
         for table in self.tables:
-            yield from (f"  {line}" for line in table.lines)
+            yield from (f"  {line}" for line in table.text_lines)
 
     @property
-    def tables(self) -> Iterator[Table]:
-        """Yield the tables that have rows: decisions first, then measurements, then the model's parameters."""
-        noisy = is_noisy(self.used.tuned.diagnostics)
-        found = [self.diagnostics_table(), self.squares_table(), self.certified_table(), self.unmeasured_table()]
+    def tables(self) -> Iterator[TextTable]:
+        """Yield the tables that have rows: first decisions, then measurements, then parameters of the model."""
+        noisy = is_noisy_tuning(self.used.tuned.diagnostics)
+        found = [
+            self.diagnostics_table(),
+            self.squares_table(),
+            self.certified_entries_table(),
+            self.unmeasured_leaves_table(),
+        ]
         if self.fitted is not None:
             thresholds = None if noisy else read_thresholds(self.section["thresholds"])
             if thresholds is not None:
                 found += [self.crossovers_table(thresholds, self.fitted), self.level_bounds_table(thresholds)]
                 found += [self.thresholds_table(thresholds)]
                 found += [self.one_level_table(thresholds), self.tiles_table(thresholds)]
-            found += [self.model_table(self.fitted, noisy), *([] if noisy else [self.fixed_table(self.fitted)])]
+            found += [
+                self.model_table(self.fitted, noisy),
+                *([] if noisy else [self.fixed_parameters_table(self.fitted)]),
+            ]
         yield from (table for table in found if table.rows)
 
-    def diagnostics_table(self) -> Table:
-        """Return why the tuning is rejected, and what fmm.matmul uses instead."""
-        instead = fallback_model(self.used.tuned.identity, self.dtype)
+    def diagnostics_table(self) -> TextTable:
+        """Return a table with the reasons to reject the tuning, and the model that fmm.matmul uses instead."""
+        instead = fallback_model_text(self.used.tuned.identity, self.dtype)
         rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
         return make_table("rejected", ("diagnostic", "used instead"), rows)
 
-    def squares_table(self) -> Table:
-        """Return what fmm.matmul does with square products, from the first side that gains."""
+    def squares_table(self) -> TextTable:
+        """Return a table of fmm.matmul's decisions for square products, from the first side with a gain."""
         model = self.used.calibration
         first = None if model is None else first_gaining_side(model, self.dtype)
         odd = list(gaining_odd_sides(model, self.dtype)) if model is not None and model.batches else []
         sides = [side for side in ROUND_SIDES if first is not None and side >= first] + odd[-MAX_ODD_ROWS:]
-        rows = [_answer_row(x) for x in decide_squares(self.used, sides) if x.gains or x.entry]
+        rows = [_decision_row(x) for x in decide_squares(self.used, sides) if x.has_gain or x.entry]
         columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
         start = "" if first is None else f"predicted from side {first}"
         beyond = f", odd sides from {odd[0]}" if odd else ""
         return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
 
-    def certified_table(self) -> Table:
-        """Return the entries: the certified plan of exactly these sizes, and why fmm.matmul skips an entry."""
+    def certified_entries_table(self) -> TextTable:
+        """Return a table of the certified entries, with the reasons for which fmm.matmul skips entries."""
         rows = []
         for entry in self.used.tuned.entries.values():
             vendor = entry.plan == str(VENDOR)
             interval = "" if vendor else f"[{entry.low:.2f}, {entry.high:.2f}]"
             speedup = "1" if vendor else f"{entry.speedup:.2f}"
-            skipped = skip_reason(self.used, entry)
-            rows.append((entry_size(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
+            skipped = default_skip_reason(self.used, entry)
+            rows.append((entry_size_text(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
         columns = "size", "speedup", "95 % interval", "rounds", "plan", "skipped because"
         keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
         return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
-    def unmeasured_table(self) -> Table:
-        """Return the leaves that a decision uses at the datasheet's rate, and those that failed."""
+    def unmeasured_leaves_table(self) -> TextTable:
+        """Return a table of the leaves with the datasheet's rate that decisions use, and of failed leaves."""
         chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
         rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
         rows += [(leaf, "none; the leaf failed and is excluded") for leaf in self.used.failed]
         return make_table("leaves without a measured rate", ("leaf", "rate"), rows)
 
-    def crossovers_table(self, found: Thresholds, fitted: Calibration) -> Table:
-        """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
+    def crossovers_table(self, found: Thresholds, fitted: Calibration) -> TextTable:
+        """Return a table of the sides from which 1, 2 and 3 levels gain: Li, Ranka and Sahni's tau1, tau2, tau3."""
         model, rows = self.used.calibration, []
         for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
             spread = getattr(found, name)
             taken = (
                 ""
                 if model is None
-                else threshold_text(name, finite_or_none(side_choosing_levels(model, self.dtype, levels)))
+                else threshold_text(name, finite_or_none(crossover_of_levels(model, self.dtype, levels)))
             )
             sides = (threshold_text(name, x) for x in (spread.low, spread.value))
             apart = threshold_text(name, found.without_emulation.get(name)) if found.without_emulation else ""
@@ -200,45 +211,49 @@ class SectionText:
         keep = len(columns) if found.without_emulation else len(columns) - 1
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
-    def level_bounds_table(self, found: Thresholds) -> Table:
-        """Return the measured crossovers that bound the levels of every choice, as effective sides."""
+    def level_bounds_table(self, found: Thresholds) -> TextTable:
+        """Return a table of the measured crossovers, as effective sides, that limit the levels of every decision."""
 
-        def cell(tau: float | None) -> str:
-            return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_SIDE else f"{tau:.0f}"
+        def crossover_text(tau: float | None) -> str:
+            return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
 
-        rows = [(bounds.baseline, *map(cell, bounds.taus)) for bounds in found.level_bounds]
+        rows = [(bounds.baseline, *map(crossover_text, bounds.crossover_sides)) for bounds in found.level_bounds]
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
         return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
-    def thresholds_table(self, found: Thresholds) -> Table:
-        """Return alpha, pi and the recursion point of D'Alberto and Nicolau's model."""
+    def thresholds_table(self, found: Thresholds) -> TextTable:
+        """Return a table of D'Alberto and Nicolau's alpha, pi, recursion point n1 and epsilon."""
         rows = [
             (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
             for name, unit in (("alpha", "s/element"), ("pi", "s/flop"), ("n1", "side"), ("epsilon", "flop"))
         ]
-        rows.insert(3, ("n1 measured", measured_point(found), "side", ""))
+        rows.insert(3, ("n1 measured", measured_recursion_text(found), "side", ""))
         columns = "threshold", "value", "unit", "95 % interval"
-        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_RATIO:g} alpha / pi")
+        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
 
-    def one_level_table(self, found: Thresholds) -> Table:
-        """Return the measured speedup of one level over the vendor by the side of the square."""
+    def one_level_table(self, found: Thresholds) -> TextTable:
+        """Return a table of the measured speedup of one level by the side of the square."""
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
         return make_table("one level, measured", ("side", "speedup"), rows)
 
-    def tiles_table(self, found: Thresholds) -> Table:
-        """Return the tiles of fmm's own float32 kernel by the side of the square."""
+    def tiles_table(self, found: Thresholds) -> TextTable:
+        """Return a table of the tile strategy of fmm's own float32 kernel by the side of the square."""
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
-    def model_table(self, fitted: Calibration, noisy: bool) -> Table:
-        """Return the fitted model's rates and its error on held-out products."""
+    def model_table(self, fitted: Calibration, noisy: bool) -> TextTable:
+        """Return a table of the fitted model's rates, noise, margin, and errors on held-out shapes."""
         rows = []
         if not noisy:
             rows += [
-                (f"{vendor_name(fitted)}, large products", f"{fitted.rate(self.dtype).flops / 1e9:,.0f}", "Gflop/s"),
+                (
+                    f"{vendor_name(fitted)}, large products",
+                    f"{fitted.require_rate(self.dtype).flops / 1e9:,.0f}",
+                    "Gflop/s",
+                ),
                 ("sums of blocks", f"{fitted.stream / 1e9:,.0f}", "GB/s"),
             ]
         rows += [
-            ("noise of equal products", share_text(self.section["noise"]), ""),
+            ("noise of equal products", percent_text(self.section["noise"]), ""),
             ("margin", f"{fitted.margin:.1%}", ""),
         ]
         for what in ("speedup", "time"):
@@ -253,19 +268,26 @@ class SectionText:
                 rows.append(("block model error, fitted terms", f"{blocks['error']:.1%}", ""))
         return make_table("model", ("quantity", "value", "unit"), rows)
 
-    def fixed_table(self, fitted: Calibration) -> Table:
-        """Return the parameters that the samples do not determine, and where their values come from."""
+    def fixed_parameters_table(self, fitted: Calibration) -> TextTable:
+        """Return a table of the parameters that the fit fixed, with the sources of their values."""
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
-            (text,), unit = scaled_text(unit_of(parameter.name), parameter.value)
+            (text,), unit = text_with_unit_prefix(parameter_unit(parameter.name), parameter.value)
             determined = parameter.source != UNDETERMINED_TEXT
             rows.append((parameter.name, *((text, unit) if determined else ("", "")), parameter.source))
         return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
 
-def _answer_row(x: SquareDecision) -> tuple[str, ...]:
-    speedup = f"{x.speedup:.2f}" if x.gains else "1"
-    return str(x.side), speedup, x.basis, format_error_growth(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
+def _decision_row(x: SquareDecision) -> tuple[str, ...]:
+    speedup = f"{x.speedup:.2f}" if x.has_gain else "1"
+    return (
+        str(x.side),
+        speedup,
+        x.speedup_basis,
+        format_error_growth(x.error_growth),
+        gibibytes_text(x.workspace),
+        str(x.plan),
+    )
 
 
 # ---- D'Alberto and Nicolau's Table 3
@@ -273,17 +295,17 @@ def _answer_row(x: SquareDecision) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ThresholdColumn:
-    """A column of the table of thresholds."""
+    """A column of the table `thresholds`."""
 
     head: str
-    name: str  # name of the threshold
+    name: str  # name of a field of Thresholds
     text: Callable[[float], str]
-    falls: bool = False  # True if the number falls as the threshold rises
+    falls: bool = False  # True if the printed number falls as the threshold rises
 
-    def cell(self, found: Thresholds, intervals: bool) -> str:
-        """Return the threshold, followed by its 95 % interval if `intervals`."""
+    def cell_text(self, found: Thresholds, intervals: bool) -> str:
+        """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
         if self.name == "n1_measured":
-            return measured_point(found)
+            return measured_recursion_text(found)
         value = found.value(self.name)
         if value is None:
             return threshold_text(self.name, None)
@@ -294,36 +316,39 @@ class ThresholdColumn:
         return f"{self.text(value)} [{', '.join(reversed(ends) if self.falls else ends)}]"
 
 
-def _whole(x: float) -> str:
+def _whole_number_text(x: float) -> str:
     return f"{x:.0f}"
 
 
 THRESHOLD_COLUMNS = (
     ThresholdColumn("1/pi [Gflop/s]", "pi", lambda x: f"{1e-9 / x:,.0f}", falls=True),
     ThresholdColumn("1/alpha [Madd/s]", "alpha", lambda x: f"{1e-6 / x:,.0f}", falls=True),
-    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / N1_PER_RATIO:.0f}"),
-    ThresholdColumn("n1", "n1", _whole),
-    ThresholdColumn("n1 measured", "n1_measured", _whole),
+    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / N1_PER_ALPHA_OVER_PI:.0f}"),
+    ThresholdColumn("n1", "n1", _whole_number_text),
+    ThresholdColumn("n1 measured", "n1_measured", _whole_number_text),
     ThresholdColumn("epsilon", "epsilon", lambda x: threshold_text("epsilon", x)),
-    *(ThresholdColumn(name, name, _whole) for name in TAU_NAMES),
+    *(ThresholdColumn(name, name, _whole_number_text) for name in TAU_NAMES),
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> Table:
-    """Return D'Alberto and Nicolau's Table 3 of this device: one row for each type that has thresholds."""
+def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
+    """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
     rows = []
     for dtype, section in types:
         found = read_thresholds(section["thresholds"])
         if found is not None:
-            noisy = is_noisy(section.get("doubts") or ())
+            noisy = is_noisy_tuning(section.get("doubts") or ())
             rows.append(
-                (dtype, *(NOISY_TEXT if noisy else column.cell(found, intervals) for column in THRESHOLD_COLUMNS))
+                (dtype, *(NOISY_TEXT if noisy else column.cell_text(found, intervals) for column in THRESHOLD_COLUMNS))
             )
     return make_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
 
 
-def measured_point(found: Thresholds) -> str:
-    """Return the measured recursion point; its bound if all timed squares gained or the largest one did not."""
+def measured_recursion_text(found: Thresholds) -> str:
+    """Return the measured recursion point as text.
+
+    Return a bound, such as `< 1024`, if all timed squares gained, or if the largest square did not.
+    """
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
     if not found.one_level:
@@ -337,74 +362,74 @@ def measured_point(found: Thresholds) -> str:
 
 @dataclass(frozen=True)
 class TypeSummary:
-    """One element type of a device as one row."""
+    """Summary of one element type of a device as a row of a table."""
 
     dtype: str
     used: ModelInUse
 
     @cached_property
-    def first(self) -> int | None:
-        """The side from which the model gains on squares."""
+    def first_side(self) -> int | None:
+        """Smallest side from which the model predicts gains on squares; None without one."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
 
     @cached_property
-    def large(self) -> SquareDecision | None:
-        """The decision for a large square that gains; None if no square gains."""
-        return None if self.first is None else decide_large_square(self.used, self.first, SUMMARY_SIDE)
+    def large_square(self) -> SquareDecision | None:
+        """Decision for a large square with a gain; None if no square gains."""
+        return None if self.first_side is None else decide_large_square(self.used, self.first_side, SUMMARY_SQUARE_SIDE)
 
     @property
-    def timed(self) -> Entry | None:
-        """The certified square with the largest speedup."""
+    def best_certified_square(self) -> Entry | None:
+        """Certified entry of the square with the largest speedup; None without a certified gain."""
         gains = (entry for entry in _square_entries(self.used) if entry.plan != str(VENDOR))
         return max(gains, key=lambda entry: entry.speedup, default=None)
 
     @property
-    def left_out(self) -> list[str]:
-        """The leaves of chosen plans that this tuning did not measure."""
+    def skipped_leaves(self) -> list[str]:
+        """Leaves of chosen plans that this tuning skipped."""
         return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """Type, status, first side that gains, speedup of a large square, largest certified speedup."""
-        best, timed = self.large, self.timed
+    def row_cells(self) -> tuple[str, ...]:
+        """Cells: element type, status, first side with a gain, speedup of a large square, largest certified speedup."""
+        best, timed = self.large_square, self.best_certified_square
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first or NEVER_TEXT) if self.used.calibration else ""
-        gain = f"{best.speedup:.2f} at {best.side} ({best.basis})" if best else ""
+        start = str(self.first_side or NEVER_TEXT) if self.used.calibration else ""
+        gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The decisions for squares, for JSON."""
+    def json_fields(self) -> dict[str, Any]:
+        """Dictionary of the decisions for squares, for JSON."""
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
-            "faster_from": self.first,
-            "levels_from": [finite_or_none(side_choosing_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
+            "faster_from": self.first_side,
+            "levels_from": [finite_or_none(crossover_of_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
             if model
             else None,
-            "squares": [answer.fields for answer in decide_squares(self.used, sides)],
+            "squares": [answer.json_fields for answer in decide_squares(self.used, sides)],
         }
 
 
 def _square_entries(used: ModelInUse) -> Iterator[Entry]:
-    """Yield the verified entries of square products."""
+    """Yield the verified certified entries of square products."""
     for entry in used.tuned.entries.values():
         if entry.op == "product" and len(set(entry.size)) == 1 and entry.verified and not entry.lean:
             yield entry
 
 
-def speedup_table(types: Sequence[TypeSummary]) -> Table:
-    """Return one row for each type: the status of its tuning, and the speedups of square products."""
-    base = "NumPy" if all(x.used.on_cpu for x in types) else "cuBLAS"
+def speedup_table(types: Sequence[TypeSummary]) -> TextTable:
+    """Return a table with a row for each element type: status of the tuning, speedups of square products."""
+    base = "NumPy" if all(x.used.is_cpu for x in types) else "cuBLAS"
     columns = "type", "status", "faster from side", "speedup", "certified"
-    return make_table(f"speedup over {base} on squares", columns, (x.cells for x in types))
+    return make_table(f"speedup over {base} on squares", columns, (x.row_cells for x in types))
 
 
-def rejected_table(types: Sequence[TypeSummary]) -> Table:
-    """Return the first diagnostic of each rejected tuning, and what fmm.matmul uses instead."""
+def rejected_table(types: Sequence[TypeSummary]) -> TextTable:
+    """Return a table of the first diagnostic of each rejected tuning, and the model that fmm.matmul uses instead."""
     rows = [
-        (x.dtype, x.used.tuned.diagnostics[0], fallback_model(x.used.tuned.identity, x.dtype))
+        (x.dtype, x.used.tuned.diagnostics[0], fallback_model_text(x.used.tuned.identity, x.dtype))
         for x in types
         if x.used.tuned.diagnostics
     ]
@@ -412,18 +437,21 @@ def rejected_table(types: Sequence[TypeSummary]) -> Table:
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the command that tunes these types of a device."""
+    """Return the fmm-tune command that tunes these element types of a device."""
     device = "0" if key.startswith("cuda") else "cpu"
     return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
 
 
-def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()) -> Table:
-    """Return the commands that improve or explain this config.
+def next_steps_table(
+    key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()
+) -> TextTable:
+    """Return a table of commands that improve or explain this config.
 
-    `name` is the config's path, `in_force` whether fmm reads it, `short` the types that were tuned with a short effort.
+    `name` is the path of the config. `in_force` is True if fmm reads the config. `short` has the element types that
+    were tuned with a short effort.
     """
     unused = [x.dtype for x in types if x.used.tuned.diagnostics]
-    partial = [x.dtype for x in types if x.left_out]
+    partial = [x.dtype for x in types if x.skipped_leaves]
     left = {
         f"tune again on an idle machine ({RESUME_NOTE})": unused,
         "measure the leaves that have the datasheet's rate": partial,
@@ -435,7 +463,7 @@ def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str
         device = "cpu" if key.startswith("cpu") else key
         command = f"fmm-tune predict 5000 3000 5000 --device {device} --dtype {types[0].dtype}"
         rows.append((command, "the decision for one product"))
-    growth = default_error_growth(not key.startswith("cpu"))
+    growth = default_error_growth_limit(not key.startswith("cpu"))
     limits = f"limit error and workspace (default: {growth:g} times the vendor's error, half of the free memory)"
     rows.append(("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits))
     note = "" if in_force else f"fmm.matmul does not read this config: set FMM_CONFIG={name}"

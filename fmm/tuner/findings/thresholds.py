@@ -1,9 +1,9 @@
-"""Compute the papers' thresholds from a tuned model and its choices, with 95 % intervals.
+"""Compute the papers' thresholds (alpha, pi, n1, epsilon, tau1 to tau3) of a tuned model, with 95 % intervals.
 
-fmm.config.schema defines each threshold. A 95 % interval contains the threshold for 95 % of the calibrations sampled
-from the fit (fmm.tuner.fit.sampled). All samples serve alpha, pi and n1; fewer serve tau1 to tau3, with the few plans
-that the fitted model ranks first for each number of levels. For epsilon the measured shapes are resampled too, with
-replacement.
+fmm.config.schema defines each threshold. A 95 % interval contains the threshold of 95 % of the calibrations that are
+sampled from the fit (fmm.tuner.fit.sampled). Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3
+use SLOW_SAMPLE_COUNT samples, and only the plans that the fitted model ranks first for each number of levels. The
+interval of epsilon also resamples the measured shapes, with replacement.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from fmm.config.certification import MIN_SPEEDUP
 from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
+from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
-from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
+from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
 
-# Crossovers are searched on SIDE_GRID, which contains the ROUND_SIDES that are shown, and then between two grid points
-# by bisection, up to a ratio of SIDE_TOLERANCE.
+# A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
+# of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the grid points that tables show.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
-ALIGNED_SIDE_STEP = 16  # sides that are multiples of this have aligned rows
+ALIGNED_SIDE_STEP = 16  # sides that are multiples of this number have aligned rows
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)
+LEVEL_COUNTS = (1, 2, 3)  # numbers of levels with a crossover: tau1, tau2, tau3
 
 
-def side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the side, to 1 %, from which `holds` is true for all larger sides of the grid; infinite if for none."""
+def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
+    """Return the smallest side, to 1 %, from which `holds` is true up to the grid's end; infinity without one."""
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
         return float(SIDE_GRID[0])
@@ -52,13 +52,13 @@ def side_from_which(holds: Callable[[int], bool]) -> float:
     return float(high)
 
 
-def side_choosing_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """Return the side from which the model chooses at least `levels` levels for squares; infinite if beyond 65536."""
-    return side_from_which(lambda side: levels_chosen(calibration, dtype, side, emulation) >= levels)
+def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
+    """Return the side from which the model chooses at least `levels` levels for squares; infinity above 65536."""
+    return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
-def levels_chosen(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
-    """Return the number of levels that the model chooses for a square, without a limit on the workspace."""
+def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
+    """Return the number of levels of the model's choice for a square, without a workspace limit."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
@@ -68,30 +68,33 @@ def levels_chosen(calibration: Calibration, dtype: str, side: int, emulation: bo
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """Return the candidates within the default error limit, and their predicted times as multiples of the vendor's.
+    """Return the candidates within the default error limit, with predicted times over the vendor's.
 
-    The margin has no influence, so that calibrations with several margins share the cached result.
+    The calibration's margin has no effect. Callers pass a margin of 0, so that different margins share a cached result.
     """
-    limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
+    limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
-    return tuple((c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
+    return tuple(
+        (c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allows_plan(c.plan, c.error_growth)
+    )
 
 
 # ---- the thresholds
 
 
-def thresholds(
+def compute_thresholds(
     calibration: Calibration,
     dtype: str,
     measured: Sequence[tuple[Size, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model. Measured bounds on the number of levels are reported, and not applied.
+    """Return the thresholds of a tuned model; measured level bounds are copied to the result and not applied.
 
-    `measured` has pairs of size and speedup by one level, `strategies` the tile strategies of fmm's own kernel by side.
+    `measured` has pairs of a size and the measured speedup of one level. `strategies` has the tile strategies of fmm's
+    own kernel by side.
     """
     bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
-    tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVEL_COUNTS)
+    tau1, tau2, tau3 = (crossover_range(calibration, dtype, levels) for levels in LEVEL_COUNTS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),
         recursion_point_by_equation_3(calibration, dtype),
@@ -101,67 +104,68 @@ def thresholds(
         tau2,
         tau3,
         strategies or {},
-        square_speedups(measured),
+        speedups_by_side(measured),
         without_emulation=taus_without_emulation(calibration, dtype),
-        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.taus, strict=True)) for x in bounds},
+        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.crossover_sides, strict=True)) for x in bounds},
     )
 
 
 def large_problem(dtype: str) -> Problem:
-    """Return a problem for which alpha and pi have reached their limits for large sizes."""
+    """Return a problem so large that alpha and pi hardly depend on the size."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
-    """Return alpha and pi: the seconds of one addition and of one flop."""
+    """Return alpha and pi: seconds per element of a matrix addition, and seconds per flop of the vendor's product."""
     large = large_problem(dtype)
-    return alpha(calibration, large.itemsize), pi(calibration, large)
+    return alpha_seconds(calibration, large.itemsize), pi_seconds(calibration, large)
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
-    """Return n1, the recursion point by Equation 3; None if one level never pays."""
+    """Return n1, the recursion point from Equation 3; None if one level never gains."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
-    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
+    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
-def level_spread(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 and the margin."""
+def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
+    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the calibration's margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
-    value, low, own = (finite_or_none(side_choosing_levels(c, dtype, levels)) for c in (*ends, calibration))
+    value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return ThresholdRange(value, low, high)
 
 
 def with_margin(calibration: Calibration, margin: float) -> Calibration:
-    """Return the calibration with another margin."""
+    """Return the calibration with this margin for all plans."""
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
 def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates by products in another type."""
+    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.emulates for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
-    sides = (finite_or_none(side_choosing_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
+    sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
     return dict(zip(TAU_NAMES, sides, strict=True))
 
 
 def finite_or_none(x: float) -> float | None:
-    """Return a finite number, None for infinity."""
+    """Return the number if finite, else None."""
     return x if isfinite(x) else None
 
 
-def square_speedups(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
-    """Return the speedups of one level on squares by side."""
+def speedups_by_side(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+    """Return a dictionary: side of a measured square -> speedup of one level."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
 def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | None:
-    """Return the side from which every measured square gained by one level.
+    """Return the smallest side from which one level gained on every measured square.
 
-    None if the largest square did not gain, or if all squares gained and the point is below them.
+    Return None if the largest square did not gain, or if all squares gained: the point is then outside the measured
+    sides.
     """
     square_speedups = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
     lost = [i for i, (_, gain) in enumerate(square_speedups) if gain <= 1]
@@ -171,19 +175,21 @@ def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | 
 
 
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
-    """Return the smallest addition to alpha / pi with which Equation 2 agrees with the most measurements.
+    """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
-    None without measurements. The result is also None if 0 is the best addition while all products gained, or all lost,
-    since epsilon is then not determined.
+    Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
+    then return None, too.
     """
     if not measured:
         return None
 
-    def at(m: int, k: int, n: int) -> float:
+    def alpha_over_pi_at(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
     large = alpha_over_pi(calibration, large_problem(dtype))
-    most = [recursion_points.max_epsilon(size, at, recursion_points.WINOGRAD) for size, _ in measured]
+    most = [
+        recursion_points.max_epsilon(size, alpha_over_pi_at, recursion_points.WINOGRAD_WORK) for size, _ in measured
+    ]
     gained = [gain > 1 for _, gain in measured]
     steps = [large * x / 20 for x in range(-19, 61)]
     agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}
@@ -193,9 +199,10 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
 
 
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
-    """Return the plan of Li, Ranka and Sahni's recursive code with a tuning's tau1 and tau2.
+    """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    A leaf that does not emulate has the thresholds without emulation. A missing threshold means no level at any size.
+    For a leaf without emulation the thresholds without emulation are used. A missing threshold means no level at any
+    size.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).emulates else found.without_emulation
@@ -204,19 +211,20 @@ def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
 
-PLANS_PER_LEVEL_COUNT = 2  # plans that are compared for each number of levels
+PLANS_PER_LEVEL_COUNT = 2  # number of plans that are compared for each number of levels
 
 
-def with_intervals(
+def add_threshold_intervals(
     found: Thresholds,
     calibration: Calibration,
     dtype: str,
     sampled: Sequence[Calibration],
     measured: Sequence[tuple[Size, float]] = (),
 ) -> Thresholds:
-    """Return the thresholds with their 95 % intervals.
+    """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    A threshold that is equal in all samples has no interval: alpha, for example, if the rate of sums is undetermined.
+    A threshold with equal values in all samples has no interval: for example alpha, if the rate of sums is
+    undetermined.
     """
     if not sampled:
         return found
@@ -229,9 +237,9 @@ def with_intervals(
     epsilons = _resampled_epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    choices = [_level_choices(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
+    choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
-        sides = [_side_of_levels(chosen, levels) for chosen in choices]
+        sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.value(tau), *sides])
     varying = {
         name: _rounded_interval(name, ends)
@@ -242,7 +250,7 @@ def with_intervals(
 
 
 def _rounded_interval(name: str, interval: Interval) -> Interval:
-    """Return an interval with four digits, sides as whole numbers: random samples do not support more."""
+    """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
@@ -250,7 +258,7 @@ def _rounded_interval(name: str, interval: Interval) -> Interval:
 def _resampled_epsilons(
     sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]
 ) -> list[float]:
-    """Return the epsilon of each sample with resampled shapes; samples without a gain or a loss are left out."""
+    """Return epsilon for each sampled calibration with resampled shapes, if both gains and losses are resampled."""
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
@@ -260,30 +268,30 @@ def _resampled_epsilons(
     return found
 
 
-def _side_of_levels(levels_chosen: Callable[[int], int], levels: int) -> float | None:
-    """Return the side from which at least `levels` levels are chosen; None if never."""
-    return finite_or_none(side_from_which(lambda side: levels_chosen(side) >= levels))
+def _crossover_of_sample(levels_chosen: Callable[[int], int], levels: int) -> float | None:
+    """Return the smallest side from which at least `levels` levels are chosen; None without such a side."""
+    return finite_or_none(smallest_side_from_which(lambda side: levels_chosen(side) >= levels))
 
 
-def _level_choices(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
-    """Return the number of levels that gain most by a sampled calibration, 2 % at least, as a function of the side.
+def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
+    """Return a function: side -> number of levels that a sampled calibration predicts to gain most, 2 % or more.
 
-    The function remembers its results: the searches for tau1 to tau3 visit the same sides.
+    The function caches its results, since the searches for tau1 to tau3 visit the same sides.
     """
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
 
     @cache
     def levels_chosen(side: int) -> int:
-        first = _first_plans(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
+        first = _fastest_plans_by_levels(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
         candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
-        return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
+        return next((count_levels(candidate.plan) for candidate in candidates if candidate.beats_vendor), 0)
 
     return levels_chosen
 
 
 @lru_cache(maxsize=1024)
-def _first_plans(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Return the fastest plans of each number of levels, more than three levels together."""
+def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
+    """Return the fastest plans of each number of levels; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)

@@ -1,1 +1,1 @@
-"""Fitting the performance model to what was measured: its calibration, and the block model's terms."""
+"""Fit the performance model to measured times: the calibration, and the terms of the block model."""

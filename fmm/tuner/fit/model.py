@@ -1,12 +1,14 @@
-"""Fit a calibration to measured seconds.
+"""Fit the calibration of the performance model to measured seconds.
 
-docs/model.md has the predicted seconds T_i(x) of run i as a function of the parameters x (fmm.tuner.fit.parameters).
-With measured seconds t_i, weights w_i and coordinates c(x), which are logarithms except for shares, the fit minimizes
+docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
+(fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
+logarithms of the parameters; shares are their own coordinates. The fit minimizes the following sum over all runs i.
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
-where rho is the square for residuals up to ROBUST_RESIDUAL and grows linearly above (soft L1). The 95 % intervals
-follow from the Jacobian at the minimum. A parameter with too wide an interval is not determined: the fit fixes this
+The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The
+weight PRIOR_WEIGHT holds parameters near their start x_start if no run determines them. The 95 % intervals are computed
+from the Jacobian at the minimum. A parameter with too wide a 95 % interval is called undetermined: the fit fixes the
 parameter and starts again.
 """
 
@@ -26,15 +28,15 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.parameters import (
+    FIT_PARAMETERS,
+    FIT_PARAMETERS_BY_NAME,
     LEAF_RATE_PARAMETERS,
-    PARAMETERS,
-    PARAMETERS_BY_NAME,
-    START_OF_OWN_KERNEL,
+    OWN_KERNEL_START_VALUES,
     TILE_PARAMETER,
-    Parameter,
-    exists_on,
+    FitParameter,
+    is_used_on_device,
     with_parameters,
 )
 from fmm.tuner.trials.record import Size, Trial
@@ -44,19 +46,19 @@ from fmm.tuner.trials.record import Size, Trial
 
 @dataclass(frozen=True)
 class Observation:
-    """The median seconds of one run on one problem."""
+    """An observation: the median seconds of one timed run on one problem."""
 
     problem: Problem
-    run: Run
+    run: TimedRun
     seconds: float
 
     @property
-    def kind(self) -> str:
-        """The kind of the run, by which parameters name the observations that determine them.
+    def run_kind(self) -> str:
+        """Kind of the timed run; `FitParameter.informed_by` lists the kinds that depend on a parameter.
 
-        `vendor`, `products`, `sums` and `plan` are runs with the vendor's leaf. Runs with fmm's own kernel are `tile`
-        (no level), `odd tile` (no level, rows that are not aligned) and `inside` (sums inside the kernel). All other
-        leaves have `own rate`.
+        The kinds `vendor`, `products`, `sums` and `plan` are runs of plans with the vendor's leaf. Runs with fmm's own
+        kernel have the kind `tile` (no level), `odd tile` (no level, unaligned rows) or `inside` (sums inside the
+        kernel). Runs of all other leaves have the kind `own rate`.
         """
         leaf = self.run.plan.leaf_use.leaf
         if leaf.rate:
@@ -70,23 +72,23 @@ class Observation:
         return "vendor" if self.run.plan == VENDOR else "plan"
 
     @property
-    def by_vendor(self) -> bool:
-        """True if the vendor multiplies the leaf products."""
+    def has_vendor_leaf(self) -> bool:
+        """True if the vendor's BLAS computes the leaf products of the plan."""
         return self.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf
 
-    def predicted(self, calibration: Calibration) -> float:
-        """Return the predicted seconds T_i of the run."""
-        return formula_seconds(self.run, self.problem, cached_work(self.run.plan, self.problem), calibration)
+    def predicted_seconds(self, calibration: Calibration) -> float:
+        """Return the seconds that the calibration predicts for the run."""
+        return predicted_run_seconds(self.run, self.problem, cached_plan_work(self.run.plan, self.problem), calibration)
 
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
-    """Return the medians over the samples of the stages, one for every run and problem."""
+    """Return one observation for every run and problem: the median over the samples of these stages."""
     samples: dict[tuple[Size, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
             samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
     return [
-        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(seconds))
+        Observation(Problem(*size, dtype), TimedRun(Plan.parse(plan), part), median(seconds))
         for (size, dtype, plan, part), seconds in samples.items()
     ]
 
@@ -95,11 +97,11 @@ def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Obs
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A fitted calibration.
+class CalibrationFit:
+    """A fitted calibration with intervals and residuals.
 
-    `intervals` has the 95 % interval of each determined parameter; all other parameters are fixed. `residuals` are
-    log(predicted / measured), one for each observation.
+    `intervals` has the 95 % interval of each determined parameter by name; all other parameters are fixed. `residuals`
+    has log(predicted / measured) for each observation.
     """
 
     calibration: Calibration
@@ -107,82 +109,87 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-TILE_SIDES = (64.0, 128.0, 256.0)  # candidate sides of the tiles of C in the vendor's kernels
-# largest number of evaluations of a fit; more steps only follow directions in which the residuals hardly change
-MAX_STEPS = 60
-SCREENING_STEPS = 8  # largest number of evaluations of a fit that is only compared, or repeated later
-# Parameters with a looseness above this are fixed together, the others one by one: of two parameters that stand in for
-# each other, one may be determined without the other.
-FAR_TOO_LOOSE = 3.0
+VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # sides of C's tiles in the vendor's kernels, of which the fit tries each
+# largest number of evaluations of the residuals in a fit; more evaluations hardly change the residuals
+MAX_FIT_EVALUATIONS = 60
+SCREENING_EVALUATIONS = 8  # largest number of evaluations in a preliminary fit
+# Undetermined parameters are fixed together if their interval over the tolerance is above this ratio, otherwise one by
+# one. If two parameters are correlated, one of the two may be determined after the other is fixed.
+FIX_TOGETHER_RATIO = 3.0
 
 
-def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Return the best fit over the vendor's tile sides, with the parameters of fmm's own kernel and of other leaves.
+def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
+    """Return the fit of all parameters, with the vendor's tile side that fits best.
 
-    Least squares cannot vary the tile side: the number of whole tiles is a step function, which has no slope.
+    Least squares cannot vary the tile side: the number of tiles is a step function of the side, without a slope.
     """
-    by_vendor = [o for o in observed if o.by_vendor]
-    start = _start_at_fastest(start, dtype, by_vendor)
+    vendor_observations = [o for o in observed if o.has_vendor_leaf]
+    start = _with_fastest_rates(start, dtype, vendor_observations)
     if start.batches:
-        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # a fit without rounds is compared, too
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # compare a fit without thread block rounds
         starts = [
-            TILE_PARAMETER.put(s, dtype, side) for s in dict.fromkeys((start, without_rounds)) for side in TILE_SIDES
+            TILE_PARAMETER.with_value(s, dtype, side)
+            for s in dict.fromkeys((start, without_rounds))
+            for side in VENDOR_TILE_SIDES
         ]
-        start = min(starts, key=lambda s: LeastSquares(s, dtype, by_vendor).solve(SCREENING_STEPS).cost)
-    fit = fit_determined(start, dtype, by_vendor)
+        start = min(starts, key=lambda s: LeastSquares(s, dtype, vendor_observations).solve(SCREENING_EVALUATIONS).cost)
+    fit = fit_until_determined(start, dtype, vendor_observations)
     return _fit_leaf_rates(_fit_own_kernel(fit, dtype, observed), dtype, observed)
 
 
-def fit_determined(
-    start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
-) -> Fit:
-    """Return the least-squares fit in which all free parameters are determined, after fixing the others."""
+def fit_until_determined(
+    start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[FitParameter] | None = None
+) -> CalibrationFit:
+    """Fit repeatedly, and fix undetermined parameters, until all free parameters are determined; return the fit."""
     problem = LeastSquares(start, dtype, observed, free)
-    solution = problem.solve(MAX_STEPS)
+    solution = problem.solve(MAX_FIT_EVALUATIONS)
     while loose := problem.undetermined_parameters(solution):
-        far_too_loose = [p for p, interval_over_tolerance in loose.items() if interval_over_tolerance > FAR_TOO_LOOSE]
-        problem = problem.without(far_too_loose or [max(loose, key=lambda p: loose[p])], solution)
-        solution = problem.solve(SCREENING_STEPS)
-    solution = problem.solve(MAX_STEPS)
-    return Fit(problem.calibration_at(solution.x), problem.intervals(solution), solution.residuals)
+        far_too_loose = [
+            p for p, interval_over_tolerance in loose.items() if interval_over_tolerance > FIX_TOGETHER_RATIO
+        ]
+        problem = problem.with_fixed_parameters(far_too_loose or [max(loose, key=lambda p: loose[p])], solution)
+        solution = problem.solve(SCREENING_EVALUATIONS)
+    solution = problem.solve(MAX_FIT_EVALUATIONS)
+    return CalibrationFit(problem.calibration_at(solution.x), problem.parameter_intervals(solution), solution.residuals)
 
 
-def _start_at_fastest(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
-    """Return the start with the rates of the fastest observations."""
-    rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
+def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
+    """Return the starting calibration with the rates of the fastest observations."""
+    rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [
-        cached_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
+        cached_plan_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
         for o in observed
-        if o.kind == "sums"
+        if o.run_kind == "sums"
     ]
     fastest = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
     fastest = replace(fastest, stream=median(streams)) if streams else fastest
-    if start.batches:  # `host` must decide the time of some products, or the residuals have no slope along `host`
-        fastest = replace(fastest, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
+    # `host` must be large enough to change predicted times, or the residuals have no slope along `host`
+    if start.batches:
+        fastest = replace(fastest, host=min((o.seconds for o in observed if o.run_kind == "vendor"), default=0.0))
     return with_parameters(fastest, dtype, {"rate.memory": 4 * fastest.stream})
 
 
-def _fit_own_kernel(fit: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Return the fit with the parameters of fmm's own kernel; unchanged without a plan with sums inside products."""
+def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
+    """Return the fit extended by the parameters of fmm's own kernel; unchanged if no fused plan was timed."""
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
-    if not any(o.kind == "inside" for o in tiled):
+    if not any(o.run_kind == "inside" for o in tiled):
         return fit
-    own = fit_determined(with_parameters(fit.calibration, dtype, START_OF_OWN_KERNEL), dtype, tiled)
-    return Fit(own.calibration, {**fit.intervals, **own.intervals}, fit.residuals + own.residuals)
+    own = fit_until_determined(with_parameters(fit.calibration, dtype, OWN_KERNEL_START_VALUES), dtype, tiled)
+    return CalibrationFit(own.calibration, {**fit.intervals, **own.intervals}, fit.residuals + own.residuals)
 
 
-def _fit_leaf_rates(fit: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Return the fit with the rates of all timed leaves that have a rate of their own, and without other such rates.
+def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
+    """Return the fit extended by the rates of timed leaves with their own rate, without the rates of untimed leaves.
 
-    A few samples of a leaf scale the starting rate; more samples fit all parameters of the rate.
+    Few observations of a leaf scale the starting rate. More observations fit all parameters of the rate.
     """
     for name in fit.calibration.rates.keys() - {dtype}:
         timed = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
         if timed:
             free = LEAF_RATE_PARAMETERS if len(timed) > len(LEAF_RATE_PARAMETERS) else SCALED_PARAMETERS[:1]
-            own = fit_determined(fit.calibration, name, timed, free)
+            own = fit_until_determined(fit.calibration, name, timed, free)
             intervals = {f"{name}.{parameter}": ends for parameter, ends in own.intervals.items()}
-            fit = Fit(own.calibration, {**fit.intervals, **intervals}, fit.residuals + own.residuals)
+            fit = CalibrationFit(own.calibration, {**fit.intervals, **intervals}, fit.residuals + own.residuals)
         else:
             rates = {x: rate for x, rate in fit.calibration.rates.items() if x != name}
             fit = replace(fit, calibration=replace(fit.calibration, rates=MappingProxyType(rates)))
@@ -191,58 +198,67 @@ def _fit_leaf_rates(fit: Fit, dtype: str, observed: Sequence[Observation]) -> Fi
 
 # ---- the fit of few samples: a scaled calibration
 
-MIN_WHOLE_PLANS = 3  # with fewer timed whole plans, only SCALED_PARAMETERS are fitted
-SCALED_PARAMETERS = (PARAMETERS_BY_NAME["rate.flops"], PARAMETERS_BY_NAME["stream"])
+MIN_WHOLE_PLANS = 3  # with fewer timed whole plans, the fit varies SCALED_PARAMETERS only
+SCALED_PARAMETERS = (FIT_PARAMETERS_BY_NAME["rate.flops"], FIT_PARAMETERS_BY_NAME["stream"])
 
 
-def has_few_plans(observed: Sequence[Observation]) -> bool:
-    """Return True if there are too few whole plans for a fit of all parameters."""
-    return sum(o.kind == "plan" for o in observed) < MIN_WHOLE_PLANS
+def has_too_few_plans(observed: Sequence[Observation]) -> bool:
+    """Return True if too few whole plans were timed for a fit of all parameters."""
+    return sum(o.run_kind == "plan" for o in observed) < MIN_WHOLE_PLANS
 
 
-def scale_calibration(similar: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Return the calibration of a similar device with this device's rates of products, sums and timed leaves."""
-    by_vendor = [o for o in observed if o.by_vendor]
-    informed = [p for p in SCALED_PARAMETERS if p.informed_by & {o.kind for o in by_vendor}]
-    start = _with_median_rate(similar, dtype, by_vendor, "rate.flops", "vendor")
-    start = _with_median_rate(start, dtype, by_vendor, "stream", "sums")
-    fit = fit_determined(start, dtype, by_vendor, informed) if informed else Fit(similar, {}, ())
+def scale_calibration(similar: Calibration, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
+    """Return a similar device's calibration, scaled to the measured rates of products, sums and leaves."""
+    vendor_observations = [o for o in observed if o.has_vendor_leaf]
+    informed = [p for p in SCALED_PARAMETERS if p.informed_by & {o.run_kind for o in vendor_observations}]
+    start = _with_median_rate(similar, dtype, vendor_observations, "rate.flops", "vendor")
+    start = _with_median_rate(start, dtype, vendor_observations, "stream", "sums")
+    fit = (
+        fit_until_determined(start, dtype, vendor_observations, informed)
+        if informed
+        else CalibrationFit(similar, {}, ())
+    )
     return _fit_leaf_rates(fit, dtype, observed)
 
 
 def _with_median_rate(
     similar: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str
 ) -> Calibration:
-    """Return the calibration with the rate by which half of the observations of a kind are faster than predicted."""
-    ratios = [o.predicted(similar) / o.seconds for o in observed if o.kind == kind]
+    """Return the calibration with one rate scaled to the median of predicted over measured seconds of one kind."""
+    ratios = [o.predicted_seconds(similar) / o.seconds for o in observed if o.run_kind == kind]
     if not ratios:
         return similar
-    return with_parameters(similar, dtype, {name: PARAMETERS_BY_NAME[name].get(similar, dtype) * median(ratios)})
+    return with_parameters(
+        similar, dtype, {name: FIT_PARAMETERS_BY_NAME[name].value_in(similar, dtype) * median(ratios)}
+    )
 
 
 # ---- least squares
 
-ROBUST_RESIDUAL = 0.03  # residuals above this value count linearly, so that outliers have less weight
-# weight of the distance from the start, which matters only where the observations determine nothing
+SOFT_L1_SCALE = 0.03  # larger residuals count linearly, so that outliers have less weight
+# weight of the distance from the start; without effect on parameters that the observations determine
 PRIOR_WEIGHT = 0.002
-# the least assumed standard deviation of residuals, since two points on a line do not prove the line
-MIN_RESIDUAL = 0.01
-MIN_SLOPE_SHARE = 1e-12  # smaller singular values of the Jacobian count as this share of the largest
-# Sums and products that are timed alone run with other caches and clocks than inside a plan, so that whole plans have
-# more weight. On a CPU with several lanes, sums are timed inside plans and have full weight.
-PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
-# On a CPU the weights of whole plans with several levels are raised, at most by this factor, until these plans weigh as
-# much together as the vendor's products: they are what a choice needs, and a tuning has few of them.
-MAX_DEEP_WEIGHT = 3.0
-# On a CPU with several lanes, a plan that takes more than this multiple of the vendor's time has less weight.
-FULL_WEIGHT_TIME = 1.5
+# smallest assumed standard deviation of residuals: few residuals may be small by chance
+MIN_RESIDUAL_DEVIATION = 0.01
+MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest
+# Weight of an observation by the timed part of its plan. Sums and products that are timed alone run with other cache
+# contents and clock rates than inside a plan. Whole plans therefore have more weight. On a CPU that runs several
+# products at a time, sums are timed inside plans and have full weight.
+RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
+# The largest factor by which the weights of plans with several levels are raised on a CPU, at most until their squares
+# sum up to those of the vendor's products. A tuning times few plans with several levels, and decisions depend on their
+# times.
+MAX_DEEP_PLAN_WEIGHT = 3.0
+# On a CPU that runs several products at a time, plans slower than this multiple of the vendor's time have less weight.
+FULL_WEIGHT_TIME_RATIO = 1.5
 
 
 @dataclass(frozen=True)
-class Solution:
-    """A minimum: coordinates x, cost, residuals log(T / t), and the uncertainty of x.
+class LeastSquaresSolution:
+    """The minimum of a least-squares problem: coordinates x, cost, residuals, and uncertainty of x.
 
-    Each row of `directions` is an independent displacement of x, half a 95 % interval long.
+    `residuals` has log(predicted / measured) for each observation. Each row of `directions` is a displacement of x, as
+    long as half of a 95 % interval; the displacements are independent.
     """
 
     x: Any
@@ -251,84 +267,89 @@ class Solution:
     directions: Any
 
     @property
-    def half_widths(self) -> tuple[float, ...]:
-        """Half of the 95 % interval of each coordinate."""
+    def interval_half_widths(self) -> tuple[float, ...]:
+        """Half of the length of each coordinate's 95 % interval."""
         return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
 
 
 class LeastSquares:
-    """The least-squares problem of some observations in some free parameters.
+    """A least-squares problem: the observations, and the free parameters that the fit varies.
 
-    Without `free`, all parameters are free that the observations inform and that the device has.
+    Without `free`, the problem varies all parameters of the device on which the observations depend.
     """
 
     def __init__(
-        self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+        self,
+        start: Calibration,
+        dtype: str,
+        observed: Sequence[Observation],
+        free: Sequence[FitParameter] | None = None,
     ) -> None:
         self.start, self.dtype, self.observed = start, dtype, observed
-        kinds = {o.kind for o in observed}
-        informed = [p for p in PARAMETERS if kinds & p.informed_by and exists_on(p, start)]
+        kinds = {o.run_kind for o in observed}
+        informed = [p for p in FIT_PARAMETERS if kinds & p.informed_by and is_used_on_device(p, start)]
         self.free = informed if free is None else list(free)
-        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
+        self._works = [cached_plan_work(o.run.plan, o.problem) for o in observed]
         self._log_measured = np.log([o.seconds for o in observed])
         self._weights = np.array(observation_weights(start, observed))
         ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
         coordinates = [[p.fit_coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
         self._low, self._high = np.array(coordinates).reshape(-1, 2).T
-        at_start = [p.fit_coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
+        at_start = [p.fit_coordinate(max(p.value_in(start, dtype), p.low)) for p in self.free]
         self._origin = np.clip(at_start, self._low, self._high)
         self._begin = self._origin
 
-    def values_at(self, x: Any) -> dict[str, float]:
-        """Return the parameters at the coordinates x, by name."""
-        return {p.name: p.value(float(fit_coordinate)) for p, fit_coordinate in zip(self.free, x, strict=True)}
+    def parameters_at(self, x: Any) -> dict[str, float]:
+        """Return the values of the free parameters at the coordinates x, by name."""
+        return {p.name: p.value_at(float(fit_coordinate)) for p, fit_coordinate in zip(self.free, x, strict=True)}
 
     def calibration_at(self, x: Any) -> Calibration:
-        """Return the calibration at the coordinates x."""
-        return with_parameters(self.start, self.dtype, self.values_at(x))
+        """Return the calibration with the parameters at the coordinates x."""
+        return with_parameters(self.start, self.dtype, self.parameters_at(x))
 
     def residuals(self, x: Any) -> Any:
-        """Return w_i log(T_i(x) / t_i) for all observations, then the weighted distances from the start."""
+        """Return the weighted log(predicted / measured) of all observations, then weighted distances from the start."""
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
-        predicted = [formula_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
+        predicted = [predicted_run_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
         weighted = self._weights * (np.log(predicted) - self._log_measured)
         return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
 
-    def solve(self, steps: int) -> Solution:
-        """Return the minimum after at most `steps` evaluations; the next call continues from there."""
+    def solve(self, steps: int) -> LeastSquaresSolution:
+        """Return the minimum after at most `steps` evaluations; the next call starts at this minimum."""
         from scipy.optimize import least_squares
 
         bounds = self._low, self._high
         solved = least_squares(
-            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST_RESIDUAL, max_nfev=steps
+            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=SOFT_L1_SCALE, max_nfev=steps
         )
         self._begin = np.clip(solved.x, *bounds)
         unweighted = tuple(solved.fun[: len(self.observed)] / self._weights)
-        return Solution(solved.x, float(solved.cost), unweighted, self._solution_uncertainty(solved))
+        return LeastSquaresSolution(solved.x, float(solved.cost), unweighted, self._solution_uncertainty(solved))
 
     def _solution_uncertainty(self, solved: Any) -> Any:
-        """Return the uncertainty of a minimum from the singular values of its Jacobian, for normal residuals.
+        """Return the uncertainty of a minimum, computed from the Jacobian's singular values for normal residuals.
 
-        An observation adds as many degrees of freedom as its squared weight.
+        The number of degrees of freedom is the sum of the squared weights, minus the number of free parameters.
         """
         from scipy.stats import t
 
         freedom = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
-        variance = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / freedom, MIN_RESIDUAL**2)
+        variance = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / freedom, MIN_RESIDUAL_DEVIATION**2)
         _, slopes, directions = np.linalg.svd(solved.jac, full_matrices=False)
-        slopes = np.maximum(slopes, MIN_SLOPE_SHARE * np.max(slopes, initial=1.0))
+        slopes = np.maximum(slopes, MIN_SINGULAR_VALUE_SHARE * np.max(slopes, initial=1.0))
         return t.ppf(0.975, freedom) * np.sqrt(variance) * directions / slopes[:, None]
 
-    def undetermined_parameters(self, solution: Solution) -> dict[Parameter, float]:
-        """Return the parameters that are not determined, with their looseness."""
+    def undetermined_parameters(self, solution: LeastSquaresSolution) -> dict[FitParameter, float]:
+        """Return the undetermined parameters with the half width of their 95 % interval over the tolerance."""
         interval_over_tolerance = {
-            p: p.interval_over_tolerance(width) for p, width in zip(self.free, solution.half_widths, strict=True)
+            p: p.interval_over_tolerance(width)
+            for p, width in zip(self.free, solution.interval_half_widths, strict=True)
         }
         return {p: x for p, x in interval_over_tolerance.items() if x > 1}
 
-    def without(self, fixed: Iterable[Parameter], solution: Solution) -> LeastSquares:
-        """Return the problem with some parameters fixed at their neutral values; `solve` continues from `solution`."""
+    def with_fixed_parameters(self, fixed: Iterable[FitParameter], solution: LeastSquaresSolution) -> LeastSquares:
+        """Return the problem with some parameters fixed at their neutral values; its `solve` starts at `solution`."""
         left_out = set(fixed)
         neutral = {p.name: p.neutral for p in left_out if p.neutral is not None}
         start = with_parameters(self.start, self.dtype, neutral)
@@ -337,33 +358,33 @@ class LeastSquares:
         smaller._begin = np.clip(remaining, smaller._low, smaller._high)
         return smaller
 
-    def intervals(self, solution: Solution) -> dict[str, tuple[float, float]]:
-        """Return the 95 % intervals of the free parameters by name."""
+    def parameter_intervals(self, solution: LeastSquaresSolution) -> dict[str, tuple[float, float]]:
+        """Return the 95 % intervals of the free parameters, by name."""
         found = {}
-        for p, x, width in zip(self.free, solution.x, solution.half_widths, strict=True):
-            low, high = (float(np.clip(p.value(float(end)), p.low, p.high)) for end in (x - width, x + width))
+        for p, x, width in zip(self.free, solution.x, solution.interval_half_widths, strict=True):
+            low, high = (float(np.clip(p.value_at(float(end)), p.low, p.high)) for end in (x - width, x + width))
             found[p.name] = low, high
         return found
 
 
 def observation_weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
-    """Return the weight of each observation in the fit."""
+    """Return the weights of the observations in the fit."""
     if start.lanes == 1:
-        weights = [PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
+        weights = [RUN_PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
     else:
-        vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
-        worst = FULL_WEIGHT_TIME
-        near = [worst * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
+        vendor = {o.problem: o.seconds for o in observed if o.run_kind == "vendor"}
+        worst = FULL_WEIGHT_TIME_RATIO
+        near = [worst * vendor.get(o.problem, o.seconds) / o.seconds if o.run_kind == "plan" else 1.0 for o in observed]
         weights = [min(x, 1.0) ** 2 for x in near]
-    return weights if start.batches else _with_deep_plans(weights, observed)
+    return weights if start.batches else _raise_deep_plan_weights(weights, observed)
 
 
-def _with_deep_plans(weights: Sequence[float], observed: Sequence[Observation]) -> list[float]:
-    """Return the weights, those of whole plans with several levels raised to the sum of the vendor's products."""
-    deep = [o.kind == "plan" and count_levels(o.run.plan) > 1 for o in observed]
+def _raise_deep_plan_weights(weights: Sequence[float], observed: Sequence[Observation]) -> list[float]:
+    """Return the weights, with raised weights of whole plans with several levels (see MAX_DEEP_PLAN_WEIGHT)."""
+    deep = [o.run_kind == "plan" and count_levels(o.run.plan) > 1 for o in observed]
     squares = sum(w * w for w, is_deep in zip(weights, deep, strict=True) if is_deep)
-    vendor = sum(w * w for w, o in zip(weights, observed, strict=True) if o.kind == "vendor")
-    factor = min(max(sqrt(vendor / squares), 1.0), MAX_DEEP_WEIGHT) if squares else 1.0
+    vendor = sum(w * w for w, o in zip(weights, observed, strict=True) if o.run_kind == "vendor")
+    factor = min(max(sqrt(vendor / squares), 1.0), MAX_DEEP_PLAN_WEIGHT) if squares else 1.0
     return [w * factor if is_deep else w for w, is_deep in zip(weights, deep, strict=True)]
 
 
@@ -372,11 +393,11 @@ def _with_deep_plans(weights: Sequence[float], observed: Sequence[Observation]) 
 
 @dataclass(frozen=True)
 class PredictionError:
-    """Statistics of relative errors, predicted / measured - 1.
+    """Statistics of the relative errors predicted / measured - 1.
 
-    `median` and `p95` are quantiles of the absolute errors, `bias` is the median of the signed errors. `upper` is the
-    upper end of a 95 % interval of `median`: far above `median` for few measurements. `above` is `upper` computed from
-    the errors above 0 alone, as if those below 0 mirrored them.
+    `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
+    upper end of the median's 95 % interval, and far above the median for few measurements. `above` is the same upper
+    end for errors above 0 alone, as if the errors below 0 mirrored them.
     """
 
     count: int
@@ -387,17 +408,17 @@ class PredictionError:
     above: float = 0.0
 
     @property
-    def fields(self) -> dict[str, float]:
-        """The statistics as a section of a config has them; the count alone if nothing was measured."""
+    def json_fields(self) -> dict[str, float]:
+        """Dictionary of the statistics for a section of a config; the count alone if nothing was measured."""
         return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
-    def of(relative: Sequence[float]) -> PredictionError:
-        """Return the statistics of these relative errors."""
+    def from_relative_errors(relative: Sequence[float]) -> PredictionError:
+        """Return the statistics of these relative errors, predicted / measured - 1."""
         if not relative:
             return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
-        # The number of samples below the true median is binomial: two standard deviations are sqrt(count).
+        # The number of samples below the true median is binomial, with the standard deviation sqrt(count) / 2.
         upper_rank = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, p95, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, upper_rank)))
         above = max(float(np.quantile(relative, (1 + upper_rank) / 2)), 0.0)
@@ -405,15 +426,18 @@ class PredictionError:
 
 
 def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, PredictionError]:
-    """Return the errors of predicted times, and of predicted speedups over the vendor.
+    """Return the error statistics of predicted times, and of predicted speedups over the vendor.
 
-    A speedup is a ratio of times on one problem, in which the machine's drift cancels.
+    A speedup is a ratio of two times on one problem, so that a drift of the machine's speed cancels.
     """
-    times = {(o.problem, o.run): (o.predicted(calibration), o.seconds) for o in observed}
+    times = {(o.problem, o.run): (o.predicted_seconds(calibration), o.seconds) for o in observed}
     relative = [predicted / measured - 1 for predicted, measured in times.values()]
     speedups = []
     for (problem, run), (predicted, measured) in times.items():
-        base = times.get((problem, Run()))
-        if base and run != Run() and run.part == "whole":
+        base = times.get((problem, TimedRun()))
+        if base and run != TimedRun() and run.part == "whole":
             speedups.append((base[0] / predicted) / (base[1] / measured) - 1)
-    return {"time": PredictionError.of(relative), "speedup": PredictionError.of(speedups)}
+    return {
+        "time": PredictionError.from_relative_errors(relative),
+        "speedup": PredictionError.from_relative_errors(speedups),
+    }

@@ -1,7 +1,7 @@
-"""The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds and its meaning.
+"""The parameters that a tuning fits: fields of a calibration, with units, bounds and meanings.
 
-A parameter that the measurements do not determine is fixed at its neutral value or at the datasheet's. The config has
-no interval for a fixed parameter.
+If the measurements do not determine a parameter, the fit fixes the parameter at its neutral value or at the datasheet's
+value. The config has no interval for a fixed parameter.
 """
 
 from __future__ import annotations
@@ -17,60 +17,62 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-# A parameter is determined if the half width of its 95 % interval is at most: QUANTITY_TOLERANCE, a factor, for rates,
-# times and sizes; FACTOR_TOLERANCE, a factor, for factors; SHARE_TOLERANCE, a difference, for shares. (A tolerance of 3
-# instead of 6 raises the median error of held-out times from 2.8 to 3.1 % in a recorded float64 tuning of a CPU.)
+# A parameter is determined if the half width of its 95 % interval is at most a tolerance. For rates, times and sizes
+# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors it is the factor FACTOR_TOLERANCE. For
+# shares the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a QUANTITY_TOLERANCE of
+# 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A fitted number of a calibration: its field, its bounds, and the kinds of observations that depend on it."""
+class FitParameter:
+    """A number of a calibration that a fit varies: field, bounds, and kinds of dependent observations."""
 
-    name: str  # a field of Calibration, or "rate." and a field of Rate
-    unit: str  # unit of the value; empty for factors and shares
+    name: str  # a field of Calibration, or "rate." followed by a field of Rate
+    unit: str  # unit of the value; empty for dimensionless factors and shares
     low: float
     high: float
     informed_by: frozenset[str]
-    neutral: float | None = None  # the value if it is not determined; None: the value before the fit
-    linear: bool = False  # True for a share; other parameters are fitted by their logarithms
+    neutral: float | None = None  # value of the undetermined parameter; None for the value before the fit
+    linear: bool = False  # True for a share; the fit varies logarithms of all other parameters
 
-    def get(self, calibration: Calibration, dtype: str) -> float:
-        """Return the parameter's value in a calibration."""
-        owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
+    def value_in(self, calibration: Calibration, dtype: str) -> float:
+        """Return the value of the parameter in a calibration."""
+        owner: Any = calibration.require_rate(dtype) if self.name.startswith("rate.") else calibration
         return float(getattr(owner, self.name.removeprefix("rate.")))
 
-    def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
-        """Return the calibration with another value of the parameter."""
+    def with_value(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
+        """Return a copy of the calibration with this value of the parameter."""
         return with_parameters(calibration, dtype, {self.name: value})
 
     def fit_coordinate(self, value: float) -> float:
-        """Return the coordinate that least squares varies."""
+        """Return the coordinate that least squares varies: the value of a share, else the logarithm of the value."""
         return value if self.linear else log(value)
 
-    def value(self, fit_coordinate: float) -> float:
-        """Return the value at a coordinate."""
+    def value_at(self, fit_coordinate: float) -> float:
+        """Return the parameter's value for a coordinate of the fit."""
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
     def interval_over_tolerance(self, half_width: float) -> float:
-        """Return the half width of the parameter's 95 % interval over the tolerance: above 1 it is not determined."""
+        """Return the half width of a 95 % interval over the tolerance; above 1 the parameter is undetermined."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
 
-    def determined(self, low: float, high: float) -> bool:
-        """Return True if measurements with this 95 % interval determine the parameter."""
+    def is_determined_by(self, low: float, high: float) -> bool:
+        """Return True if a 95 % interval from `low` to `high` determines the parameter."""
         if not self.linear and low <= 0:
             return False
         return self.interval_over_tolerance((self.fit_coordinate(high) - self.fit_coordinate(low)) / 2) <= 1
 
 
 def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
-    """Return the calibration with these values, in one copy: a fit makes thousands of calibrations."""
+    """Return one copy of the calibration with these values by name; a fit creates thousands of calibrations."""
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
-    rate = replace(calibration.rate(dtype), **rates)
-    return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)  # type: ignore[arg-type]
+    rate = replace(calibration.require_rate(dtype), **rates)
+    all_rates = MappingProxyType({**calibration.rates, dtype: rate})
+    return replace(calibration, rates=all_rates, **own)  # type: ignore[arg-type]
 
 
 PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (
@@ -79,71 +81,80 @@ PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (
     frozenset({"plan"}),
 )
 TILE_KINDS = frozenset({"tile", "inside"})
-OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # kinds of observations of fmm's own kernel
+OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # kinds of observations with fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
-# A new term of the formula is a new row here.
-PARAMETERS = (
-    Parameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
-    Parameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
-    Parameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
-    Parameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
-    Parameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
-    Parameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
-    Parameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
-    Parameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
-    Parameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
-    Parameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
-    Parameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    Parameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
-    # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
-    Parameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
-    # `parts` stays at its start without a measured plan for complex numbers.
-    Parameter("parts", "", 0.1, 2.0, PLAN_KINDS),
-    Parameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # 0 if undetermined: `small` may explain all
-    Parameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),  # below 0: sums and products slow each other down
-    Parameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    Parameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    Parameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    # The parameters of fmm's own kernel are fitted last: its times say nothing about the vendor's.
-    Parameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
-    # At 0 plans with a kernel that reads unaligned rows are not chosen.
-    Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
-    Parameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
-    Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
+# A new term of the model's formula needs a new row in this table.
+FIT_PARAMETERS = (
+    FitParameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
+    FitParameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
+    FitParameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
+    FitParameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
+    FitParameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
+    FitParameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
+    FitParameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
+    FitParameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
+    FitParameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
+    FitParameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
+    FitParameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
+    # `scalar` is at most 1: access to single numbers is no faster, and few plans separate its effect from `ragged`.
+    FitParameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
+    # `parts` keeps its starting value if no plan for complex numbers was timed.
+    FitParameter("parts", "", 0.1, 2.0, PLAN_KINDS),
+    FitParameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    # 0 if undetermined: `small` may explain the same times
+    FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),
+    FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
+    # below 0 if sums and products slow each other down
+    FitParameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),
+    FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    FitParameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    # The parameters of fmm's own kernel are fitted last: the kernel's times do not depend on the vendor's parameters.
+    FitParameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
+    # With a `rate.tiled_odd` of 0, no plan with unaligned rows for fmm's own kernel is chosen.
+    FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
+    FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
+    FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# The parameters of a leaf with a rate of its own, fitted alone; fixed ones keep the datasheet's value.
-LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
-PARAMETERS_BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
-START_OF_OWN_KERNEL = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
-# The tile side is chosen among a few sides, since the predicted time is a step function of it.
-TILE_PARAMETER = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
-GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
-CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # parameters of a CPU that runs several products at a time
-CPU_ONLY = frozenset({"parts"})  # only a CPU reads every second number more slowly
+# The parameters of a leaf with its own rate. Their fit varies no other parameters, and fixes undetermined ones at the
+# datasheet's value.
+LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5])
+FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
+OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
+# The fit tries a few tile sides, since the predicted time is a step function of the tile side.
+TILE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
+GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
+CONCURRENT_PARAMETER_NAMES = frozenset(
+    {"idle", "spin", "apart"}
+)  # parameters of CPUs that run several products at a time
+CPU_PARAMETER_NAMES = frozenset({"parts"})  # only CPUs read every second number more slowly than all numbers
 
 
-def exists_on(parameter: Parameter, start: Calibration) -> bool:
-    """Return True if the parameter has a meaning on this kind of device."""
+def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
+    """Return True if the model of this kind of device uses the parameter."""
     if start.batches:
-        return parameter.name not in CPU_ONLY | CONCURRENT_ONLY
-    return parameter.name not in GPU_ONLY and (start.lanes > 1 or parameter.name not in CONCURRENT_ONLY)
+        return parameter.name not in CPU_PARAMETER_NAMES | CONCURRENT_PARAMETER_NAMES
+    return parameter.name not in GPU_PARAMETER_NAMES and (
+        start.lanes > 1 or parameter.name not in CONCURRENT_PARAMETER_NAMES
+    )
 
 
-def is_determined(name: str, low: float, high: float) -> bool:
-    """Return True if this 95 % interval determines the parameter of this name in a config.
+def is_parameter_determined(name: str, low: float, high: float) -> bool:
+    """Return True if a config's 95 % interval from `low` to `high` determines the parameter of this name.
 
-    A name may begin with a leaf's (`f16x3.rate.flops`). A name that is not in the table counts as a factor.
+    The name may begin with a leaf's name, as in `f16x3.rate.flops`. An unknown name counts as a dimensionless factor.
     """
     own = f"rate.{name.rpartition('.rate.')[2]}"
     parameter = (
-        PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(own) or Parameter(name, "", 0.0, 1.0, frozenset())
+        FIT_PARAMETERS_BY_NAME.get(name)
+        or FIT_PARAMETERS_BY_NAME.get(own)
+        or FitParameter(name, "", 0.0, 1.0, frozenset())
     )
-    return parameter.determined(low, high)
+    return parameter.is_determined_by(low, high)
 
 
 # ---- fixed parameters
@@ -151,7 +162,7 @@ def is_determined(name: str, low: float, high: float) -> bool:
 
 @dataclass(frozen=True)
 class FixedParameter:
-    """A parameter that was not fitted, its value, and the source of the value."""
+    """A parameter that the fit fixed, with its value and the source of the value."""
 
     name: str
     value: float
@@ -164,29 +175,29 @@ NEUTRAL_SOURCE, BUILT_IN_PARAMETER_SOURCE, UNDETERMINED_SOURCE = "neutral", "bui
 def fixed_parameters(
     intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
 ) -> Iterator[FixedParameter]:
-    """Yield the fixed parameters; none for a model that was not fitted.
+    """Yield the fixed parameters of a fitted model; nothing for a model without intervals.
 
-    `guess` is the datasheet's model of a GPU, None for a CPU.
+    `guess` is the calibration from a GPU's datasheet; None for a CPU.
     """
-    determined = {name for name, ends in intervals.items() if is_determined(name, *ends)}
-    for p in PARAMETERS if intervals else ():
-        if p.name in determined or not exists_on(p, fitted):
+    determined = {name for name, ends in intervals.items() if is_parameter_determined(name, *ends)}
+    for p in FIT_PARAMETERS if intervals else ():
+        if p.name in determined or not is_used_on_device(p, fitted):
             continue
-        if p.informed_by & OWN_KERNEL_KINDS and not fitted.rate(dtype).tiled > 0:
-            continue  # fmm's own kernel was not measured
-        if p.name in CPU_ONLY and not DTYPES[dtype].is_complex:
+        if p.informed_by & OWN_KERNEL_KINDS and not fitted.require_rate(dtype).tiled > 0:
+            continue  # fmm's own kernel was not timed
+        if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue
-        value = p.get(fitted, dtype)
-        yield FixedParameter(p.name, value, _source(p, value, dtype, guess, fitted.batches))
+        value = p.value_in(fitted, dtype)
+        yield FixedParameter(p.name, value, _value_source(p, value, dtype, guess, fitted.batches))
 
 
-def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
+def _value_source(p: FitParameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
     """Return the source of a fixed parameter's value."""
     if value == p.neutral:
         return NEUTRAL_SOURCE
-    start = guess if gpu else cpu_calibration(1)  # only its rates depend on the number of threads
-    with suppress(ValueError):  # the calibration has no rate of this type
-        if start is not None and p.get(start, dtype) == value:
+    start = guess if gpu else cpu_calibration(1)  # only the rates depend on the number of threads
+    with suppress(ValueError):  # the calibration has no rate of this element type
+        if start is not None and p.value_in(start, dtype) == value:
             return f"datasheet of the {start.name}" if gpu else BUILT_IN_PARAMETER_SOURCE
     return UNDETERMINED_SOURCE
 
@@ -228,23 +239,23 @@ PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def meaning_of_parameter(name: str) -> str:
-    """Return the meaning of a parameter; a config may name a parameter that the model no longer has."""
+def parameter_meaning(name: str) -> str:
+    """Return the meaning of a parameter; a default text for a parameter of another version of fmm."""
     return PARAMETER_MEANINGS.get(name, "unknown to this version")
 
 
-def unit_of(name: str) -> str:
-    """Return the unit of a parameter; empty for factors and shares."""
-    found = TILE_PARAMETER if name == TILE_PARAMETER.name else PARAMETERS_BY_NAME.get(name)
+def parameter_unit(name: str) -> str:
+    """Return the unit of a parameter; empty for dimensionless factors and shares."""
+    found = TILE_PARAMETER if name == TILE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 
 
 UNIT_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that may have an SI prefix
+PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that are printed with an SI prefix
 
 
-def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:
-    """Return values as text with a common unit prefix, and the prefixed unit: `17.4` and `Gbytes/s`."""
+def text_with_unit_prefix(unit: str, *values: float) -> tuple[list[str], str]:
+    """Return the values as text with a common SI prefix, and the prefixed unit, for example `17.4` and `Gbytes/s`."""
     if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit
     least = UNIT_PREFIXES[-1] if max(values) else (1.0, "")

@@ -1,8 +1,8 @@
-"""The uncertainty of a fit: calibrations sampled from the fit's covariance.
+"""Sample calibrations from the covariance of a fit, to compute 95 % intervals of derived quantities.
 
-Each parameter is in its 95 % interval in 95 % of the samples, and correlated parameters move together. Not included:
-fixed parameters, differences between cards of one kind, and the dependence of fmm's own kernel on the vendor's
-parameters.
+In 95 % of the samples a parameter is inside its 95 % interval, and correlated parameters vary together. The samples do
+not vary fixed parameters. They also neglect differences between cards of one model, and the dependence of fmm's own
+kernel on the vendor's parameters.
 """
 
 from __future__ import annotations
@@ -16,80 +16,83 @@ import numpy as np
 
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.fit.model import LeastSquares, Observation
-from fmm.tuner.fit.parameters import LEAF_RATE_PARAMETERS, PARAMETERS, PARAMETERS_BY_NAME, with_parameters
+from fmm.tuner.fit.parameters import FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, LEAF_RATE_PARAMETERS, with_parameters
 
-SAMPLE_COUNT = 399
-SLOW_SAMPLE_COUNT = 39  # number of samples for quantities that take long to compute
-INTERVAL_DEVIATIONS = 1.96  # standard deviations on either side of a 95 % interval
+SAMPLE_COUNT = 399  # number of sampled calibrations
+SLOW_SAMPLE_COUNT = 39  # number of sampled calibrations for quantities that take long to compute
+STANDARD_DEVIATIONS_95 = 1.96  # half of a 95 % interval, in standard deviations
 
 
 def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
-    """Return sampled calibrations, the same for the same arguments; none if no parameter is determined."""
-    determined = {name for name, (low, high) in intervals.items() if _is_determined(name, low, high)}
-    groups = list(_groups(calibration, dtype, determined, observed))
+    """Return sampled calibrations, equal for equal arguments; an empty tuple if no parameter is determined."""
+    determined = {name for name, (low, high) in intervals.items() if _is_sampled_parameter(name, low, high)}
+    groups = list(_parameter_groups(calibration, dtype, determined, observed))
     random = np.random.default_rng(0)
     samples = []
     for _ in range(SAMPLE_COUNT if groups else 0):
         sample = calibration
         for group in groups:
-            sample = group.draw(sample, random)
+            sample = group.sample_calibration(sample, random)
         samples.append(sample)
     return tuple(samples)
 
 
-def _is_determined(name: str, low: float, high: float) -> bool:
-    """Return True if the interval determines the parameter; its name may begin with a leaf's."""
-    parameter = PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
-    return parameter is not None and parameter.determined(low, high)
+def _is_sampled_parameter(name: str, low: float, high: float) -> bool:
+    """Return True if the 95 % interval determines the parameter of this name, which may begin with a leaf's name."""
+    parameter = FIT_PARAMETERS_BY_NAME.get(name) or FIT_PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
+    return parameter is not None and parameter.is_determined_by(low, high)
 
 
 @dataclass(frozen=True)
 class _ParameterGroup:
-    """Parameters that are fitted together; `directions` are independent displacements, one standard deviation long."""
+    """Parameters that are fitted together, and their covariance.
+
+    Each row of `directions` is an independent displacement of the parameters by one standard deviation.
+    """
 
     problem: LeastSquares
     dtype: str
-    x: Any  # the fitted parameters, in the coordinates of the fit
+    x: Any  # fitted parameters as coordinates of the fit
     directions: Any
 
-    def draw(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
-        """Return the calibration with a random sample of these parameters."""
+    def sample_calibration(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
+        """Return the calibration with random values of the group's parameters."""
         x = self.x + random.standard_normal(len(self.directions)) @ self.directions
-        values = self.problem.values_at(x)
+        values = self.problem.parameters_at(x)
         within = {p.name: min(max(values[p.name], p.low), p.high) for p in self.problem.free}
         return with_parameters(calibration, self.dtype, within)
 
 
-def _groups(
+def _parameter_groups(
     calibration: Calibration, dtype: str, determined: Collection[str], observed: Sequence[Observation]
 ) -> Iterator[_ParameterGroup]:
-    """Yield the groups as they are fitted: vendor and sums, fmm's own kernel, each leaf with its own rate."""
-    vendor = [o for o in observed if o.by_vendor]
+    """Yield the groups of parameters that are fitted together: vendor and sums, fmm's own kernel, each other leaf."""
+    vendor = [o for o in observed if o.has_vendor_leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     for own in (vendor, tiled):
-        kinds = {o.kind for o in own}
-        free = [p for p in PARAMETERS if p.name in determined and kinds & p.informed_by]
+        kinds = {o.run_kind for o in own}
+        free = [p for p in FIT_PARAMETERS if p.name in determined and kinds & p.informed_by]
         if free:
-            yield _fit_group(LeastSquares(calibration, dtype, own, free), dtype)
+            yield _group_from_problem(LeastSquares(calibration, dtype, own, free), dtype)
     for name in sorted(calibration.rates.keys() - {dtype}):
         own = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
         free = [p for p in LEAF_RATE_PARAMETERS if f"{name}.{p.name}" in determined]
         if own and free:
-            yield _fit_group(LeastSquares(calibration, name, own, free), name)
+            yield _group_from_problem(LeastSquares(calibration, name, own, free), name)
 
 
-def _fit_group(problem: LeastSquares, dtype: str) -> _ParameterGroup:
-    solution = problem.solve(1)  # the problem's Jacobian at the end of the fit
-    # An orthogonal transformation of the directions has the same covariance; the signs make the result unique.
+def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
+    solution = problem.solve(1)  # one evaluation returns the Jacobian at the fitted parameters
+    # Orthogonally transformed directions have the same covariance. Fixed signs make the samples reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
-    return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / INTERVAL_DEVIATIONS)
+    return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)
 
 
 def central_interval_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the central 95 % interval of samples; None counts as infinite."""
+    """Return the central 95 % interval of sampled values; None counts as infinity."""
     ordered = sorted(values, key=lambda x: inf if x is None else x)
     beyond = max(int(0.025 * (len(values) + 1)) - 1, 0)
     return ordered[beyond], ordered[-1 - beyond]

@@ -1,1 +1,1 @@
-"""The report: what a config and its trials say, as one page with a table, pictures and what they mean."""
+"""Write the report of `fmm-tune report`: an HTML page with tables and figures of a config and its trials."""

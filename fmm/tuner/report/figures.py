@@ -1,4 +1,4 @@
-"""The base of all figures: colours, sizes, labels that do not overlap, and files."""
+"""Helpers of all figures in the report: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 
 # Okabe and Ito's colours for colour-blind readers.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
-POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # marks that differ in grey prints and at overlapping points
-GREY, PALE, LIGHT = "#999999", "#d0c8b8", "#eeeeee"
+PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
+POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Matplotlib markers, one for each plan or type of a figure
+GREY, BEIGE, LIGHT_GREY = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -35,64 +35,69 @@ FIGURE_STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # fixed, so that equal figures are equal files
+    "svg.hashsalt": "fmm",  # a fixed salt: equal figures are written as equal files
 }
-MAX_TICKS = 6
-DOTS_PER_INCH = 150  # dots per inch of a PNG file
-LEGEND_ROW_INCHES = 0.165  # inches of a legend's row
-LEGEND_ROW_LETTERS = 72  # letters of a legend's row
-DETAIL_SIZE = (5.2, 3.4)  # inches; two figures share a row on a screen
-TEXT_LINE_HEIGHT = 0.045  # height of a line of small text, as a share of the figure's
-LABEL_LETTERS = 32  # letters of a label's line beside the axes
+MAX_TICKS = 6  # largest number of ticks on a logarithmic axis
+DOTS_PER_INCH = 150  # resolution of PNG files
+LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
+MAX_LEGEND_ROW_LETTERS = 72  # letters that fit in a row of a legend
+DETAIL_FIGURE_INCHES = (5.2, 3.4)  # width and height of a figure, in inches; two figures share a row on a screen
+TEXT_LINE_HEIGHT = 0.045  # height of a line of small text, as a share of the figure's height
+MAX_LABEL_LETTERS = 32  # letters in a line of a label beside the axes
 
 
-def new_figure(width: float = DETAIL_SIZE[0], height: float = DETAIL_SIZE[1], columns: int = 1) -> tuple[Any, Any]:
-    """Return a figure and its axes."""
+def new_figure(
+    width: float = DETAIL_FIGURE_INCHES[0], height: float = DETAIL_FIGURE_INCHES[1], columns: int = 1
+) -> tuple[Any, Any]:
+    """Return a new Matplotlib figure and its axes; an array of axes if `columns` is larger than 1."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(1, columns)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
 
 
-def legend_name(plan: Plan) -> str:
-    """Return a plan's text without the vendor as leaf and the padding that almost all plans share."""
+def plan_legend_name(plan: Plan) -> str:
+    """Return a plan's text for legends, without ` > vendor`, `.batched.pad16` and `.pad16`."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
-def legend_below(made: Any, *parts: Any) -> None:
-    """Add the legend below the axes, in two columns if the names are short, and enlarge the figure by its height."""
+def add_legend_below(figure: Any, *parts: Any) -> None:
+    """Add the legend of these axes below them, and enlarge the figure by the legend's height.
+
+    The legend has two columns if all names are short.
+    """
     handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
-    columns = 2 if 2 * max(map(len, names), default=0) < LEGEND_ROW_LETTERS else 1
-    made.set_figheight(made.get_figheight() + LEGEND_ROW_INCHES * -(-len(names) // columns))
-    made.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
+    columns = 2 if 2 * max(map(len, names), default=0) < MAX_LEGEND_ROW_LETTERS else 1
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * -(-len(names) // columns))
+    figure.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
 
 
-def save_figure(made: Any, stem: Path) -> tuple[list[Path], str]:
+def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     """Write a figure as PNG and SVG; return the paths and the SVG's text.
 
-    The canvases are used directly: `savefig` draws everything twice and repeats the layout for each file.
+    `Figure.savefig` would draw the figure twice and compute its layout again for each file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
-    made.set_dpi(DOTS_PER_INCH)
+    figure.set_dpi(DOTS_PER_INCH)
     pixels = io.BytesIO()
-    FigureCanvasAgg(made).print_png(pixels)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
-    made.set_layout_engine("none")  # the figure is not changed
-    text = svg_text(made, stem.name)
+    figure.set_layout_engine("none")  # the SVG keeps the layout that the PNG has
+    text = svg_text(figure, stem.name)
     write_file(svg, text)
     return [png, svg], text
 
 
-def svg_text(made: Any, salt: str) -> str:
-    """Return the figure as SVG with ids that are unique on the page."""
+def svg_text(figure: Any, salt: str) -> str:
+    """Return the figure as SVG text; the prefix `salt` makes its element ids unique on the HTML page."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.StringIO()
     with rc_context({"svg.hashsalt": salt}):
-        FigureCanvasSVG(made).print_svg(out, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     text = out.getvalue()
     return (
         text[text.index("<svg") :]
@@ -102,19 +107,19 @@ def svg_text(made: Any, salt: str) -> str:
     )
 
 
-def label_at_right(
+def add_labels_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add labels in a column at the right, ordered by height, each with a line to its point."""
+    """Add labels (x, y, text) in a column at the right of the axes, each with a line to its point (x, y)."""
     if not points:
         return
-    axes.autoscale_view()  # the limits are needed now
+    axes.autoscale_view()  # the transformation below needs the final limits of the axes
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
     names = [
-        "\n".join(wrap(name, LABEL_LETTERS, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered
+        "\n".join(wrap(name, MAX_LABEL_LETTERS, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered
     ]
     heights = axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1]
-    places = _spread(heights, [1 + name.count("\n") for name in names])
+    places = _spread_label_heights(heights, [1 + name.count("\n") for name in names])
     for (x, y, plain), name, height in zip(ordered, names, places, strict=True):
         look = {"color": colours.get(plain, GREY), "linewidth": 1.2 if plain in colours else 0.5}
         line = {"arrowstyle": "-", "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5), **look}
@@ -122,8 +127,8 @@ def label_at_right(
         axes.annotate(name, (x, y), arrowprops=line, **where)
 
 
-def _spread(heights: Any, lines: Sequence[int]) -> Any:
-    """Return label positions from 0 to 1, moved apart so that the lines of text do not overlap."""
+def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
+    """Return heights from 0 to 1 for labels with this many lines of text, moved apart until no labels overlap."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
     steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
@@ -131,8 +136,8 @@ def _spread(heights: Any, lines: Sequence[int]) -> Any:
     return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps
 
 
-def set_side_ticks(axes: Any, most: int = MAX_TICKS) -> None:
-    """Set ticks at powers of two on logarithmic axes of sides, at most `most` so that none overlap."""
+def set_power_of_two_ticks(axes: Any, most: int = MAX_TICKS) -> None:
+    """Set at most `most` ticks, at powers of two, on each logarithmic axis."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,4 +1,4 @@
-"""The map of one type: the model's choice by m = n and k, and the fastest measured plans."""
+"""Draw the plan map of one element type: the model's choice over m = n and k, and the fastest measured plans."""
 
 from __future__ import annotations
 
@@ -9,76 +9,82 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
-from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.figures import (
+    BEIGE,
     BLACK,
-    LIGHT,
-    PALE,
+    LIGHT_GREY,
     PLAN_COLOURS,
-    legend_below,
-    legend_name,
+    add_legend_below,
     new_figure,
-    set_side_ticks,
+    plan_legend_name,
+    set_power_of_two_ticks,
 )
+from fmm.tuner.report.type_report import TypeReport
 
-MAX_SIDE_RATIO = 2.0  # the largest ratio of m and n of a point on the map
+MAX_SIDE_RATIO = 2.0  # the plan map shows measured shapes with m / n between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
 
 
-def draw_plan_map(case: TypeCase) -> Any:
-    """Return the map: areas are the model's choice for m x k by k x m, points the fastest measured plan of a shape."""
+def draw_plan_map(report: TypeReport) -> Any:
+    """Return the figure of the plan map.
+
+    An area shows the plan that the model chooses for m x k by k x m products. A point shows the fastest measured plan.
+    """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    made, axes = new_figure()
-    sides, chosen = case.map
+    figure, axes = new_figure()
+    sides, chosen = report.plan_map
     met = Counter(chosen.values())
-    coloured = _plan_colours(met)
+    coloured = _area_colours(met)
     plans = list(coloured)
     every = range(len(sides))
-    index = np.array([[plans.index(_plan_if_coloured(chosen[i, j], coloured)) for i in every] for j in every])
+    index = np.array([[plans.index(_coloured_plan_or_none(chosen[i, j], coloured)) for i in every] for j in every])
     cells = ListedColormap(list(coloured.values())), BoundaryNorm(np.arange(len(plans) + 1) - 0.5, len(plans))
     axes.pcolormesh(sides, sides, index, cmap=cells[0], norm=cells[1], shading="nearest", rasterized=True)
     for plan, colour in coloured.items():
-        name = f"{len(met.keys() - coloured.keys())} other plans" if plan is None else legend_name(plan)
+        name = f"{len(met.keys() - coloured.keys())} other plans" if plan is None else plan_legend_name(plan)
         axes.plot([], [], "s", ms=8, color=colour, label=name)
-    best = {p: plan for p, plan in fastest_measured(case).items() if 1 / MAX_SIDE_RATIO < p.m / p.n < MAX_SIDE_RATIO}
-    points = _points_coloured(Counter(best.values()), coloured)
+    best = {
+        p: plan for p, plan in fastest_measured_plans(report).items() if 1 / MAX_SIDE_RATIO < p.m / p.n < MAX_SIDE_RATIO
+    }
+    points = _point_colours(Counter(best.values()), coloured)
     for problem, plan in best.items():
         where = (problem.m * problem.n) ** 0.5, problem.k
         axes.plot(*where, "o", ms=5, mfc=points.get(plan, coloured.get(plan, "white")), mec=BLACK, mew=0.7)
     for plan, colour in points.items():
-        axes.plot([], [], "o", ms=5, mfc=colour, mec=BLACK, mew=0.7, label=f"measured: {legend_name(plan)}")
+        axes.plot([], [], "o", ms=5, mfc=colour, mec=BLACK, mew=0.7, label=f"measured: {plan_legend_name(plan)}")
     if set(best.values()) - points.keys() - coloured.keys():
         axes.plot([], [], "o", ms=5, mfc="white", mec=BLACK, mew=0.7, label="measured: another plan")
     axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
     axes.set_title("The fastest plan: predicted and measured")
-    legend_below(made, axes)
-    set_side_ticks(axes)
-    return made
+    add_legend_below(figure, axes)
+    set_power_of_two_ticks(axes)
+    return figure
 
 
-def fastest_measured(case: TypeCase) -> dict[Problem, Plan]:
-    """Return the fastest measured plan of every shape, the vendor if no plan beat it."""
+def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
+    """Return the fastest measured plan of each problem: the vendor's product if no other plan was faster."""
     found: dict[Problem, tuple[float, Plan]] = {}
-    for problem, plan, speedup, *_ in case.speedups:
+    for problem, plan, speedup, *_ in report.measured_speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
     return {problem: plan for problem, (_, plan) in found.items()}
 
 
-def _plan_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
-    """Return the colours of the plans with the largest areas; None is all others."""
+def _area_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
+    """Return the colours of the plans with the largest areas; the key None has the colour of all other plans."""
     often = [plan for plan, _ in met.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
-    known: dict[Plan | None, str] = {VENDOR: LIGHT}
+    known: dict[Plan | None, str] = {VENDOR: LIGHT_GREY}
     known.update(zip(own, PLAN_COLOURS, strict=False))
-    return known | ({None: PALE} if len(often) > len(own) else {})
+    return known | ({None: BEIGE} if len(often) > len(own) else {})
 
 
-def _points_coloured(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Return colours for plans that were measured as the fastest but have no area."""
+def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
+    """Return the colours of plans that are fastest at measured points but have no area on the map."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))
 
 
-def _plan_if_coloured(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
+def _coloured_plan_or_none(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
+    """Return the plan if its area has a colour, else None."""
     return plan if plan in coloured else None

@@ -1,4 +1,4 @@
-"""The overview of the report: speedups by type and side, measured or predicted, as rows and as one figure."""
+"""Compute and draw the report's overview: measured or predicted speedups of square products, by type and side."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.model_in_use import (
-    ODD_SIDE_GAIN,
+    MIN_ODD_SIDE_GAIN,
     ODD_SIDES,
     UNTIMED_REASON,
+    default_skip_reason,
     first_gaining_side,
     gaining_odd_sides,
-    skip_reason,
 )
 from fmm.tuner.findings.summary import vendor_name
-from fmm.tuner.report.case import SHOWN_SIDE_RATIO, TypeCase
 from fmm.tuner.report.figures import (
     BLACK,
     GREY,
     PLAN_COLOURS,
     POINT_MARKERS,
-    label_at_right,
+    add_labels_at_right,
     new_figure,
-    set_side_ticks,
+    set_power_of_two_ticks,
 )
+from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
-TABLE_SIDES = tuple(1024 << i for i in range(7))
+TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
+# The origin of a speedup, in SideSpeedup.kind. VENDOR_BASIS: fmm.matmul calls the vendor, and the speedup is about 1.
 MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
-BEYOND_BASIS = "beyond"  # predicted beyond SHOWN_SIDE_RATIO times the largest measured side
+EXTRAPOLATED_BASIS = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
-class Gain:
-    """The speedup on squares of a side: measured with its interval, predicted, or 1 where the vendor multiplies."""
+class SideSpeedup:
+    """The speedup of fmm over the vendor for square products of one side, with its 95 % interval if measured."""
 
     dtype: str
     side: int
@@ -50,195 +51,209 @@ class Gain:
     error_growth: float
     workspace: int
     op: Operation = "product"
-    untried: float = 0.0  # the predicted speedup of a plan that was not tried, if clearly larger
-    beside: int = 0  # difference between `side` and the side of the column that shows the gain: 1 for odd sides
+    untried: float = 0.0  # predicted speedup of a plan that was not timed, if clearly larger than the measured one
+    beside: int = 0  # `side` minus the side of the table column that shows the speedup: 1 for odd sides
 
 
-def shown_gains(cases: Sequence[TypeCase]) -> list[Gain]:
-    """Return the speedups of all types on the shown sides: products, and measured triangles (gram)."""
-    found: list[Gain] = []
-    for case in cases:
-        products, grams = ([g for side in TABLE_SIDES if (g := at(case, side))] for at in (gain_at, gram_gain_at))
-        beyond = [] if product_gains(products, case.dtype) else gains_beyond(case, products)
-        found += [*products, *beyond, *odd_side_gains(case), *grams]
+def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
+    """Return the speedups of all types for the sides of the table: of products, and of measured gram products."""
+    found: list[SideSpeedup] = []
+    for report in reports:
+        products, grams = (
+            [g for side in TABLE_SIDES if (g := at(report, side))] for at in (speedup_at_side, gram_speedup_at_side)
+        )
+        beyond = [] if product_speedups(products, report.dtype) else first_extrapolated_speedups(report, products)
+        found += [*products, *beyond, *odd_side_speedups(report), *grams]
     return found
 
 
-def product_gains(gains: Sequence[Gain], dtype: str) -> list[Gain]:
-    """Return the speedups of a type on round sides where a plan multiplies."""
+def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
+    """Return the speedups of a type's products on even sides, without sides where the vendor multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
     return [gain for gain in own if gain.kind != VENDOR_BASIS]
 
 
-def odd_side_gains(case: TypeCase) -> list[Gain]:
-    """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
+def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
+    """Return the speedups on odd sides 1025, 2049, ..., if the vendor is slow for odd sides of this type."""
     if (
-        case.tuned.trusted is None
-        or not case.choosing_model.batches
-        or not gaining_odd_sides(case.choosing_model, case.dtype)
+        report.tuned.trusted is None
+        or not report.choice_calibration.batches
+        or not gaining_odd_sides(report.choice_calibration, report.dtype)
     ):
         return []
-    found = (gain_at(case, side + 1) for side in TABLE_SIDES if side + 1 in ODD_SIDES)
+    found = (speedup_at_side(report, side + 1) for side in TABLE_SIDES if side + 1 in ODD_SIDES)
     return [replace(gain, beside=1) for gain in found if gain]
 
 
-def gains_beyond(case: TypeCase, shown: Sequence[Gain]) -> list[Gain]:
-    """Return the first two sides that gain, for a type that gains only beyond all measured sides."""
-    if case.tuned.trusted is None:
+def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
+    """Return the speedups of the two smallest table sides above all shown sides where the model predicts a gain."""
+    if report.tuned.trusted is None:
         return []
     last = max((gain.side for gain in shown), default=0)
-    found = [(side, case.choice(side, side, side)) for side in TABLE_SIDES if side > last]
+    found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_gain(case, side, BEYOND_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [_side_speedup(report, side, EXTRAPOLATED_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
-def gram_gain_at(case: TypeCase, side: int) -> Gain | None:
-    """Return the speedup of a matrix times its adjoint by a trusted entry."""
-    known = case.tuned.entry((side, side, side), op="gram")
+def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
+    """Return the certified speedup of a matrix times its adjoint (gram); None without a trusted entry."""
+    known = report.tuned.entry((side, side, side), op="gram")
     if known is None:
         return None
     entry, plan = known
     kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
-    return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
+    return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
-def gain_at(case: TypeCase, side: int) -> Gain | None:
-    """Return the entry of a square if fmm.matmul uses it, else the model's choice; None beyond the timed sides."""
-    known = case.tuned.entry((side, side, side))
-    if known is None and (side > SHOWN_SIDE_RATIO * case.largest or case.tuned.trusted is None):
+def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
+    """Return the speedup for square products of a side; None if the side is far above the timed sides.
+
+    The speedup is that of the certified entry if fmm.matmul uses the entry, and else of the model's choice.
+    """
+    known = report.tuned.entry((side, side, side))
+    if known is None and (side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted is None):
         return None
-    best = case.choice(side, side, side)
+    best = report.model_choice(side, side, side)
     predicted = 1 / best.time
-    if known is None or skip_reason(case.used, known[0]) == UNTIMED_REASON:
+    if known is None or default_skip_reason(report.used, known[0]) == UNTIMED_REASON:
         kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
-        return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
+        return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
     kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
-    more = predicted if case.tuned.trusted is not None and predicted > ODD_SIDE_GAIN * entry.high else 0.0
-    return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
+    more = predicted if report.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
+    return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 
-def _gain(
-    case: TypeCase,
+def _side_speedup(
+    report: TypeReport,
     side: int,
     kind: str,
     plan: Plan,
     speedup: tuple[float, float, float],
     op: Operation = "product",
     untried: float = 0.0,
-) -> Gain:
-    problem = Problem(side, side, side, case.dtype, op=op)
+) -> SideSpeedup:
+    """Return the speedup with its plan's error growth and workspace; `speedup` has the value and its interval."""
+    problem = Problem(side, side, side, report.dtype, op=op)
     needed = workspace(plan, *problem.size, problem.itemsize, op=op)
-    growth = expected_error_growth(plan, case.dtype, not case.calibration.batches)
-    return Gain(case.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
+    growth = expected_error_growth(plan, report.dtype, not report.calibration.batches)
+    return SideSpeedup(report.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
 
 
-def gains_frame(gains: Sequence[Gain]) -> Any:
-    """Return the speedups as a pandas DataFrame."""
+def speedups_frame(gains: Sequence[SideSpeedup]) -> Any:
+    """Return the speedups as a pandas DataFrame, one row each."""
     import pandas
 
-    return pandas.DataFrame([vars(gain) for gain in gains], columns=list(Gain.__dataclass_fields__))
+    return pandas.DataFrame([vars(gain) for gain in gains], columns=list(SideSpeedup.__dataclass_fields__))
 
 
-def vendor_name_of(cases: Sequence[TypeCase]) -> str:
-    """Return the vendor's name."""
-    return vendor_name(cases[0].calibration) if cases else "the vendor"
+def reported_vendor_name(reports: Sequence[TypeReport]) -> str:
+    """Return the name of the vendor's library, such as OpenBLAS, from the first report."""
+    return vendor_name(reports[0].calibration) if reports else "the vendor"
 
 
-def largest_timed(cases: Sequence[TypeCase]) -> str:
-    """Return the largest timed sides by type: `12800 (float32), 30144 (bfloat16, tf32)`."""
+def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
+    """Return the largest timed sides with their types as text: `12800 (float32), 30144 (bfloat16, tf32)`."""
     found: dict[int, list[str]] = {}
-    for case in cases:
-        if case.largest:
-            found.setdefault(round(case.largest), []).append(case.dtype)
+    for report in reports:
+        if report.largest_cube_side:
+            found.setdefault(round(report.largest_cube_side), []).append(report.dtype)
     return ", ".join(f"{side} ({', '.join(types)})" for side, types in sorted(found.items()))
 
 
-def crossover_side(case: TypeCase) -> int | None:
-    """Return the side from which the model gains; None if it never does or is rejected."""
-    return first_gaining_side(case.choosing_model, case.dtype) if case.tuned.trusted is not None else None
+def crossover_side(report: TypeReport) -> int | None:
+    """Return the smallest square side for which the model predicts a gain; None without gains or a trusted tuning."""
+    return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
 
 
-SCREEN_SIZE, PHONE_SIZE = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
 )
 
 
-def draw_all_types(cases: Sequence[TypeCase], gains: Sequence[Gain], size: tuple[float, float] = SCREEN_SIZE) -> Any:
-    """Return the figure of all types: the model's choice as lines, certified entries as points."""
-    made, axes = new_figure(*size)
+def draw_speedups_of_types(
+    reports: Sequence[TypeReport], gains: Sequence[SideSpeedup], size: tuple[float, float] = SCREEN_FIGURE_INCHES
+) -> Any:
+    """Return the figure of speedup over side for all types: lines of the model, points of certified entries."""
+    figure, axes = new_figure(*size)
     ends, colours = [], {}
-    for i, case in enumerate(cases):
+    for i, report in enumerate(reports):
         colour, shape = PLAN_COLOURS[i % len(PLAN_COLOURS)], POINT_MARKERS[i % len(POINT_MARKERS)]
-        colours[case.dtype] = colour
-        own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product" and not gain.beside]
-        known, beyond = speedup_curves(case, own)
+        colours[report.dtype] = colour
+        own = [gain for gain in gains if gain.dtype == report.dtype and gain.op == "product" and not gain.beside]
+        known, beyond = speedup_curves(report, own)
         if known:
             axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.6)
             joined = [*known[-1:], *beyond]
             axes.plot(*zip(*joined, strict=True), color=colour, linewidth=1.6, linestyle=(0, (2, 1.5)))
-            ends.append((*joined[-1], case.dtype))
-        points = [(e.size[0], e) for e in certified_squares(case)]
+            ends.append((*joined[-1], report.dtype))
+        points = [(e.size[0], e) for e in certified_square_entries(report)]
         if points:
             x, y = [side for side, _ in points], [e.speedup for _, e in points]
             spread = [e.speedup - e.low for _, e in points], [e.high - e.speedup for _, e in points]
             axes.errorbar(x, y, spread, fmt=shape, color=colour, markersize=4, elinewidth=0.8)
         if not known and own:
-            ends.append((own[-1].side, own[-1].speedup, case.dtype))
+            ends.append((own[-1].side, own[-1].speedup, report.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"speedup over {vendor_name_of(cases)}")
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"speedup over {reported_vendor_name(reports)}")
     axes.set_title("Speedup by size", color=GREY if not gains else BLACK)
-    label_at_right(axes, ends, colours)
-    set_side_ticks(axes)
-    return made
+    add_labels_at_right(axes, ends, colours)
+    set_power_of_two_ticks(axes)
+    return figure
 
 
-def all_types_caption(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> str:
-    """Return the caption of the figure of all types."""
-    none = "" if any(map(certified_squares, cases)) else " No square was certified to gain."
+def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> str:
+    """Return the caption of the figure that draw_speedups_of_types draws."""
+    none = "" if any(map(certified_square_entries, reports)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
-    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and uses_datasheet(case)]
+    assumed = [report.dtype for report in reports if report.tuned.trusted is not None and uses_datasheet_rates(report)]
     by = f" {', '.join(assumed)}: the line includes datasheet rates that no tuning measured."
-    return f"{ALL_TYPES_CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error_text(cases)}"
+    return f"{ALL_TYPES_CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error_text(reports)}"
 
 
-def uses_datasheet(case: TypeCase) -> bool:
-    """Return True if a plan of the line ends in a leaf at the datasheet's rate."""
-    assumed = {*case.used.assumed, *case.used.left_out}
-    return any(case.choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in case.curve)
+def uses_datasheet_rates(report: TypeReport) -> bool:
+    """Return True if a plan on the speedup curve has a leaf whose rate comes from the datasheet."""
+    assumed = {*report.used.assumed, *report.used.left_out}
+    return any(
+        report.model_choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in report.speedup_curve
+    )
 
 
-def model_error_text(cases: Sequence[TypeCase]) -> str:
-    """Return the error of predicted speedups on held-out shapes, as text."""
-    errors = [(case.section["error"] or {}).get("speedup") or {} for case in cases if case.tuned.trusted]
-    median, most = (_shares([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95"))
+def model_error_text(reports: Sequence[TypeReport]) -> str:
+    """Return a sentence on the error of predicted speedups for held-out shapes; empty without errors."""
+    errors = [(report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted]
+    median, most = (
+        _percent_range_text([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95")
+    )
     if not median:
         return ""
     tail = f", 95th percentile {most}" if most else ""
     return f" Error of predicted speedups on held-out shapes: median {median}{tail}."
 
 
-def _shares(known: Sequence[float]) -> str:
-    """Return the smallest and the largest share in percent."""
+def _percent_range_text(known: Sequence[float]) -> str:
+    """Return the smallest and the largest of these shares as text in percent; empty without shares."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"
     return low if low == high else f"{low} to {high}, by type"
 
 
-def speedup_curves(case: TypeCase, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return side and speedup of the model's choice: the curve of the case, and its continuation to shown gains."""
-    if case.tuned.trusted is None:
+def speedup_curves(
+    report: TypeReport, own: Sequence[SideSpeedup]
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
+    if report.tuned.trusted is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == BEYOND_BASIS), default=0)
-    further = case.curve_to(last)[len(case.curve) :]
-    return [(float(side), gain) for side, gain in case.curve], [(float(side), gain) for side, gain in further]
+    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_BASIS), default=0)
+    further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
+    return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 
 
-def certified_squares(case: TypeCase) -> list[Entry]:
-    """Return the certified entries of square products that gain, without those for workspace=0."""
-    products = [e for e in case.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
+def certified_square_entries(report: TypeReport) -> list[Entry]:
+    """Return the verified entries of square products with a plan faster than the vendor, without lean entries."""
+    products = [e for e in report.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

@@ -1,6 +1,6 @@
-"""The report as one self-contained HTML page, from the same tables as `fmm-tune show`.
+"""Write the report as one self-contained HTML page, from the same tables as `fmm-tune show`.
 
-Nothing on the page has a fixed width, so that nothing scrolls sideways, on a phone either.
+No element of the page has a fixed width: the page does not scroll sideways, even on a phone.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
-from fmm.tuner.findings.diagnostics import is_noisy
+from fmm.tuner.findings.diagnostics import is_noisy_tuning
 from fmm.tuner.findings.summary import (
     NOISY_TEXT,
     RESUME_NOTE,
     SectionText,
-    Table,
+    TextTable,
     TypeSummary,
     make_table,
     rejected_table,
     thresholds_of_types,
     tuning_command,
 )
-from fmm.tuner.fit.parameters import is_determined, meaning_of_parameter, scaled_text, unit_of
-from fmm.tuner.report.case import TypeCase
+from fmm.tuner.fit.parameters import is_parameter_determined, parameter_meaning, parameter_unit, text_with_unit_prefix
 from fmm.tuner.report.overview import (
     MEASURED_BASIS,
     VENDOR_BASIS,
-    Gain,
+    SideSpeedup,
     all_types_caption,
     crossover_side,
-    gains_frame,
-    largest_timed,
-    product_gains,
-    vendor_name_of,
+    largest_timed_sides_text,
+    product_speedups,
+    reported_vendor_name,
+    speedups_frame,
 )
-from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.report.type_figures import caption_text
+from fmm.tuner.report.type_report import TypeReport
 
-MAX_NARROW_LETTERS, WHOLE_ROW_CLASS = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
-EARLIER_GAIN_MARK = " *"  # marks a first side below which measured squares gain too
+NARROW_CELL_LETTERS = 14  # on a phone, a cell with more letters takes a whole row
+WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that takes a whole row on a phone
+EARLIER_GAIN_MARK = " *"  # marks a crossover side below which some measured squares are faster than the vendor too
 NEXT_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
@@ -50,41 +51,47 @@ NEXT_COMMANDS = (
 )
 
 
-def report_page(
-    found: Sequence[tuple[TypeCase, Mapping[str, str]]], gains: Sequence[Gain], pictures: tuple[str, str]
+def report_html(
+    found: Sequence[tuple[TypeReport, Mapping[str, str]]], gains: Sequence[SideSpeedup], pictures: tuple[str, str]
 ) -> str:
-    """Return the page: speedups of all types as table and figure, the next commands, then each type's details."""
+    """Return the HTML page: speedups of all types, suggested commands, and details of each type.
+
+    `pictures` has the SVG texts of the overview figure for wide and for narrow screens.
+    """
     wide, narrow = pictures
-    cases = [case for case, _ in found]
-    base = vendor_name_of(cases)
-    names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
+    reports = [report for report, _ in found]
+    base = reported_vendor_name(reports)
+    names = dict.fromkeys(str((report.section["conditions"] or {}).get("device", report.device)) for report in reports)
     starts = {
-        case.dtype: crossover_text(case, crossover_side(case), product_gains(gains, case.dtype)) for case in cases
+        report.dtype: crossover_text(report, crossover_side(report), product_speedups(gains, report.dtype))
+        for report in reports
     }
-    rejected = rejected_table([TypeSummary(case.dtype, case.used) for case in cases])
-    next_table = make_table("next", ("command", "purpose"), (*NEXT_COMMANDS, *suggested_tunings(cases, gains)))
-    details = "\n".join((*_folded_tables(cases, gains), *(_type_details(case, drawn) for case, drawn in found)))
-    glossary = plan_names_table((*plans_on_page(cases, gains), *plans_in(unescape(details))))
-    return PAGE_HTML.format(
+    rejected = rejected_table([TypeSummary(report.dtype, report.used) for report in reports])
+    next_table = make_table("next", ("command", "purpose"), (*NEXT_COMMANDS, *suggested_tunings(reports, gains)))
+    details = "\n".join(
+        (*_folded_tables_html(reports, gains), *(_type_details_html(report, drawn) for report, drawn in found))
+    )
+    glossary = plan_names_table((*plan_texts_on_page(reports, gains), *find_plan_texts(unescape(details))))
+    return PAGE_TEMPLATE.format(
         title=escape(", ".join(names)),
         base=escape(base),
         style=PAGE_CSS,
-        table=gains_table(gains, base, starts, largest_timed(cases)),
+        table=speedups_html_table(gains, base, starts, largest_timed_sides_text(reports)),
         rejected=html_table(rejected) if rejected.rows else "",
         wide=wide,
         narrow=narrow,
-        caption=escape(all_types_caption(cases, gains)),
+        caption=escape(all_types_caption(reports, gains)),
         next=html_table(next_table, code=True),
-        details="\n".join((details, _folded(glossary.title, html_table(glossary, code=True)))),
+        details="\n".join((details, _folded_section_html(glossary.title, html_table(glossary, code=True)))),
     )
 
 
-def suggested_tunings(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[tuple[str, str]]:
-    """Yield the tunings that are worth repeating, and why."""
+def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[tuple[str, str]]:
+    """Yield a tuning command and its reason, for each device whose tuning should run again."""
     untried = {gain.dtype for gain in gains if gain.untried}
-    for device in dict.fromkeys(case.device for case in cases):
-        own = [case for case in cases if case.device == device]
-        unused = [case.dtype for case in own if case.tuned.diagnostics]
+    for device in dict.fromkeys(report.device for report in reports):
+        own = [report for report in reports if report.device == device]
+        unused = [report.dtype for report in own if report.tuned.diagnostics]
         partial = [c.dtype for c in own if not c.tuned.diagnostics and (c.used.left_out or c.dtype in untried)]
         if unused:
             yield tuning_command(device, unused), f"tune again on an idle machine ({RESUME_NOTE})"
@@ -95,34 +102,43 @@ def suggested_tunings(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Itera
 # ---- tables as HTML
 
 
-def html_table(table: Table, code: bool = False) -> str:
-    """Return a table whose cells also name their column, for phones; `code`: the first column is typed text."""
+def html_table(table: TextTable, code: bool = False) -> str:
+    """Return a table as HTML; with `code`, its first column has a monospaced font.
+
+    Each cell also names its column, since the page hides the head of a table on phones.
+    """
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
-    body = "".join(_html_row(table.columns, row, code) for row in table.rows)
+    body = "".join(_table_row_html(table.columns, row, code) for row in table.rows)
     note = f'<p class="key"><small>{escape(table.note)}</small></p>' if table.note else ""
     return f'<table class="numbers folded"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{note}'
 
 
-def _html_row(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
+def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
+    """Return a table row as HTML."""
     first, *cells = row
+    classes = (WHOLE_ROW_CLASS if len(cell) > NARROW_CELL_LETTERS else "" for cell in cells)
     found = "".join(
-        f'<td{WHOLE_ROW_CLASS if len(cell) > MAX_NARROW_LETTERS else ""} data-side="{escape(name)}">{escape(cell)}</td>'
-        for name, cell in zip(columns[1:], cells, strict=True)
+        f'<td{css} data-side="{escape(name)}">{escape(cell)}</td>'
+        for name, cell, css in zip(columns[1:], cells, classes, strict=True)
     )
     name = f"<code>{escape(first)}</code>" if code else escape(first)
     return f'<tr><th scope="row">{name}</th>{found}</tr>'
 
 
-def _folded(title: str, html: str) -> str:
+def _folded_section_html(title: str, html: str) -> str:
+    """Return HTML that shows the title alone until a reader opens it."""
     return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
-def gains_table(
-    gains: Sequence[Gain], base: str = "the vendor", starts: Mapping[str, str] | None = None, timed: str = ""
+def speedups_html_table(
+    gains: Sequence[SideSpeedup], base: str = "the vendor", starts: Mapping[str, str] | None = None, timed: str = ""
 ) -> str:
-    """Return the speedups as types by sides; `starts` is each type's first side, `timed` the largest timed sides."""
+    """Return the HTML table of speedups with a row for each type and a column for each side.
+
+    `starts` has the crossover side of each type as text, `timed` the largest timed sides as text.
+    """
     known = starts or {}
-    frame = gains_frame(gains)
+    frame = speedups_frame(gains)
     frame = frame.assign(column=frame["side"] - frame["beside"])
     sides = sorted(set(frame["column"]))
     met = zip(frame["dtype"], frame["op"], frame["beside"], strict=True)
@@ -132,16 +148,16 @@ def gains_table(
     for kind in sorted(kinds, key=lambda kind: [d for d, *_ in kinds].index(kind[0])):
         dtype, op, beside = kind
         own = frame[(frame["dtype"] == dtype) & (frame["op"] == op) & (frame["beside"] == beside)]
-        start = known.get(dtype, "") if kind == (dtype, "product", 0) else _first_gain(own) if beside else ""
+        start = known.get(dtype, "") if kind == (dtype, "product", 0) else _first_gaining_side(own) if beside else ""
         name = f"{dtype}{f', {op}' * (op != 'product')}{f', side + {beside}' * (beside > 0)}"
-        rows.append(_gains_row(name, start, own, sides, base))
+        rows.append(_speedup_row_html(name, start, own, sides, base))
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
     body = f'<table class="gains folded">{top}<tbody>{"".join(rows)}</tbody></table>'
-    return f'{body}\n<p class="key"><small>{_legend(gains, base, known, timed)}</small></p>'
+    return f'{body}\n<p class="key"><small>{_speedup_legend_html(gains, base, known, timed)}</small></p>'
 
 
-def _legend(gains: Sequence[Gain], base: str, starts: Mapping[str, str], timed: str) -> str:
-    """Return one line for each kind of cell in the table."""
+def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mapping[str, str], timed: str) -> str:
+    """Return the HTML legend that explains each kind of cell in the table of speedups."""
     parts = [
         '<span class="measured">1.23</span> measured, with its 95&nbsp;% interval',
         '<span class="predicted">≈ 1.23</span> predicted',
@@ -161,20 +177,22 @@ def _legend(gains: Sequence[Gain], base: str, starts: Mapping[str, str], timed: 
     return "; ".join(parts)
 
 
-def _first_gain(own: Any) -> str:
-    """Return the first side that gains."""
+def _first_gaining_side(own: Any) -> str:
+    """Return the smallest side with a speedup in the rows of a DataFrame, as text; empty without such rows."""
     sides = own[own["kind"] != VENDOR_BASIS]["side"]
     return str(min(sides)) if len(sides) else ""
 
 
-def _gains_row(name: str, start: str, own: Any, sides: Sequence[int], base: str) -> str:
+def _speedup_row_html(name: str, start: str, own: Any, sides: Sequence[int], base: str) -> str:
+    """Return a row of the table of speedups as HTML."""
     found = {row.column: row for row in own.itertuples()}
-    cells = "".join(_gain_cell(found.get(side), side, base) for side in sides)
+    cells = "".join(_speedup_cell_html(found.get(side), side, base) for side in sides)
     first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{escape(start)}</td>'
     return f'<tr><th scope="row">{escape(name)}</th>{first}{cells}</tr>'
 
 
-def _gain_cell(gain: Any, column: int, base: str) -> str:
+def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
+    """Return a cell of the table of speedups as HTML; `gain` is a row of the DataFrame, None for an empty cell."""
     side = column if gain is None else gain.side
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
@@ -188,77 +206,82 @@ def _gain_cell(gain: Any, column: int, base: str) -> str:
     return f'<td class="{gain.kind}" data-side="{side}" title="{escape(gain.plan)}">{text}</td>'
 
 
-def crossover_text(case: TypeCase, side: int | None, won: Sequence[Gain]) -> str:
-    """Return the first side that gains by the model, or why there is none."""
-    if case.tuned.trusted is None:
+def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
+    """Return the crossover side as text, or the word that says why the model has no crossover side.
+
+    EARLIER_GAIN_MARK is added if a side in `won` is smaller.
+    """
+    if report.tuned.trusted is None:
         return "rejected"
     if side is None:
         return "as measured" if won else "never"
     return f"{side}{EARLIER_GAIN_MARK if any(gain.side < side for gain in won) else ''}"
 
 
-# ---- what is folded
+# ---- sections that are closed until a reader opens them
 
 
-def _folded_tables(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[str]:
+def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
+    """Yield the closed sections for all types: the plans of the table, and the thresholds of the papers."""
     won = [gain for gain in gains if gain.kind != VENDOR_BASIS]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
-        yield _folded("Plans", html_table(make_table("plans", columns, map(_plan_row, won))))
-    thresholds = thresholds_of_types(((case.dtype, case.section) for case in cases), intervals=True)
+        yield _folded_section_html("Plans", html_table(make_table("plans", columns, map(_plan_row_cells, won))))
+    thresholds = thresholds_of_types(((report.dtype, report.section) for report in reports), intervals=True)
     if thresholds.rows:
-        yield _folded("The papers' thresholds", html_table(thresholds))
+        yield _folded_section_html("The papers' thresholds", html_table(thresholds))
 
 
-def _plan_row(g: Gain) -> tuple[str, ...]:
+def _plan_row_cells(g: SideSpeedup) -> tuple[str, ...]:
+    """Return the cells of a row in the table of plans."""
     name = g.dtype if g.op == "product" else f"{g.dtype}, {g.op}"
     gained = f"{g.speedup:.2f}" if g.kind == MEASURED_BASIS else f"≈ {g.speedup:.2f}"
     return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
 
 
-def plans_on_page(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[str]:
-    """Yield the plans of the tables and of the figures."""
+def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
+    """Yield the text of every plan in the tables and figures of the page."""
     yield from (gain.plan for gain in gains)
-    for case in cases:
-        yield from (entry.plan for entry in case.tuned.entries.values())
-        yield from (str(plan) for _, plan, *_ in case.speedups)
-        yield from map(str, dict.fromkeys(case.map[1].values()))
+    for report in reports:
+        yield from (entry.plan for entry in report.tuned.entries.values())
+        yield from (str(plan) for _, plan, *_ in report.measured_speedups)
+        yield from map(str, dict.fromkeys(report.plan_map[1].values()))
 
 
-def _type_details(case: TypeCase, pictures: Mapping[str, str]) -> str:
-    """Return one type, folded: the tables of `fmm-tune show`, the figures, the fitted parameters."""
-    text = SectionText(case.section, case.dtype, case.device, case.sections)
+def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
+    """Return the closed section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
+    text = SectionText(report.section, report.dtype, report.device, report.sections)
     tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
     drawn = "\n".join(
-        f"<figure>{svg}<figcaption>{escape(caption_text(name, case))}</figcaption></figure>"
+        f"<figure>{svg}<figcaption>{escape(caption_text(name, report))}</figcaption></figure>"
         for name, svg in pictures.items()
     )
-    tuned = case.section["tuned"] or {}
-    day = str(tuned.get("at") or case.tuning.header.started)[:10]
-    how = f"effort {case.tuning.header.settings.get('effort')}, {day}, {len(case.trials)} samples"
+    tuned = report.section["tuned"] or {}
+    day = str(tuned.get("at") or report.tuning.header.started)[:10]
+    how = f"effort {report.tuning.header.settings.get('effort')}, {day}, {len(report.section_trials)} samples"
     return (
-        f"<details><summary>{escape(case.title)}</summary>\n<p>{escape(how)}</p>\n{tables}\n"
-        f'<div class="pictures">{drawn}</div>\n<h3>fitted parameters</h3>\n{parameters_table(case)}</details>'
+        f"<details><summary>{escape(report.title)}</summary>\n<p>{escape(how)}</p>\n{tables}\n"
+        f'<div class="pictures">{drawn}</div>\n<h3>fitted parameters</h3>\n{parameters_html(report)}</details>'
     )
 
 
-def parameters_table(case: TypeCase) -> str:
-    """Return the fitted parameters with their meanings, values and 95 % intervals."""
-    if is_noisy(case.tuned.diagnostics):
+def parameters_html(report: TypeReport) -> str:
+    """Return an HTML table of the fitted parameters with values, 95 % intervals and meanings."""
+    if is_noisy_tuning(report.tuned.diagnostics):
         return f"<p>{NOISY_TEXT}</p>"
-    calibration = case.section["calibration"]
+    calibration = report.section["calibration"]
     values = {**calibration, **{f"rate.{k}": v for k, v in calibration["rate"].items()}}
     rows = []
-    for name, (low, high) in (case.section["intervals"] or {}).items():
+    for name, (low, high) in (report.section["intervals"] or {}).items():
         if name not in values:
             continue
         value, ends = "", "not determined"
-        if is_determined(name, low, high):
-            (text,), unit = scaled_text(unit_of(name), values[name])
+        if is_parameter_determined(name, low, high):
+            (text,), unit = text_with_unit_prefix(parameter_unit(name), values[name])
             value = f"{text} {unit}".rstrip()
-            texts, unit = scaled_text(unit_of(name), low, high)
+            texts, unit = text_with_unit_prefix(parameter_unit(name), low, high)
             ends = f"{' to '.join(texts)} {unit}".rstrip()
-        rows.append((name, value, ends, meaning_of_parameter(name)))
+        rows.append((name, value, ends, parameter_meaning(name)))
     return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
 
 
@@ -303,7 +326,7 @@ dt { font-weight: 600; } dd { margin: 0; }
   .folded td::before { content: attr(data-side); display: block; color: #666; font-size: 0.75rem; font-weight: 400; }
 }
 """
-PAGE_HTML = """<!doctype html>
+PAGE_TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>fmm: {title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{style}</style></head><body>

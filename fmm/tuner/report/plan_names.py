@@ -1,4 +1,4 @@
-"""The glossary of plan texts: the meaning of each level, option and leaf that occurs in a plan."""
+"""Explain plan texts: the meaning of each level, option and leaf that occurs in a plan."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import MappingProxyType
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.findings.summary import Table, make_table
+from fmm.tuner.findings.summary import TextTable, make_table
 
-# Levels and options that are no scheme; docs/plans.md has more on each.
-NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
+# Meanings of all levels and options except schemes; docs/plans.md describes each in detail.
+PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "aligned": "copies matrices with unaligned rows to aligned ones; saves no product",
         "classical": "the classical product of blocks; saves no product",
@@ -46,7 +46,7 @@ NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
         "conj-b": "conjugates B when it is read",
     }
 )
-# The author of a scheme by the beginning of its name; the longest beginning counts.
+# The author of a scheme by a prefix of the scheme's name. If several prefixes match, the longest is used.
 ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
     {
         "strassen": "Strassen's algorithm (1969)",
@@ -60,31 +60,32 @@ ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def plan_names_table(plans: Iterable[str]) -> Table:
-    """Return the glossary of the names in these plans; empty without plans."""
+def plan_names_table(plans: Iterable[str]) -> TextTable:
+    """Return a table with the meaning of each name in these plans; without plans the table has no rows."""
     note = "a plan is level > level > ... > leaf: levels make smaller products, the leaf multiplies"
-    rows = list(plan_names(plans).items())
+    rows = list(plan_name_meanings(plans).items())
     return make_table("names in plans", ("name", "meaning"), rows, note if rows else "")
 
 
-def plan_names(plans: Iterable[str]) -> dict[str, str]:
-    """Return the meaning of each name in these plans, in alphabetical order."""
+def plan_name_meanings(plans: Iterable[str]) -> dict[str, str]:
+    """Return the meaning of each name in these plan texts, in alphabetical order."""
     found: dict[str, str] = {}
     for text in dict.fromkeys(plans):
-        found.update(_names_of(Plan.parse(text)))
+        found.update(_name_meanings_of_plan(Plan.parse(text)))
     return dict(sorted(found.items()))
 
 
-def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
-    for name in names_in(str(plan)):
-        if name in scheme_names() and name not in NAME_MEANINGS:
+def _name_meanings_of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield each level, option and leaf name of a plan with its meaning."""
+    for name in split_plan_names(str(plan)):
+        if name in scheme_names() and name not in PLAN_NAME_MEANINGS:
             yield name, _scheme_meaning(name)
         elif name in step_table_names():
             yield name, f"an order of operations, as published: {step_table(name).source}"
         elif name.startswith("pad") and name != "pad":
-            yield name, f"{NAME_MEANINGS['pad']}; sides are multiples of {name[3:]}"
-        elif name in NAME_MEANINGS:
-            yield name, NAME_MEANINGS[name]
+            yield name, f"{PLAN_NAME_MEANINGS['pad']}; sides are multiples of {name[3:]}"
+        elif name in PLAN_NAME_MEANINGS:
+            yield name, PLAN_NAME_MEANINGS[name]
         elif name.startswith("^"):
             yield "^2, ^3", "two or three levels at once, with their sums in one pass"
         elif re.fullmatch(r"lt\d+", name):
@@ -95,19 +96,20 @@ def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _scheme_meaning(name: str) -> str:
+    """Return the author and the dimensions of a scheme as text."""
     found, begins = scheme(name), [begin for begin in ALGORITHM_AUTHORS if name.startswith(begin)]
     by = f"{ALGORITHM_AUTHORS[max(begins, key=len)]}: " if begins else ""
     classical = found.m * found.k * found.n
     return f"{by}<{found.m}, {found.k}, {found.n}> with {found.rank} products instead of {classical}"
 
 
-def names_in(text: str) -> list[str]:
-    """Return the names in a plan's text: strassen, ^2, batched, vendor for `strassen^2.batched > vendor`."""
+def split_plan_names(text: str) -> list[str]:
+    """Return the names in a plan's text: `strassen^2.batched > vendor` has strassen, ^2, batched and vendor."""
     return re.findall(r"\^\d+|[a-z0-9]*[a-z][a-z0-9]*(?:-[a-z0-9]+)*", text)
 
 
-def plans_in(text: str) -> Iterator[str]:
-    """Yield the plans with levels in a text."""
+def find_plan_texts(text: str) -> Iterator[str]:
+    """Yield every plan with at least one level that occurs in a text."""
     for found in dict.fromkeys(re.findall(r"[\w^.()*-]+(?: > [\w^.()*-]+)+", text)):
         with suppress(PlanError):
             yield str(Plan.parse(found))

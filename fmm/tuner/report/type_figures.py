@@ -1,4 +1,7 @@
-"""The figures of one type: PICTURE_FUNCTIONS has a function for each, CAPTION_TEXTS a caption; nothing is measured."""
+"""Draw the figures of one element type from recorded trials.
+
+FIGURE_FUNCTIONS has the drawing function of each figure, CAPTION_TEXTS its caption.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +17,48 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.device import cached_work
+from fmm.tuner.devices.device import cached_plan_work
 from fmm.tuner.findings.conclude import FITTED_STAGES, HELD_OUT_STAGE
-from fmm.tuner.report.case import TypeCase, cube_side
 from fmm.tuner.report.figures import (
+    BEIGE,
     BLACK,
     BLUE,
     GREY,
-    PALE,
     PLAN_COLOURS,
     POINT_MARKERS,
     RED,
-    SKY,
-    label_at_right,
-    legend_below,
-    legend_name,
+    SKY_BLUE,
+    add_labels_at_right,
+    add_legend_below,
     new_figure,
-    set_side_ticks,
+    plan_legend_name,
+    set_power_of_two_ticks,
 )
-from fmm.tuner.report.maps import draw_plan_map, fastest_measured
+from fmm.tuner.report.maps import draw_plan_map, fastest_measured_plans
+from fmm.tuner.report.type_report import TypeReport, equal_work_side
 
-FEW_TICKS = 3  # number of ticks of an axis in half of a figure
-SIDE_STEP = 128  # lines are evaluated at multiples of this side
-WIDE_RANGE = 60  # an axis with a larger ratio of its ends labels powers of ten alone
+HALF_FIGURE_TICKS = 3  # largest number of ticks on an axis that is half as wide as its figure
+CURVE_SIDE_MULTIPLE = 128  # fitted curves are drawn through sides that are multiples of this number
+MAX_MINOR_LABEL_RATIO = 60  # minor ticks have labels if the axis ends at less than this multiple of its start
 
 
-def draw_predicted_over_measured(case: TypeCase) -> Any:
-    """Return predicted over measured times of every shape and plan."""
-    made, axes = new_figure()
+def draw_predicted_over_measured(report: TypeReport) -> Any:
+    """Return the figure of predicted against measured seconds, a point for each shape and plan."""
+    figure, axes = new_figure()
     kinds = (
         (("search",), GREY, "searched", 1),
-        (FITTED_STAGES, SKY, "fitted", 2),
+        (FITTED_STAGES, SKY_BLUE, "fitted", 2),
         ((HELD_OUT_STAGE,), RED, "held out", 3),
     )
     for stages, colour, name, z in kinds:
-        seen = case.seen(*stages)
+        seen = report.observations_of_stages(*stages)
         if not seen:
             continue
         x = [o.seconds for o in seen]
-        y = [case.expected(o) for o in seen]
+        y = [report.predicted_seconds(o) for o in seen]
         axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
     low, high = axes.get_xlim()[0], max(axes.get_xlim()[1], axes.get_ylim()[1])
-    low = max(low, min(o.seconds for o in case.seen(*FITTED_STAGES)) / 2)
+    low = max(low, min(o.seconds for o in report.observations_of_stages(*FITTED_STAGES)) / 2)
     line = np.array([low, high])
     for band, shade in ((0.12, 0.10), (0.05, 0.18)):
         axes.fill_between(line, line * (1 - band), line * (1 + band), color=BLACK, alpha=shade, linewidth=0)
@@ -63,67 +66,75 @@ def draw_predicted_over_measured(case: TypeCase) -> Any:
     axes.set(xscale="log", yscale="log", xlabel="measured seconds", ylabel="predicted seconds")
     axes.set_title("Predicted and measured time (bands: 5 % and 12 %)")
     axes.legend(loc="upper left")
-    return made
+    return figure
 
 
-def draw_residuals(case: TypeCase) -> Any:
-    """Return the error of predicted times of whole products: over size, and as a histogram."""
-    made, (left, right) = new_figure(columns=2)
+def draw_residuals(report: TypeReport) -> Any:
+    """Return the figure of the relative errors of predicted times: over the side, and as a histogram.
+
+    Only whole products are drawn, not the sums or leaf products of a plan alone.
+    """
+    figure, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
-    for stages, colour, name in ((FITTED_STAGES, SKY, "fitted"), ((HELD_OUT_STAGE,), RED, "held out")):
-        seen = [o for o in case.seen(*stages) if o.run.part == "whole"]
-        off = np.array([case.expected(o) / o.seconds - 1 for o in seen])
+    for stages, colour, name in ((FITTED_STAGES, SKY_BLUE, "fitted"), ((HELD_OUT_STAGE,), RED, "held out")):
+        seen = [o for o in report.observations_of_stages(*stages) if o.run.part == "whole"]
+        off = np.array([report.predicted_seconds(o) / o.seconds - 1 for o in seen])
         label = f"{name} ({len(seen)})"
-        left.scatter([cube_side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0)
+        left.scatter(
+            [equal_work_side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0
+        )
         right.hist(100 * np.clip(off, -0.299, 0.299), bins=100 * bins, color=colour, alpha=0.65, label=label)
     left.axhline(0, color=BLACK, linewidth=0.8)
     left.set(xscale="log", xlabel="side of the cube\nwith as much work", ylim=(-30, 30))
     left.set_ylabel("predicted over measured, %")
     left.set_title("Residuals")
     right.set(xlabel="predicted over\nmeasured, %", ylabel="plans and shapes")
-    legend_below(made, right)
-    set_side_ticks(left, FEW_TICKS)
-    return made
+    add_legend_below(figure, right)
+    set_power_of_two_ticks(left, HALF_FIGURE_TICKS)
+    return figure
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # least speedup over the vendor of a plan that is drawn
+MIN_DRAWN_SPEEDUP = 0.5  # plans with a smaller measured speedup over the vendor are not drawn
 
 
-def draw_speedup(case: TypeCase) -> Any:
-    """Return the measured speedups of all plans over size, with the model's choice as a line."""
-    made, axes = new_figure()
-    known = [x for x in case.speedups if x[2] >= MIN_DRAWN_SPEEDUP]
-    won = Counter(fastest_measured(case).values())
-    for name, colour, shape, plans in _groups([p for _, p, *_ in known], won):
-        rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in known if q in plans]
+def draw_speedup(report: TypeReport) -> Any:
+    """Return the figure of measured speedups over the side: a point for each plan, a line for the model's choice."""
+    figure, axes = new_figure()
+    known = [x for x in report.measured_speedups if x[2] >= MIN_DRAWN_SPEEDUP]
+    won = Counter(fastest_measured_plans(report).values())
+    for name, colour, shape, plans in _plan_groups([p for _, p, *_ in known], won):
+        rows = [(equal_work_side(p), s, s - low, high - s) for p, q, s, low, high in known if q in plans]
         x, y, below, above = zip(*rows, strict=True)
         bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
         axes.errorbar(x, y, (below, above), fmt=shape, color=colour, label=name, alpha=0.85, **bars)
-    least = min((cube_side(p) for p, *_ in known), default=0.0)
-    line = [(side, gain) for side, gain in case.curve if side >= least / 2]
+    least = min((equal_work_side(p) for p, *_ in known), default=0.0)
+    line = [(side, gain) for side, gain in report.speedup_curve if side >= least / 2]
     if line:
         axes.plot(*zip(*line, strict=True), color=BLACK, linewidth=1.2, label="the model's choice, squares")
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), label="vendor")
     axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="speedup")
     axes.set_title("Speedup (points: measured, with 95 % intervals)")
-    legend_below(made, axes)
-    set_side_ticks(axes)
-    return made
+    add_legend_below(figure, axes)
+    set_power_of_two_ticks(axes)
+    return figure
 
 
-def draw_time_and_error(case: TypeCase) -> Any:
-    """Return time over expected error of the plans on the largest measured shape, with the Pareto front."""
+def draw_time_and_error(report: TypeReport) -> Any:
+    """Return the figure of time against expected error of all plans on the largest measured shape.
+
+    A line shows the Pareto front: no other plan is both faster and more accurate.
+    """
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    made, axes = new_figure(height=3.6)
-    problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
-    measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
-    everything = {c.plan: c.time for c in rank_candidates(problem, case.choosing_model)}
+    figure, axes = new_figure(height=3.6)
+    problem = max((p for p, *_ in report.measured_speedups), key=lambda p: p.flops)
+    measured = {q: 1 / s for p, q, s, *_ in report.measured_speedups if p == problem}
+    everything = {c.plan: c.time for c in rank_candidates(problem, report.choice_calibration)}
     points = [
         (
-            expected_error_growth(p, case.dtype, not case.calibration.batches),
+            expected_error_growth(p, report.dtype, not report.calibration.batches),
             t,
-            legend_name(p),
+            plan_legend_name(p),
             p in measured or p == VENDOR,
         )
         for p, t in {**everything, **measured}.items()
@@ -146,48 +157,61 @@ def draw_time_and_error(case: TypeCase) -> Any:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.margins(0.08)
-    legend_below(made, axes)
-    label_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
-    return made
+    add_legend_below(figure, axes)
+    add_labels_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
+    return figure
 
 
-def draw_rates(case: TypeCase) -> Any:
-    """Return the rates of products (1 / pi) and of sums (3 numbers / alpha): measured points, fitted lines."""
-    made, (left, right) = new_figure(columns=2)
-    squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
-    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
+def draw_rates(report: TypeReport) -> Any:
+    """Return the figure of two rates over the side: of the vendor's products, and of matrix sums.
+
+    Points are measured, lines are fitted. The product rate is 1 / pi for pi seconds per flop. The rate of sums is 3
+    numbers per alpha seconds.
+    """
+    figure, (left, right) = new_figure(columns=2)
+    squares = [o for o in report.observations_of_stages("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
+    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.run_kind == "vendor")
     name = "vendor"
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLACK, label=name)
-    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // SIDE_STEP * SIDE_STEP
+    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // CURVE_SIDE_MULTIPLE * CURVE_SIDE_MULTIPLE
     sides = sorted({int(x) for x in n if x})
-    fitted = [predict(VENDOR, Problem(x, x, x, case.dtype), case.calibration).effective_flops / 1e9 for x in sides]
+    fitted = [predict(VENDOR, Problem(x, x, x, report.dtype), report.calibration).effective_flops / 1e9 for x in sides]
     left.plot(sides, fitted, color=BLACK, linewidth=1.2)
     left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="1 / pi")
-    sums = [o for o in squares if o.kind == "sums"]
+    sums = [o for o in squares if o.run_kind == "sums"]
     for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
         own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
         x = [o.problem.m for o in own]
-        moved = [cached_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
+        moved = [cached_plan_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
         seen = [b / o.seconds for b, o in zip(moved, own, strict=True)]
-        right.plot(x, seen, "o", ms=4, color=colour, label=f"sums of {legend_name(plan)}")
-        right.plot(x, [b / case.expected(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2)
+        right.plot(x, seen, "o", ms=4, color=colour, label=f"sums of {plan_legend_name(plan)}")
+        right.plot(
+            x, [b / report.predicted_seconds(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2
+        )
     right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="3 numbers / alpha")
     for axes in (left, right):
-        set_side_ticks(axes, FEW_TICKS)
-    legend_below(made, left, right)
-    return made
+        set_power_of_two_ticks(axes, HALF_FIGURE_TICKS)
+    add_legend_below(figure, left, right)
+    return figure
 
 
-def draw_roofline(case: TypeCase) -> Any:
-    """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
-    made, axes = new_figure(height=3.6)
-    rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
+def draw_roofline(report: TypeReport) -> Any:
+    """Return the roofline figure of all plans: flops per second over flops per byte that the plan moves.
+
+    Each product counts 2 m k n flops, whatever its plan.
+    """
+    figure, axes = new_figure(height=3.6)
+    rate, stream = report.calibration.require_rate(report.dtype), report.calibration.stream
     memory = rate.memory or stream
-    seen = [o for o in case.seen("rates", "probe", "tiles", "held out", "search", "certify") if o.run.part == "whole"]
+    seen = [
+        o
+        for o in report.observations_of_stages("rates", "probe", "tiles", "held out", "search", "certify")
+        if o.run.part == "whole"
+    ]
     everywhere = []
-    for name, colour, shape, plans in _groups([o.run.plan for o in seen]):
+    for name, colour, shape, plans in _plan_groups([o.run.plan for o in seen]):
         own = [o for o in seen if o.run.plan in plans]
-        intensity = [o.problem.flops / case.moved_bytes(o) for o in own]
+        intensity = [o.problem.flops / report.moved_bytes(o) for o in own]
         speed = [o.problem.flops / o.seconds / 1e9 for o in own]
         axes.plot(intensity, speed, shape, ms=3.5, alpha=0.8, color=colour, label=name)
         everywhere += intensity
@@ -197,18 +221,18 @@ def draw_roofline(case: TypeCase) -> Any:
     for saved, _ in above:
         axes.plot(x[-40:], np.full(40, rate.flops * saved / 1e9), color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
-    label_at_right(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
+    add_labels_at_right(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
     axes.set_title("Roofline, with the plans on it")
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         axis.set_major_formatter(lambda value, place: f"{value:g}")
-        between = "25" if high < WIDE_RANGE * low else ""
+        between = "25" if high < MAX_MINOR_LABEL_RATIO * low else ""
         axis.set_minor_formatter(lambda value, place, named=between: f"{value:g}" if f"{value:e}"[0] in named else "")
-    legend_below(made, axes)
-    return made
+    add_legend_below(figure, axes)
+    return figure
 
 
-PICTURE_FUNCTIONS: dict[str, Callable[[TypeCase], Any]] = {
+FIGURE_FUNCTIONS: dict[str, Callable[[TypeReport], Any]] = {
     "speedup": draw_speedup,
     "plans": draw_plan_map,
     "error": draw_time_and_error,
@@ -229,46 +253,56 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-PAIRED_PICTURES = frozenset({"speedup", "error"})  # need plans that were timed with the vendor; a short tuning has none
+# These figures need plans that were timed in rounds with the vendor. A short tuning may have no such plan.
+PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 
-def case_pictures(case: TypeCase) -> dict[str, Callable[[TypeCase], Any]]:
-    """Return the figures that have data."""
-    return {name: draw for name, draw in PICTURE_FUNCTIONS.items() if case.speedups or name not in PAIRED_PICTURES}
+def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], Any]]:
+    """Return the drawing functions, by name, of the figures for which the report has data."""
+    return {
+        name: draw
+        for name, draw in FIGURE_FUNCTIONS.items()
+        if report.measured_speedups or name not in PAIRED_SAMPLE_FIGURES
+    }
 
 
-def _groups(
+def _plan_groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Yield name, colour, marker and plans of each group: the vendor, the most frequent winners, all others."""
+    """Yield legend name, colour, marker and plans of each group of points in a figure.
+
+    The vendor is a group. Each of the plans that won most often is a group. All other plans are one group.
+    """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
     if VENDOR in plans:
         yield "vendor", GREY, "o", frozenset({VENDOR})
     if rest:
-        yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", PALE, "o", rest
+        yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", BEIGE, "o", rest
     for plan, colour, shape in zip(own, PLAN_COLOURS, POINT_MARKERS, strict=False):
-        yield legend_name(plan), colour, shape, frozenset({plan})
+        yield plan_legend_name(plan), colour, shape, frozenset({plan})
 
 
-def caption_text(name: str, case: TypeCase) -> str:
-    """Return the caption of a figure."""
+def caption_text(name: str, report: TypeReport) -> str:
+    """Return the caption of a figure, with the number of points that are held out or not drawn."""
     text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
-        return f"{text} {count_held_out_points(case)}"
-    slow = sum(x[2] < MIN_DRAWN_SPEEDUP for x in case.speedups)
+        return f"{text} {held_out_points_text(report)}"
+    slow = sum(x[2] < MIN_DRAWN_SPEEDUP for x in report.measured_speedups)
     if name == "speedup" and slow:
         return f"{text} Not drawn: {slow} below {MIN_DRAWN_SPEEDUP:g}."
     return text
 
 
-def count_held_out_points(case: TypeCase) -> str:
-    """Return how many held-out points there are of each kind."""
-    seen = case.seen(HELD_OUT_STAGE)
+def held_out_points_text(report: TypeReport) -> str:
+    """Return a sentence with the number of held-out points: of the vendor, of plans, and of fmm's own kernel."""
+    seen = report.observations_of_stages(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."
-    kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen)
+    kinds = Counter(
+        "library" if o.run_kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen
+    )
     names = {"library": "vendor", "plan": "plans", "own": "fmm's own kernel"}
     counts = ", ".join(f"{kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
     return f"{len(seen)} held-out points: {counts}."

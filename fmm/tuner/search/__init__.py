@@ -1,1 +1,1 @@
-"""Search the fastest plan of a shape: the space of plans, the race, and the certification."""
+"""Search the fastest plan of a shape: the search space, the timing against the vendor, and the certification."""

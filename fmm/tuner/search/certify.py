@@ -1,6 +1,7 @@
-"""Certify the best plans of a search on fresh operands, and derive the entries of a config from the trials.
+"""Certify the best plans of a search on fresh operands, and compute the config's entries from recorded trials.
 
-A plan must beat the vendor's product and its peer: the vendor's best other way to multiply this shape.
+A certified plan must beat the vendor's product and the peer. The peer is the fastest plan without levels, for example
+another cuBLAS algorithm.
 """
 
 from __future__ import annotations
@@ -13,45 +14,46 @@ from fmm.config import certification
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import OPERATIONS, Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.search.race import RaceResult, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
 
-FRESH_SEED = 1  # seed of the operands in the certification; the search has 0
+CERTIFY_SEED = 1  # seed of the random operands of a certification; the search uses seed 0
 
 
 def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
-    """Measure the best plans of a search on fresh operands until one is certified, then the best without workspace."""
+    """Measure a search's best plans on fresh operands until one is certified, and the best plan without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []
     for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
         raced.append(plan)
-        if _is_certified_over(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
-            peer in (None, plan) or _is_certified_over(journal, "peer", found.problem, peer, plan, limits, noise)
+        if _certify_faster_plan(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
+            peer in (None, plan) or _certify_faster_plan(journal, "peer", found.problem, peer, plan, limits, noise)
         ):
             break
     without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
     if without and without not in raced:
-        _is_certified_over(journal, "certify", found.problem, VENDOR, without, limits, noise)
+        _certify_faster_plan(journal, "certify", found.problem, VENDOR, without, limits, noise)
     journal.on_finding()
 
 
-def _is_certified_over(
+def _certify_faster_plan(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
-    """Measure two plans in pairs; return True if `plan` is certified to be faster than `than`."""
-    base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH_SEED) as timed:
-        samples = timed.rounds([base, run], limits)
+    """Measure two plans in paired rounds; return True if `plan` is certified to be faster than `than`."""
+    base, run = TimedRun(than), TimedRun(plan)
+    with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
+        samples = timed.sample_rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
-def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """Return the entries of the searched shapes: the first certified plan's, else the vendor's.
+def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
+    """Return a config entry for each searched shape: for the first certified plan, else for the vendor's product.
 
-    A shape has no entry if the tuning ended before its best plan was certified; no shape has one without a noise floor.
+    A shape has no entry if the tuning ended before its best plan was certified. Without a measured noise floor the list
+    is empty.
     """
     found: list[Entry] = []
     if noise is None:
@@ -59,12 +61,12 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
-            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            found += no_workspace_entry(searched, confirmed, noise)  # only plans without workspace were timed
             continue
         shown = [
             certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)
         ]
-        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        wins = beats_peer_predicate(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
@@ -76,19 +78,19 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
             shown = [e for e in shown if e.rounds >= certification.MIN_ROUNDS]
         found += [best] if best else shown[-1:]
         if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
-            found += lean_entry(searched, confirmed, noise)
+            found += no_workspace_entry(searched, confirmed, noise)
     return found
 
 
-def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
-    """Yield the entries of each operation."""
+def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
+    """Yield the config entries of all operations."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
-        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
+        yield from (replace(entry, op=op) for entry in entries_of_operation(own, noise))
 
 
-def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Return a list of the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
+def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
+    """Return a list with the entry for workspace=0: a certified plan, or the vendor's product if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
         shown = [certification.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
@@ -100,8 +102,8 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
     return []
 
 
-def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Return a predicate that is true for plans that beat the peer, or for all plans if the vendor beats its peer."""
+def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+    """Return a function of a plan that is True if the plan beats the peer, or if the vendor's product does."""
     leaves = {
         p: median(certification.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
@@ -114,16 +116,16 @@ def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: flo
     return lambda plan: plan in (peer, *won)
 
 
-# Stages in which every plan has rounds of its own with the vendor's product or its peer.
+# Stages that time each plan in separate rounds, paired with the vendor's product or with the peer.
 PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield each plan with the vendor's (or peer's) seconds and its own, round by round, in one shape's trials."""
+    """Yield each plan of one shape's trials with the seconds of the vendor (or peer) and of the plan, by round."""
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # a plan's last round may be a failure
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a plan may have failed in its last round
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]
         if trials[0].stage in PAIRED_STAGES:
@@ -133,5 +135,5 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 
 def _has_faster_plan(trials: Sequence[Trial]) -> bool:
-    """Return True if any plan looked faster than the vendor."""
+    """Return True if any plan's median speedup over the vendor is above 1."""
     return any(median(certification.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))

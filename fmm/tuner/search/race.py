@@ -1,4 +1,4 @@
-"""Search the fastest plan of a shape: time the model's best plans, then Optuna's proposals, against the vendor."""
+"""Search the fastest plan of a shape: time the model's best plans and Optuna's proposals against the vendor."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth, rank_candidates
+from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import compile_weight
-from fmm.tuner.devices.device import Device, Effort, Run
-from fmm.tuner.search.space import build_plan, choices_of_plans, device_space, space_of_type
-from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
+from fmm.tuner.devices.compile_ahead import largest_level_products
+from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
+from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, paired_speedup
 
 SEARCH_STAGE = "search"
 
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The plans of a search with their median speedups, the fastest first."""
+    """The plans of a search on one problem, with their median speedups over the vendor, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
@@ -32,41 +32,43 @@ class RaceResult:
 def search_plans(
     journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
 ) -> RaceResult:
-    """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the ranking."""
+    """Time plans against the vendor until `effort.trials` or `seconds` are spent; return the plans by speedup."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
-        p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
+        p
+        for p in predicted
+        if largest_level_products(p) <= effort.heaviest and is_within_limits(journal.device, p, problem)
     ]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
-    without = leanest_plan(problem, calibration, journal.device)
+    without = best_plan_without_workspace(problem, calibration, journal.device)
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
-    with journal.open(SEARCH_STAGE, problem) as timed:
-        race = Race(timed, effort.rounds)
-        for plan in proposed_plans(
+    with journal.open_problem(SEARCH_STAGE, problem) as timed:
+        race = PlanRace(timed, effort.rounds)
+        for plan in search_proposals(
             promising, journal.device, problem, race.results, effort.trials + len(peers + without)
         ):
             if race.spent >= seconds:
                 break
-            race.measure(plan)
-    return RaceResult(problem, race.ranking())
+            race.measure_speedup(plan)
+    return RaceResult(problem, race.ranked_speedups())
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
-    """Race these plans against the vendor; return the ranking."""
-    with journal.open(SEARCH_STAGE, problem) as timed:
-        racing = Race(timed, effort.rounds)
+    """Time these plans against the vendor's product, and return the plans by speedup."""
+    with journal.open_problem(SEARCH_STAGE, problem) as timed:
+        racing = PlanRace(timed, effort.rounds)
         for plan in plans:
-            racing.measure(plan)
-    return RaceResult(problem, racing.ranking())
+            racing.measure_speedup(plan)
+    return RaceResult(problem, racing.ranked_speedups())
 
 
-def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
-    """Return a list of the model's best plan without workspace; empty if no plan does without."""
+def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
+    """Return a list with the model's best plan that needs no workspace; empty without such a plan."""
     candidates = rank_candidates(problem, calibration)
     return [
-        c.plan for c in candidates if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)
+        c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)
     ][:1]
 
 
@@ -75,8 +77,8 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
-def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
-    """Return True if the plan suits the type, the default error limit, and the device's memory."""
+def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
+    """Return True if the plan accepts the element type, and is within the default error limit and the memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
     m, k, n = problem.size
@@ -86,25 +88,30 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     except PlanError:
         return False
     gpu = device.untuned_model().batches
-    allowed, growth = Limits(needed, default_error_growth(gpu)), expected_error_growth(plan, problem.dtype, not gpu)
-    return allowed.allow(plan, growth) and operands + needed <= device.memory
+    allowed, growth = (
+        Limits(needed, default_error_growth_limit(gpu)),
+        expected_error_growth(plan, problem.dtype, not gpu),
+    )
+    return allowed.allows_plan(plan, growth) and operands + needed <= device.memory_bytes
 
 
-class Race:
-    """A race of plans on one problem, each paired with the vendor in shuffled rounds; clear losers stop early."""
+class PlanRace:
+    """Times plans on one problem, each in rounds with the vendor's product; clearly slower plans stop early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
         self.timed, self.rounds = timed, rounds
-        self.results: dict[Plan, float] = {}  # median speedup; 0 if the plan failed
+        self.results: dict[Plan, float] = {}  # plan -> median speedup over the vendor; 0 if the plan failed
         self.best_low = 1.0
         self.spent = 0.0
 
-    def measure(self, plan: Plan) -> float:
-        """Return the plan's median speedup over the vendor; measure it unless that was done before."""
+    def measure_speedup(self, plan: Plan) -> float:
+        """Return the plan's median speedup over the vendor; measure the plan at the first call."""
         if plan in self.results:
             return self.results[plan]
-        run, base = Run(plan), Run(VENDOR)
-        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._clear_losers(s, base, run))
+        run, base = TimedRun(plan), TimedRun(VENDOR)
+        samples = self.timed.sample_rounds(
+            (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
+        )
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
@@ -115,45 +122,45 @@ class Race:
             )
         return found
 
-    def _clear_losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
-        """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
+    def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
+        """Return both runs, to stop them, if the plan's best round is below the leader's 95 % interval; else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
         best = max(certification.paired_ratios(samples[base][:rounds], samples[run]))
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
-    def ranking(self) -> tuple[tuple[Plan, float], ...]:
-        """Return the plans that worked with their speedups, the fastest first."""
+    def ranked_speedups(self) -> tuple[tuple[Plan, float], ...]:
+        """Return the plans that did not fail, with their speedups, the fastest first."""
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
-def proposed_plans(
-    promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
+def search_proposals(
+    promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
-    """Yield the promising plans, then the proposals of Optuna's sampler."""
+    """Yield the promising plans, then proposals of Optuna's sampler, `trials` plans in all."""
     yield from promising[:trials]
     if trials > len(promising):
-        yield from explored_plans(device, problem, results, trials - len(promising))
+        yield from optuna_proposals(device, problem, results, trials - len(promising))
 
 
-def explored_plans(
-    device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
+def optuna_proposals(
+    device: TunableDevice, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
-    """Yield at most `count` new plans from Optuna's sampler (TPE), which has the results of all measured plans.
+    """Yield at most `count` new plans from Optuna's TPE sampler, which receives all measured speedups.
 
-    The sampler makes up to 20 times as many proposals: repetitions and impossible plans cost no measurement.
+    The sampler proposes up to 20 * `count` plans, since repeated and invalid proposals are skipped.
     """
     import optuna
     from optuna.distributions import CategoricalDistribution
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    choices = space_of_type(device_space(device), problem.dtype)
+    choices = space_for_dtype(device_search_space(device), problem.dtype)
     space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in choices.items()}
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in choices.items()))
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in choices.items()))
     for plan, value in results.items():
         if plan in plans:
             study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
@@ -168,10 +175,10 @@ def explored_plans(
         study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
 
 
-def _runnable_plan(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
-    """Return the plan of these choices; None if it is incompatible, the vendor, or beyond the limits."""
+def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:
+    """Return the plan of these choices; None for incompatible choices, the vendor, or a plan beyond the limits."""
     try:
         plan = build_plan(choices)
     except PlanError:
         return None
-    return plan if plan != VENDOR and within_limits(device, plan, problem) else None
+    return plan if plan != VENDOR and is_within_limits(device, plan, problem) else None

@@ -1,6 +1,6 @@
-"""The search space of plans: named choices of levels, options and leaves, which `build_plan` turns into a plan.
+"""The search space of plans: named choices of levels, options and leaves, from which `build_plan` builds a plan.
 
-Some choices are incompatible; `build_plan` then raises PlanError with the reason.
+`build_plan` raises PlanError with the reason for incompatible choices.
 """
 
 from __future__ import annotations
@@ -16,85 +16,87 @@ from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
-from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.device import TunableDevice
 
-MAX_PASS_PRODUCTS = 7**3  # the largest number of products of one pass
-Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
+MAX_PASS_PRODUCTS = 7**3  # largest number of products of levels that are computed in one pass
+SearchSpace = Mapping[str, Sequence[str]]  # name of a choice -> possible values
 
 
-def search_space(device: str) -> Space:
-    """Return the choices for a kind of device: `cpu` or `cuda`."""
+def search_space(device: str) -> SearchSpace:
+    """Return the search space for a kind of device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
-    # Integers are not tuned.
+    # Leaves for integers are left out, since integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types)]
-    # The effort limits the trials of a search, however long the list.
+    # The list of leaves may be long: the effort limits the number of timed plans.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
             "scheme": schemes,
-            "outer": ("", "1", "2"),  # levels above the innermost pass
-            "inner": ("1", "2", "3"),  # levels in the innermost pass
+            "outer": ("", "1", "2"),  # number of levels above the innermost pass
+            "inner": ("1", "2", "3"),  # number of levels in the innermost pass
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
-            "numbers": ("", *_number_levels(device)),
+            "numbers": ("", *_type_changing_levels(device)),
         }
     space = {
         "scheme": schemes,
         "depth": ("1", "2", "3"),
-        "composed": ("no", "yes"),  # levels in one pass
+        "composed": ("no", "yes"),  # "yes": all levels in one pass
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
-        "numbers": ("", *_number_levels(device)),
+        "numbers": ("", *_type_changing_levels(device)),
     }
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
 
-def device_space(device: Device) -> Space:
-    """Return the choices for a device."""
+def device_search_space(device: TunableDevice) -> SearchSpace:
+    """Return the search space for a device."""
     return search_space("cuda" if device.untuned_model().batches else "cpu")
 
 
-def space_of_type(space: Space, dtype: str) -> Space:
-    """Return the space without the levels and leaf options that no plan for this type has."""
+def space_for_dtype(space: SearchSpace, dtype: str) -> SearchSpace:
+    """Return the search space without levels and leaf options that are invalid for this element type."""
     fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
     left = {name: values for name, values in space.items() if name != "numbers"}
     if "leaf" in space:
-        left["leaf"] = tuple(name for name in space["leaf"] if _has_options_of(name, dtype))
+        left["leaf"] = tuple(name for name in space["leaf"] if _has_valid_options(name, dtype))
     return left | ({"numbers": tuple(fitting)} if len(fitting) > 1 else {})
 
 
-def _has_options_of(leaf: str, dtype: str) -> bool:
-    """Return True if the leaf has no options, or is a candidate with these options for the type or its real type."""
+def _has_valid_options(leaf: str, dtype: str) -> bool:
+    """Return True if the leaf has no options, or if the options are valid for the type or its real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
-def _number_levels(device: str) -> list[str]:
-    """Return the levels that change the numbers (3m, residues) of the device's candidates."""
+def _type_changing_levels(device: str) -> list[str]:
+    """Return the candidates' levels that multiply in another element type (3m, residues)."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
 def build_plan(choices: Mapping[str, str]) -> Plan:
-    """Return the plan of these choices; raise PlanError if they are incompatible."""
+    """Return the plan of these choices; raise PlanError for incompatible choices."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
-        _check_passes(choices, _level_forms(scheme))
-        outer = [_level(_level_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
-        return Plan.parse(" > ".join([*above, *outer, _level(_level_power(scheme, choices["inner"]), options), leaf]))
+        _check_gpu_choices(choices, _level_forms(scheme))
+        outer = [_level(_level_power_text(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        return Plan.parse(
+            " > ".join([*above, *outer, _level(_level_power_text(scheme, choices["inner"]), options), leaf])
+        )
     depth = int(choices["depth"])
-    levels = [_level_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
+    levels = [_level_power_text(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
     return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
 
 
-def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
-    """Raise PlanError for choices on a GPU that gain too little for the time of their compilation."""
+def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None:
+    """Raise PlanError for GPU choices that take long to compile and gain too little."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
         raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
@@ -109,12 +111,12 @@ def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
 
 
 def _level_forms(text: str) -> tuple[str, ...]:
-    """Return the forms in which a level is a candidate."""
+    """Return the forms in which a level is a candidate, such as `one pass`."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
-def _level_power(scheme: str, exponent: str) -> str:
-    """Return the text of `exponent` levels in one pass; raise PlanError for too many products."""
+def _level_power_text(scheme: str, exponent: str) -> str:
+    """Return the text of a scheme's power, `exponent` levels in one pass; raise PlanError for too many products."""
     level = next((level for level in candidate_levels() if level.text == scheme), None)
     if level and level.products ** int(exponent) > MAX_PASS_PRODUCTS:
         raise PlanError(
@@ -129,8 +131,8 @@ def _level(name: str, options: Sequence[str]) -> str:
 
 @clear_on_registration
 @lru_cache(maxsize=4)
-def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
-    """Return every plan of the space with the first choices that make the plan."""
+def choices_by_plan(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
+    """Return every plan of the search space with the first choices from which `build_plan` builds the plan."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))

@@ -1,1 +1,1 @@
-"""The stages of a tuning: the first look, the probes, and the shapes of both."""
+"""Stages of a tuning: the first look, the probes, and the measured shapes."""

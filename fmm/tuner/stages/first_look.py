@@ -1,7 +1,8 @@
-"""Measure a first look at a type: within seconds, scale the model of this kind of device to the measured rates.
+"""Measure a first look at an element type: scale the model of this kind of device to rates measured within seconds.
 
-The vendor's products and the sums of one plan scale the model, and whole plans on held-out shapes check it. Only plans
-with kernels that compile first take part; the others compile in the meantime for the tuning that follows.
+The times of the vendor's products and of one plan's sums scale the model. Whole plans on held-out shapes check the
+model. Only plans whose kernels compile first are timed. The other kernels compile in the meantime, for the tuning after
+the first look.
 """
 
 from __future__ import annotations
@@ -11,70 +12,72 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
-from fmm.tuner.devices.compile_ahead import needed_first
-from fmm.tuner.devices.device import Effort, Run
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, model_so_far, starting_calibration
+from fmm.tuner.devices.compile_ahead import is_needed_by_first_look
+from fmm.tuner.devices.device import Effort, TimedRun
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.search.certify import certify_best
-from fmm.tuner.search.race import race_plans, within_limits
+from fmm.tuner.search.race import is_within_limits, race_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import (
+    AA_PAIR_RUNS,
     SHAPE_SEEDS,
     TIME_SHARES,
-    TWIN_RUNS,
     compilable_candidates,
-    find_scale,
+    measure_largest_side,
+    measure_quiet_times,
     measure_runs,
-    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
-# The sides (m, k, n) of the vendor's timed products, as shares of the largest side that the effort affords.
+# Sides (m, k, n) of the vendor's timed products, as fractions of the largest side that the effort affords.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
 def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure the first look, the vendor's products first, since fmm's kernels compile in the meantime."""
-    time_quiet_products(journal, dtype)
-    side = find_scale(journal, dtype, effort)
+    """Measure the stages of a first look, the vendor's products first: fmm's kernels compile in the meantime."""
+    measure_quiet_times(journal, dtype)
+    side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
-        measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
+        measure_runs(journal, "rates", Problem(m, k, n, dtype), [TimedRun()], effort)
     half = shapes.rounded_side(side / 2)
     square = Problem(half, half, half, dtype)
-    usual, own = first_plans(journal, square, effort)
-    timed = [Run(plan, "sums") for plan in usual[:1]] + [Run(plan) for plan in own]
-    measure_runs(journal, "probe", square, [*TWIN_RUNS, *timed], effort)
-    for size in shapes.scattered_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
+    usual, own = first_look_plans(journal, square, effort)
+    timed = [TimedRun(plan, "sums") for plan in usual[:1]] + [TimedRun(plan) for plan in own]
+    measure_runs(journal, "probe", square, [*AA_PAIR_RUNS, *timed], effort)
+    for size in shapes.random_probe_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
-        usual, own = first_plans(journal, problem, effort)
+        usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
-        measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *map(Run, plans)], effort)
-    for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
-        certify_one(journal, Problem(*size, dtype), effort)
+        measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
+    for size in shapes.square_ladder(side)[:1]:  # no square on a slow device
+        certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 
-def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
-    """Return the plans with kernels that compile first, sorted by predicted time, and a plan by a leaf with its own
-    rate.
+def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
+    """Return the plans that a first look may time on a problem, as two lists sorted by predicted time.
 
-    The second list has at most one plan: the best whose kernels are compiled.
+    The first list has plans with the vendor's leaf whose kernels compile first. The second list has at most one plan:
+    the best compiled plan whose leaf has its own rate.
     """
-    light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
+    light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
-    found = [c.plan for c in rank_candidates(problem, model, light) if within_limits(journal.device, c.plan, problem)]
+    found = [
+        c.plan for c in rank_candidates(problem, model, light) if is_within_limits(journal.device, c.plan, problem)
+    ]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
-    own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
+    own = [p for p in found if p.leaf_use.leaf.rate and journal.has_compiled_kernels(problem.dtype, p)]
     return usual, own[:1]
 
 
-def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
-    """Certify the model's choice among the compiled plans, unless the model predicts a far better plan.
+def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
+    """Certify the compiled plan that the model ranks first, unless an uncompiled plan is predicted to be far faster.
 
-    An entry of the compiled plan would prevent the choice of the better plan.
+    A certified entry of the compiled plan would prevent the choice of the faster plan.
     """
-    ready = _ready_plan(journal, problem, effort)
+    ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:
         return
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
@@ -84,11 +87,11 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     certify_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 
-def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
-    """Return the compiled plan that the scaled model ranks first; None if an uncompiled plan is far faster."""
-    device, calibration = journal.device, model_so_far(journal, problem.dtype)
-    candidates = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
+    """Return the compiled plan with the shortest predicted time; None if an uncompiled plan is predicted far faster."""
+    device, calibration = journal.device, calibration_so_far(journal, problem.dtype)
+    candidates = [c for c in rank_candidates(problem, calibration) if is_within_limits(device, c.plan, problem)]
     light = set(compilable_candidates(device, effort)) - {VENDOR}
-    ready = (c for c in candidates if c.plan in light and journal.ready(problem.dtype, c.plan))
+    ready = (c for c in candidates if c.plan in light and journal.has_compiled_kernels(problem.dtype, c.plan))
     best = next(ready, None)
     return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * candidates[0].time else None

@@ -1,4 +1,4 @@
-"""The shapes that a tuning measures: for the fit, held out, and for the search."""
+"""The shapes (m, k, n) that a tuning measures: fitted shapes, held-out shapes, and searched squares."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from fmm.dtypes import FLOATS
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, Effort
+from fmm.tuner.devices.device import Effort, TunableDevice
 
 Size = tuple[int, int, int]
 
 
-# The largest side is chosen so that the planned seconds hold this number of the vendor's products for each round.
-LARGEST_PER_BUDGET = 22
-SIDE_STEP = 128  # sides of the ladder and the probe are multiples of this
+# The planned seconds suffice for this number of the vendor's largest products in each round.
+LARGEST_PRODUCTS_PER_BUDGET = 22
+SIDE_STEP = 128  # largest affordable sides are multiples of this number
 LADDER_SIDES = [
     *range(1024, 4096, 512),
     *range(4096, 8192, 1024),
@@ -25,24 +25,24 @@ LADDER_SIDES = [
 ]
 
 
-def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
-    """Return the largest side that the effort affords, from the seconds of a smaller product."""
-    target = effort.seconds / (LARGEST_PER_BUDGET * effort.rounds)
+def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
+    """Return the largest side that the effort affords, computed from the seconds of a smaller product."""
+    target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
-    memory = math.sqrt(device.memory / (6 * problem.itemsize))  # the side whose operands and workspace fit in memory
+    memory = math.sqrt(device.memory_bytes / (6 * problem.itemsize))  # side of the largest square that fits in memory
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 
-# Shares of the largest side: squares of all sizes, then thin products.
+# Fractions of the largest side: the sides of squares, then the sides (m, k, n) of oblong products.
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Added to the sides of the oblong products, since few products in practice have round sides. Rows of 16-bit types are
-# then aligned to 2 or 4 bytes: the rows of A alone in one product, the rows of B and C in another.
+# Numbers added to the sides (m, k, n) of the oblong products, since few products in practice have round sides. Rows of
+# 16-bit types are then aligned to 2 or 4 bytes only: the rows of A in one product, the rows of B and C in another.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
 def probe_shapes(side: int) -> Iterator[Size]:
-    """Yield the shapes of the fit, the largest square first."""
+    """Yield the fitted shapes: squares, the largest first, then oblong shapes."""
     for share in SQUARE_SHARES:
         yield rounded_side(share * side), rounded_side(share * side), rounded_side(share * side)
     for beyond, shares in zip(OBLONG_OFFSETS, OBLONG_SHARES, strict=True):
@@ -55,37 +55,37 @@ def rounded_side(side: float) -> int:
     return max(int(side) // 32 * 32, 32)
 
 
-def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Yield random shapes, uniform in the logarithm of the side, that together take `share` of the planned seconds.
+def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
+    """Yield random shapes with log-uniform sides; their measurements take `share` of the planned seconds.
 
-    Every second shape has round sides: random sides are rarely aligned, those of practice often are.
+    Every second shape has sides that are multiples of 32, since sides in practice are often aligned.
     """
     rng = random.Random(seed)
-    # A shape takes about three runs with a warm-up each. With sides spread by four, a product takes 10 % of the time of
-    # the largest one.
-    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PER_BUDGET * effort.rounds)
+    # Each shape takes about three runs, and each run has one warm-up. If sides are spread by a factor of 4, the average
+    # product takes 10 % of the largest product's time.
+    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# The largest square around a crossover, and the other shapes, have at most these shares of the largest side that the
-# effort affords: three plans and the vendor are timed on each.
-LARGEST_CROSSOVER_SHARE, CROSSOVER_SHARE = 0.8, 0.55
-CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # the sides of a rectangle as multiples of the side of a square
-CROSSOVER_OFFSET = 16  # added to the sides: they are aligned, but no multiples of 32 as all other squares
+# Limits on the sides of shapes near crossovers, as fractions of the largest affordable side: for the first square, and
+# for all other shapes. Three plans and the vendor's product are timed on each shape.
+LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
+CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # sides (m, k, n) of the oblong shape, over the largest side of the other squares
+CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage has the same squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
-    """Return `count` shapes around the crossovers of the levels: a large square, then a rectangle, then squares.
+    """Return `count` shapes near the crossovers: a large square, an oblong shape, then squares.
 
-    Shorter squares fill the list if crossovers are beyond the largest side.
+    Squares with shorter sides fill the list if crossovers are beyond the largest side.
     """
-    largest = CROSSOVER_SHARE * side
+    largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
     sides = [x for x in around if 2 * SIDE_STEP <= x <= largest] + [largest * 0.94**i for i in range(2 * count)]
-    scaled = [(LARGEST_CROSSOVER_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
+    scaled = [(LARGEST_CROSSOVER_SIDE_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
     found: list[Size] = []
     for m, k, n in [*scaled, *((x, x, x) for x in sides)]:
         found.append(tuple(rounded_side(x) + CROSSOVER_OFFSET for x in (m, k, n)))  # type: ignore[arg-type]
@@ -93,25 +93,25 @@ def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares of the ladder from an eighth of a side up to the side, the largest first."""
+    """Return the squares of LADDER_SIDES from side / 8 up to `side`, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if side / 8 <= x <= side][::stride]
 
 
-def squares_below(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares of the ladder below an eighth of a side, the largest first."""
+def squares_below_ladder(side: int, stride: int = 1) -> list[Size]:
+    """Return the squares of LADDER_SIDES below side / 8, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if x < side / 8][::stride]
 
 
-class ShapesError(ValueError):
-    """A shapes file that cannot be read."""
+class ShapesFileError(ValueError):
+    """Raised for a file of shapes that cannot be read."""
 
 
 def read_shapes(path: Path, dtype: str) -> list[Size]:
-    """Return the shapes of a file for a type: lines of M K N, or M K N TYPE; # begins a comment."""
+    """Return the shapes of an element type from a file with lines `M K N` or `M K N TYPE`; # begins a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ShapesError(f"cannot read {path}: {error}") from None
+        raise ShapesFileError(f"cannot read {path}: {error}") from None
     found: list[Size] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(",", " ").split()
@@ -123,7 +123,7 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
                 raise ValueError
         except ValueError:
             valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOATS)}"
-            raise ShapesError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
+            raise ShapesFileError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))
     return list(dict.fromkeys(found))

@@ -29,7 +29,7 @@ def environment_record(command: list[str]) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": _blas(),
+        "blas": _blas_versions(),
         "blas_threads": blas_threads(),
         "blas_kernel": openblas_kernel(),
         "blas_warning": slow_kernel_warning(),
@@ -45,7 +45,7 @@ def typed_command() -> list[str]:
     return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
 
 
-def device_folder() -> str:
+def results_folder_name() -> str:
     """Return the folder under results/ for this processor and number of threads."""
     return cpu_key(blas_threads())
 
@@ -71,7 +71,7 @@ def source_commit() -> str:
     return found.stdout.strip()
 
 
-def _blas() -> str:
+def _blas_versions() -> str:
     try:
         from threadpoolctl import threadpool_info
     except ImportError:

@@ -19,7 +19,7 @@ import numpy as np
 from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, FailedError, Run, Session
+from fmm.tuner.devices.device import RunFailedError, TimedRun, TimingSession, TunableDevice
 from fmm.tuner.trials.record import Trial
 
 
@@ -35,9 +35,9 @@ class SampleNotRecordedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
-SampleKey = tuple[str, Problem, int, Run]
-Samples = dict[Run, list[float]]
-DropPlans = Callable[[Samples], Iterable[Run]]
+SampleKey = tuple[str, Problem, int, TimedRun]
+SampleSeconds = dict[TimedRun, list[float]]
+SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]
 
 
 class Journal:
@@ -51,7 +51,7 @@ class Journal:
     def __init__(
         self,
         run: str,
-        device: Device,
+        device: TunableDevice,
         past: Iterable[Trial] = (),
         keep: Callable[[Trial], None] = lambda trial: None,
         limit: float = float("inf"),
@@ -70,32 +70,32 @@ class Journal:
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
         for trial in self.recorded:
-            self._past.setdefault(_key(trial), deque()).append(trial)
+            self._past.setdefault(_trial_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
-        self.spent = 0.0  # seconds of all samples so far; the same in a replay, unlike the clock
+        self.sampled_seconds = 0.0  # seconds of all samples so far; the same in a replay, unlike the clock
         self._began: float | None = None
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds of the tuning, including those before an interruption; a replay uses the recorded clock."""
         if self._began is None:
             return self._replayed
         return self._before + self.clock() - self._began
 
-    def ready(self, dtype: str, plan: Plan) -> bool:
+    def has_compiled_kernels(self, dtype: str, plan: Plan) -> bool:
         """Return True if the plan's kernels are compiled."""
         return plan == VENDOR or self.device.wait_for_kernels(dtype, plan, 0.0)
 
     @contextmanager
-    def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
+    def open_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
         """Open a problem for measurements, and release its operands at the end."""
         with ExitStack() as stack:
             timed = TimedProblem(self, stage, problem, seed, stack)
             yield timed
             timed.release_operands()
 
-    def has_recorded(self, key: SampleKey) -> bool:
+    def has_recorded_trial(self, key: SampleKey) -> bool:
         """Return True if a recorded trial of this key is left."""
         return bool(self._past.get(key))
 
@@ -105,8 +105,8 @@ class Journal:
         if not queue:
             return None
         self._replayed = max(self._replayed, queue[0].elapsed)
-        self.spent += queue[0].seconds or 0.0
-        self.on_sample(key[0], self.elapsed)
+        self.sampled_seconds += queue[0].seconds or 0.0
+        self.on_sample(key[0], self.elapsed_seconds)
         return queue.popleft()
 
     def start_clock(self) -> None:
@@ -121,16 +121,16 @@ class Journal:
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
-            round(self.elapsed, 4), seconds, failed, problem.op,
+            round(self.elapsed_seconds, 4), seconds, failed, problem.op,
         )  # fmt: skip
         self.keep(trial)
         self.recorded.append(trial)
-        self.spent += seconds or 0.0
+        self.sampled_seconds += seconds or 0.0
         self.on_sample(stage, trial.elapsed)
         return trial
 
 
-def _key(trial: Trial) -> SampleKey:
+def _trial_key(trial: Trial) -> SampleKey:
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
@@ -144,27 +144,27 @@ class RoundLimits:
     other.
     """
 
-    least: int
-    most: int = 0
+    min_rounds: int
+    max_rounds: int = 0
     seconds: float = 0.0
-    patient: int = 0
-    steady: float = 0.02
-    dear: float = float("inf")
-    unlike: float = float("inf")
+    max_uncertain_rounds: int = 0
+    max_uncertainty: float = 0.02
+    max_uncertain_seconds: float = float("inf")
+    max_ratio_of_two: float = float("inf")
 
-    def wants_more(self, done: int, samples: Samples) -> bool:
+    def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if another round follows after `done` rounds."""
-        if done < max(self.least, self.most):
+        if done < max(self.min_rounds, self.max_rounds):
             spent = sum(map(sum, samples.values()))
-            return done < self.least or spent < self.seconds or self._is_uncertain(done, samples)
+            return done < self.min_rounds or spent < self.seconds or self._is_uncertain(done, samples)
         return self._is_uncertain(done, samples)
 
-    def _is_uncertain(self, done: int, samples: Samples) -> bool:
-        if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
+    def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
+        if done == 2 and any(max(s) > self.max_ratio_of_two * min(s) for s in samples.values() if s):
             return True
-        if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
+        if done >= self.max_uncertain_rounds or sum(map(sum, samples.values())) >= self.max_uncertain_seconds:
             return False
-        return any(median_uncertainty(s) > self.steady for s in samples.values() if s)
+        return any(median_uncertainty(s) > self.max_uncertainty for s in samples.values() if s)
 
 
 def median_uncertainty(samples: Sequence[float]) -> float:
@@ -179,55 +179,57 @@ class TimedProblem:
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
         self._stack = stack
-        self._session: Session | None = None
-        self._ready: set[Run] = set()
+        self._session: TimingSession | None = None
+        self._ready: set[TimedRun] = set()
 
-    def sample(self, run: Run) -> float:
-        """Return one sample; raise FailedError if the run fails, TimeUpError if the time is up."""
-        trial = self.journal.replay_trial(self._key(run)) or self._measure(run)
+    def sample_seconds(self, run: TimedRun) -> float:
+        """Return one sample; raise RunFailedError if the run fails, TimeUpError if the time is up."""
+        trial = self.journal.replay_trial(self._sample_key(run)) or self._measure_run(run)
         assert trial is not None
         if trial.seconds is None:
-            raise FailedError(trial.failed or "no reason is recorded")
+            raise RunFailedError(trial.failed or "no reason is recorded")
         return trial.seconds
 
-    def _key(self, run: Run) -> SampleKey:
+    def _sample_key(self, run: TimedRun) -> SampleKey:
         return self.stage, self.problem, self.seed, run
 
-    def _measure(self, run: Run, timed: bool = True) -> Trial | None:
+    def _measure_run(self, run: TimedRun, timed: bool = True) -> Trial | None:
         """Return the trial of a new sample or failure; None if the run was only prepared."""
         self.journal.start_clock()
-        if self.journal.elapsed >= self.journal.limit:
+        if self.journal.elapsed_seconds >= self.journal.limit:
             raise TimeUpError
-        key = self._key(run)
+        key = self._sample_key(run)
         try:
             session = self._open_session()
             if run not in self._ready:
                 self._wait_for_kernels(run)
-                session.prepare(run)
+                session.prepare_run(run)
                 self._ready.add(run)
-            return self.journal.record_trial(key, session.sample(run)) if timed else None
-        except FailedError as error:
+            return self.journal.record_trial(key, session.sample_seconds(run)) if timed else None
+        except RunFailedError as error:
             return self.journal.record_trial(key, None, str(error)[:300])
         except MemoryError:
             return self.journal.record_trial(key, None, "out of memory")
 
-    def _prepare_runs(self, runs: Iterable[Run]) -> list[Run]:
+    def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
         """Return the runs that work; all are prepared before the first is timed, since a waiting device cools down."""
         return [
             run
             for run in runs
-            if run in self._ready or self.journal.has_recorded(self._key(run)) or self._measure(run, False) is None
+            if run in self._ready
+            or self.journal.has_recorded_trial(self._sample_key(run))
+            or self._measure_run(run, False) is None
         ]
 
-    def _wait_for_kernels(self, run: Run) -> None:
+    def _wait_for_kernels(self, run: TimedRun) -> None:
         """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if that takes too long."""
         journal = self.journal
         if run.plan == VENDOR:
             return
-        before = journal.elapsed
+        before = journal.elapsed_seconds
         seconds = journal.limit + journal.waits - before
         ready = journal.device.wait_for_kernels(self.problem.dtype, run.plan, min(seconds, journal.patience))
-        free = min(journal.elapsed - before, journal.waits)
+        free = min(journal.elapsed_seconds - before, journal.waits)
         journal.limit, journal.waits = journal.limit + free, journal.waits - free
         if not ready:
             raise KernelsNotReadyError if seconds > journal.patience else TimeUpError
@@ -236,21 +238,23 @@ class TimedProblem:
         """Release the operands, since the next problem needs the memory."""
         self._session = None
 
-    def _open_session(self) -> Session:
+    def _open_session(self) -> TimingSession:
         if self._session is None:
-            self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
+            self._session = self._stack.enter_context(self.journal.device.open_session(self.problem, self.seed))
         return self._session
 
-    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: DropPlans = lambda samples: ()) -> Samples:
+    def sample_rounds(
+        self, runs: Sequence[TimedRun], limits: RoundLimits, drop: SelectDroppedRuns = lambda samples: ()
+    ) -> SampleSeconds:
         """Return samples of all runs in shuffled rounds; runs that fail or that `drop` returns are timed no more."""
-        samples: Samples = {run: [] for run in runs}
+        samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and limits.wants_more(done, samples):
+        while racing and limits.needs_more_rounds(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
-                    samples[run].append(self.sample(run))
-                except FailedError:
+                    samples[run].append(self.sample_seconds(run))
+                except RunFailedError:
                     racing.remove(run)
                     samples[run].clear()
             out = set(drop(samples))
@@ -258,7 +262,7 @@ class TimedProblem:
         return samples
 
 
-def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
+def paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
     """Return the median paired ratio of a run over its rounds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

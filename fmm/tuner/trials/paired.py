@@ -11,15 +11,15 @@ from typing import Any
 
 from fmm.config.certification import median_interval, paired_ratios
 
-Call = Callable[[], Any]
+ProductCall = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class PairedRoundLimits:
     """The number of rounds: at least `least`, then more until `seconds` have passed, at most `most`."""
 
-    least: int
-    most: int
+    min_rounds: int
+    max_rounds: int
     seconds: float
 
 
@@ -32,44 +32,46 @@ class PairedSamples:
     repeat: int = 1
 
     @property
-    def ratios(self) -> tuple[float, ...]:
+    def round_speedups(self) -> tuple[float, ...]:
         """The speedup of the candidate in each round."""
         return paired_ratios(self.vendor, self.candidate)
 
     @property
-    def speedup(self) -> float:
+    def median_speedup(self) -> float:
         """The median speedup."""
-        return median(self.ratios)
+        return median(self.round_speedups)
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def speedup_interval(self) -> tuple[float, float]:
         """The 95 % interval of the median speedup."""
-        return median_interval(self.ratios)
+        return median_interval(self.round_speedups)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the samples and their statistics, for JSON."""
-        low, high = self.interval
-        return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
+        low, high = self.speedup_interval
+        return {"speedup": self.median_speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed: int = 0) -> PairedSamples:
+def measure_paired_rounds(
+    vendor: ProductCall, candidate: ProductCall, rounds: PairedRoundLimits, seed: int = 0
+) -> PairedSamples:
     """Measure both calls in shuffled rounds after one warm-up each; calls below 10 ms are repeated in a sample."""
     shuffled = random.Random(seed)
-    repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
+    repeat = max(int(0.01 / max(_mean_call_seconds(vendor, 1), _mean_call_seconds(candidate, 1), 1e-7)), 1)
     calls = (vendor, candidate)
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
-    while len(samples[0]) < rounds.most:
+    while len(samples[0]) < rounds.max_rounds:
         order = [0, 1]  # indices, since both calls may be one function: a pair of equals measures the noise floor
         shuffled.shuffle(order)
         for which in order:
-            samples[which].append(_seconds(calls[which], repeat))
-        if time.perf_counter() > end and len(samples[0]) >= rounds.least:
+            samples[which].append(_mean_call_seconds(calls[which], repeat))
+        if time.perf_counter() > end and len(samples[0]) >= rounds.min_rounds:
             break
     return PairedSamples(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
-def _seconds(call: Call, repeat: int) -> float:
+def _mean_call_seconds(call: ProductCall, repeat: int) -> float:
     start = time.perf_counter()
     for _ in range(repeat):
         call()

@@ -31,7 +31,7 @@ from fmm.config.schema import check_size
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 
 Size = tuple[int, int, int]
 DEFAULT_OPERATION: Operation = "product"  # the operation of most trials; it is not written to the file
@@ -60,13 +60,13 @@ class Trial:
         return Problem(*self.size, self.dtype, op=self.op)
 
     @property
-    def timed_run(self) -> Run:
+    def timed_run(self) -> TimedRun:
         """The plan, or part of a plan, that was measured."""
-        return Run(Plan.parse(self.plan), self.part, self.twin)
+        return TimedRun(Plan.parse(self.plan), self.part, self.twin)
 
 
 @dataclass(frozen=True)
-class Header:
+class TuningHeader:
     """The first line of a tuning: device, versions of libraries, conditions and settings."""
 
     run: str
@@ -82,7 +82,7 @@ class Header:
 class RecordedTuning:
     """The header and the trials of one tuning."""
 
-    header: Header
+    header: TuningHeader
     trials: tuple[Trial, ...]
     finished: bool
 
@@ -94,7 +94,7 @@ class TrialFile:
         self.path = path
         self._handle = -1
 
-    def append(self, kind: str, record: Mapping[str, Any]) -> None:
+    def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
         """Append a line by one write: lines of concurrent tunings stay whole, and a kill truncates the last at most."""
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
@@ -105,19 +105,19 @@ class TrialFile:
         if os.write(self._handle, line) != len(line):
             raise OSError(28, f"no space left for {self.path}")
 
-    def add_header(self, header: Header) -> None:
+    def add_header(self, header: TuningHeader) -> None:
         """Append the header of a tuning."""
-        self.append("tuning", asdict(header))
+        self.append_record("tuning", asdict(header))
 
-    def add(self, trial: Trial) -> None:
+    def add_trial(self, trial: Trial) -> None:
         """Append a trial, without fields that have their default."""
-        self.append(
+        self.append_record(
             "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
         )
 
-    def finish(self, run: str, elapsed: float) -> None:
+    def mark_finished(self, run: str, elapsed: float) -> None:
         """Append the mark that a tuning is complete."""
-        self.append("finished", {"run": run, "elapsed": elapsed})
+        self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
@@ -134,18 +134,18 @@ class TrialFile:
         except OSError:
             return False
 
-    def tunings(self) -> tuple[RecordedTuning, ...]:
+    def read_tunings(self) -> tuple[RecordedTuning, ...]:
         """Return all tunings of the file, the oldest first."""
-        headers: dict[str, Header] = {}
+        headers: dict[str, TuningHeader] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
-        for kind, record in self._file_records():
+        for kind, record in self._read_records():
             try:
                 if kind == "tuning":
-                    header = Header(**read_fields(record, kind, HEADER_CHECKS))
+                    header = TuningHeader(**read_fields(record, kind, HEADER_CHECKS))
                     headers[header.run] = header
                 elif kind == "trial":
-                    trial = _trial_of_line(record)
+                    trial = _parse_trial(record)
                     trials.setdefault(trial.run, []).append(trial)
                 elif kind == "finished":
                     finished.add(check_text(record.get("run"), "run"))
@@ -156,18 +156,18 @@ class TrialFile:
         return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def existing_files(self) -> tuple[Path, ...]:
         """The existing files: the plain one and the packed one."""
-        return tuple(file for file in (self.path, self.packed) if file.is_file())
+        return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
-    def packed(self) -> Path:
+    def gzip_path(self) -> Path:
         """The path of the packed file."""
         return self.path.with_name(f"{self.path.name}.gz")
 
-    def _file_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the kind and the fields of every complete line."""
-        for line in (*_packed(self.packed), *_plain(self.path)):
+        for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
@@ -176,12 +176,12 @@ class TrialFile:
                 yield kind, record
 
 
-def _plain(path: Path) -> list[bytes]:
+def _plain_lines(path: Path) -> list[bytes]:
     """Return the lines of a regular file; none of anything else, since reading a device may never end."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 
-def _packed(path: Path) -> list[bytes]:
+def _gzip_lines(path: Path) -> list[bytes]:
     """Return the lines of a packed file; none without the file."""
     try:
         return gzip.decompress(path.read_bytes()).splitlines()
@@ -191,7 +191,7 @@ def _packed(path: Path) -> list[bytes]:
         raise OSError(f"{path} is damaged: {error}") from None
 
 
-def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tuple[Trial, ...]:
+def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the last first look before a tuning, which count as the tuning's own.
 
     The first look must be of the same type, device and versions; without --resume also of the same command. The first
@@ -209,7 +209,7 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tupl
 FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 
-def _is_first_look_of(first: Header, then: Header) -> bool:
+def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
     """Return True if the first tuning is a first look that counts as part of the second."""
     same_device = (first.device, first.versions, _card_identifier(first)) == (
         then.device,
@@ -222,7 +222,7 @@ def _is_first_look_of(first: Header, then: Header) -> bool:
     return same_device and efforts and continues and same_type
 
 
-def _card_identifier(header: Header) -> Any:
+def _card_identifier(header: TuningHeader) -> Any:
     """Return the identifier of the card among cards of one kind; None if it was not recorded."""
     return header.conditions.get("uuid")
 
@@ -268,13 +268,13 @@ TRIAL_CHECKS: Mapping[str, Check] = {
 OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
-def _trial_of_line(record: dict[str, Any]) -> Trial:
+def _parse_trial(record: dict[str, Any]) -> Trial:
     """Return the trial of a line; fields that this fmm does not have are ignored."""
     own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
     return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
 
-def tuning_of(
+def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
     """Return the tuning from which a section of a config was concluded; None if there is none.
@@ -306,20 +306,20 @@ def frame(path: Path | str) -> Any:
     where = Path(path)
     rows = [
         {**_header_columns(tuning.header), **_trial_columns(trial)}
-        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").read_tunings()
         for trial in tuning.trials
     ]
-    return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
+    return pandas.DataFrame(rows, columns=TRIAL_FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
 
 
-FRAME_COLUMNS = [
+TRIAL_FRAME_COLUMNS = [
     *("run", "device", "effort", "started"),
     *("m", "k", "n"),
     *(f.name for f in fields(Trial) if f.name not in ("size", "run")),
 ]
 
 
-def _header_columns(header: Header) -> dict[str, Any]:
+def _header_columns(header: TuningHeader) -> dict[str, Any]:
     effort = header.settings.get("effort", "")
     return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
 

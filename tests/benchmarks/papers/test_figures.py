@@ -14,7 +14,7 @@ from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory, table_names
+from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory_table, table_names
 from fmm.tuner.commands.paper import PAPER_TABLES
 from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
@@ -81,7 +81,7 @@ def test_no_figure_of_a_paper_is_left_out(source: str, figures: int, tables: int
 def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in NAMES) and len(inventory().rows) == len(INVENTORY_ROWS)
+    assert all(name in out for name in NAMES) and len(inventory_table().rows) == len(INVENTORY_ROWS)
 
 
 # ---- measuring, at small sizes
@@ -97,7 +97,9 @@ def test_experiments_have_rows_under_their_keys(name: str) -> None:
     for figure in (x for x in FIGURES.values() if x.experiment is experiment):
         table = figure_table(figure, results)
         for name in figure.measured:
-            assert name == "sp_1" or not results.rows or any(x is not None for x in table.column(name)), figure.name
+            assert name == "sp_1" or not results.rows or any(x is not None for x in table.column_cells(name)), (
+                figure.name
+            )
 
 
 # ---- tables, files, pictures

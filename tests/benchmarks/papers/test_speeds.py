@@ -38,7 +38,7 @@ def test_a_curve_over_sizes_is_in_their_order() -> None:
     keys = [(code, n, k) for code in (SGEMM, "Strassen") for n in SIZES for k in range(5)]
     results = Results(({"device": "none"},), 1.0, {key: {"key": list(key), "seconds": [1.0]} for key in keys})
     for name in ("li-fig26", "li-fig28"):
-        assert figure_table(FIGURES[name], results).column("n") == SIZES
+        assert figure_table(FIGURES[name], results).column_cells("n") == SIZES
 
 
 # ---- when to recurse

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fmm.kernels.algorithms.additions import (
     AdditionProgram,
     Coefficient,
-    chained_programs,
-    in_order_of_demand,
-    renumbered_inputs,
+    chain_programs,
+    order_lines_by_use,
+    renumber_inputs,
     restricted_program,
-    separate_sums,
-    shared_sums,
+    separate_sums_program,
+    shared_sums_program,
     updating_program,
 )
 
@@ -71,15 +71,15 @@ def test_matrix_is_what_running_the_lines_gives(program: AdditionProgram) -> Non
 @given(random_rows())
 def test_plain_and_shared_compute_the_rows(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert separate_sums(rows, inputs).matrix() == tuple(rows)
-    assert shared_sums(rows, inputs).matrix() == tuple(rows)
+    assert separate_sums_program(rows, inputs).matrix() == tuple(rows)
+    assert shared_sums_program(rows, inputs).matrix() == tuple(rows)
 
 
 @given(random_rows())
 def test_sharing_never_costs_additions(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert separate_sums(rows, inputs).additions == sum(max(sum(1 for c in row if c) - 1, 0) for row in rows)
-    assert shared_sums(rows, inputs).additions <= separate_sums(rows, inputs).additions
+    assert separate_sums_program(rows, inputs).additions == sum(max(sum(1 for c in row if c) - 1, 0) for row in rows)
+    assert shared_sums_program(rows, inputs).additions <= separate_sums_program(rows, inputs).additions
 
 
 SHARED = [
@@ -94,39 +94,39 @@ SHARED = [
 
 @pytest.mark.parametrize(("rows", "additions"), SHARED)
 def test_shared_sums_are_counted_once(rows: list[Row], additions: int) -> None:
-    assert shared_sums(rows, len(rows[0])).additions == additions
+    assert shared_sums_program(rows, len(rows[0])).additions == additions
 
 
 def test_sharing_ends_with_floats_whose_ratio_is_rounded() -> None:
     assert (1.0 / 49.0) * 49.0 != 1.0  # the pair occurs twice, but its ratio does not give the coefficient back
-    program = shared_sums([(49.0, 1.0), (49.0, 1.0)], 2)
+    program = shared_sums_program([(49.0, 1.0), (49.0, 1.0)], 2)
     assert program.additions == 1
     assert program.matrix()[0] == pytest.approx((49.0, 1.0))
 
 
 def test_an_output_that_is_an_input_takes_no_line() -> None:
-    assert separate_sums([(0, 1), (1, 0)], 2) == AdditionProgram(2, (), (1, 0))
+    assert separate_sums_program([(0, 1), (1, 0)], 2) == AdditionProgram(2, (), (1, 0))
     # A negated input takes a line but no addition.
-    assert separate_sums([(0, -1)], 2).lines == (((-1, 1),),)
-    assert separate_sums([(0, -1)], 2).additions == 0
+    assert separate_sums_program([(0, -1)], 2).lines == (((-1, 1),),)
+    assert separate_sums_program([(0, -1)], 2).additions == 0
 
 
 def test_a_positive_term_comes_first() -> None:
-    assert separate_sums([(-1, 1)], 2).lines == (((1, 1), (-1, 0)),)
+    assert separate_sums_program([(-1, 1)], 2).lines == (((1, 1), (-1, 0)),)
 
 
 @given(random_programs())
 def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: AdditionProgram) -> None:
-    late = in_order_of_demand(program)
+    late = order_lines_by_use(program)
     assert late.matrix() == program.matrix()
     read = {v for terms in late.lines for _, v in terms} | set(late.outputs)
     assert read >= set(range(late.inputs, late.inputs + len(late.lines)))
-    assert in_order_of_demand(late) == late
+    assert order_lines_by_use(late) == late
 
 
 def test_by_demand_forms_a_value_just_before_its_use() -> None:
     early = AdditionProgram(2, (((1, 0), (1, 1)), ((1, 0), (-1, 1)), ((2, 2),), ((2, 3),)), (4, 5))
-    late = in_order_of_demand(early)
+    late = order_lines_by_use(early)
     assert late.lines == (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 1)), ((2, 4),))
     assert late.outputs == (3, 5)
 
@@ -135,7 +135,7 @@ def test_by_demand_forms_a_value_just_before_its_use() -> None:
 def test_permuted_moves_the_columns(program: AdditionProgram, random: object) -> None:
     order = list(range(program.inputs))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = renumbered_inputs(program, order).matrix()
+    moved = renumber_inputs(program, order).matrix()
     for row, old in zip(moved, program.matrix(), strict=True):
         assert [row[order[i]] for i in range(program.inputs)] == list(old)
 
@@ -154,7 +154,7 @@ def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
 
 
 def test_updating_by_one_and_zero_changes_nothing() -> None:
-    program = separate_sums([(1, 1)], 2)
+    program = separate_sums_program([(1, 1)], 2)
     assert updating_program(program, 1, 0) is program
 
 
@@ -184,7 +184,7 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
     pins = [(p, o) for p, program in enumerate(first) for o in range(len(program.outputs))]
     then = data.draw(st.lists(random_programs(), min_size=1, max_size=3))
     wiring = [[data.draw(st.sampled_from(pins)) for _ in range(program.inputs)] for program in then]
-    found = chained_programs(first, then, wiring).matrix()
+    found = chain_programs(first, then, wiring).matrix()
 
     total, start, wide = sum(p.inputs for p in first), 0, []
     for program in first:  # the firsts side by side, each output a row over all inputs
@@ -204,7 +204,7 @@ def test_a_line_that_reads_ahead_is_refused(source: int) -> None:
 
 
 def test_equal_programs_are_one_key() -> None:
-    one, two = separate_sums([(1, 1)], 2), separate_sums([(Fraction(1), Fraction(1))], 2)
+    one, two = separate_sums_program([(1, 1)], 2), separate_sums_program([(Fraction(1), Fraction(1))], 2)
     assert one == two
     assert hash(one) == hash(two)
-    assert len({one, two, separate_sums([(1, -1)], 2)}) == 2
+    assert len({one, two, separate_sums_program([(1, -1)], 2)}) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.residues import (
-    MOST_MODULI,
+    MAX_MODULI_COUNT,
     moduli,
     moduli_count_for_bound,
     moduli_count_for_product,
@@ -21,7 +21,7 @@ from tests.support.remainders import whole_number
 
 
 def test_moduli_are_pairwise_coprime_and_the_largest() -> None:
-    found = moduli(MOST_MODULI)
+    found = moduli(MAX_MODULI_COUNT)
     assert found[:8] == (256, 255, 253, 251, 247, 241, 239, 233)
     assert all(gcd(x, y) == 1 for x, y in combinations(found, 2))
     for skipped in set(range(found[-1], 257)) - set(found):
@@ -40,12 +40,12 @@ def test_how_many_moduli_are_needed(bits_a: int, bits_b: int, k: int, expected: 
 
 def test_more_moduli_than_there_are() -> None:
     with pytest.raises(ValueError, match="moduli"):
-        moduli(MOST_MODULI + 1)
+        moduli(MAX_MODULI_COUNT + 1)
     with pytest.raises(ValueError, match="moduli"):
         moduli_count_for_bound(1 << 1000)
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 18, MOST_MODULI])
+@pytest.mark.parametrize("count", [1, 2, 9, 18, MAX_MODULI_COUNT])
 def test_numbers_are_found_again(count: int) -> None:
     known, draw = remainder_weights(count), random.Random(count)
     most = known.product * 128 // 257  # what `moduli_count_for_bound` leaves to them

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import (
+    canonical_expression,
     composed_scheme,
     rotated_scheme,
     scheme,
     scheme_names,
-    short_spelling,
     transposed_scheme,
 )
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
@@ -212,12 +212,12 @@ def test_huangs_variants(expression: str) -> None:
     found = scheme(expression)
     touched = [[sum(1 for c in column if c) for column in zip(*x, strict=True)] for x in (found.u, found.v, found.w)]
     assert Counter(zip(*touched, strict=True)) == HUANG_FIGURE_6[expression]
-    assert found.nonzeros == tuple(map(sum, touched))
+    assert found.nonzero_counts == tuple(map(sum, touched))
 
 
 @pytest.mark.parametrize(("name", "plain", "shared"), ADDITIONS)
 def test_additions(name: str, plain: int, shared: int | None) -> None:
-    assert scheme(name).additions_plain == plain
+    assert scheme(name).separate_addition_count == plain
     if shared is not None:
         assert scheme(name).additions == shared
 
@@ -332,12 +332,12 @@ def test_programs_compute_the_coefficients(name: str) -> None:
 def test_a_composition_shares_sums_level_by_level() -> None:
     # Winograd twice: 4 + 4 sums once for each of 4 inner places, then for each of 7 products; 7 joins likewise.
     assert scheme("winograd^2").additions == 15 * (4 + 7)
-    assert scheme("winograd^2").additions < scheme("winograd^2").additions_plain
+    assert scheme("winograd^2").additions < scheme("winograd^2").separate_addition_count
 
 
 @pytest.mark.parametrize("name", scheme_names())
 def test_sharing_never_adds_additions(name: str) -> None:
-    assert scheme(name).additions <= scheme(name).additions_plain
+    assert scheme(name).additions <= scheme(name).separate_addition_count
 
 
 CANONICAL = [
@@ -351,8 +351,8 @@ CANONICAL = [
 
 @pytest.mark.parametrize(("text", "short"), CANONICAL)
 def test_canonical_spelling(text: str, short: str) -> None:
-    assert short_spelling(text) == short
-    assert short_spelling(short) == short
+    assert canonical_expression(text) == short
+    assert canonical_expression(short) == short
 
 
 @given(st.lists(st.tuples(st.sampled_from(["strassen", "hk223", "dps"]), st.integers(1, 3)), min_size=1, max_size=4))
@@ -361,7 +361,7 @@ def test_canonical_names_the_same_factors(parts: list[tuple[str, int]]) -> None:
         return [name for part in text.split("*") for name, _, n in [part.partition("^")] for _ in range(int(n or 1))]
 
     text = "*".join(f"{name}^{times}" for name, times in parts)
-    assert factors(short_spelling(text)) == factors(text)
+    assert factors(canonical_expression(text)) == factors(text)
 
 
 def test_composed_is_the_expression() -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
-    PROVED_UNEQUAL,
-    StepError,
+    TABLES_PROVED_UNEQUAL,
     StepTable,
+    StepTableError,
     kernel_table,
-    parse_kernel,
     parse_step_table,
+    parse_table_kernel,
     step_table,
     step_table_names,
 )
@@ -77,9 +77,9 @@ def test_every_table_uses_exactly_its_temporaries(name: str) -> None:
     line = f"temps   {' '.join(table.temporaries)}"
     for missing in table.temporaries:
         fewer = line.replace(f" {missing}", "")
-        with pytest.raises(StepError, match=f"fewer.txt: .*undeclared {missing}"):
+        with pytest.raises(StepTableError, match=f"fewer.txt: .*undeclared {missing}"):
             parse_step_table(table.text().replace(line, fewer), "fewer.txt")
-    with pytest.raises(StepError, match=r"more\.txt: declares T9 but does not use it"):
+    with pytest.raises(StepTableError, match=r"more\.txt: declares T9 but does not use it"):
         parse_step_table(table.text().replace(line, f"{line} T9"), "more.txt")
 
 
@@ -101,7 +101,7 @@ UNEQUAL = {
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert is_right_with_unequal_blocks(name) is UNEQUAL[name]
     assert prove_fringe(name) == step_table(name).fringe
-    assert (name in PROVED_UNEQUAL) is UNEQUAL[name]  # at run time, these tables are not proved again
+    assert (name in TABLES_PROVED_UNEQUAL) is UNEQUAL[name]  # at run time, these tables are not proved again
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
         plan = Plan((scheme_level(name, "sequential", "unequal"),))
@@ -289,7 +289,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     head = f"name x\nsource x\nsize 2 2 2\ntemps {' '.join(table.temporaries)}\n"
     try:
         mutant = parse_step_table(head + lines, "mutant.txt")
-    except StepError as error:
+    except StepTableError as error:
         assert str(error).startswith("mutant.txt"), "the message names the file"
         return True
     return plan_defect(plan_of(mutant), 2, 2, 2) is not None
@@ -408,7 +408,7 @@ def test_every_kernel_is_its_oracle(name: str) -> None:
 
 
 def test_assignments_are_done_in_order() -> None:
-    kernel = parse_kernel("k(X, Y, Z): Y = Y + X; Z = Z - 2 Y; Y = 3 X")
+    kernel = parse_table_kernel("k(X, Y, Z): Y = Y + X; Z = Z - 2 Y; Y = 3 X")
     assert kernel.writes == ("Y", "Z")
     assert kernel.reads == ("Y", "X", "Z")
     assert kernel.program.matrix() == ((0, 3, 0), (-2, -2, 1))
@@ -431,8 +431,8 @@ BAD_KERNELS = [
 
 @pytest.mark.parametrize("line", BAD_KERNELS)
 def test_bad_kernels_are_refused(line: str) -> None:
-    with pytest.raises(StepError, match=r"kernel|assignment"):
-        parse_kernel(line)
+    with pytest.raises(StepTableError, match=r"kernel|assignment"):
+        parse_table_kernel(line)
 
 
 # ---- bad tables
@@ -469,7 +469,7 @@ BAD_TABLES = [
 )
 def test_bad_tables_say_what_is_wrong(old: str, new: str, message: str) -> None:
     assert old in FIG3
-    with pytest.raises(StepError, match=rf"^bad\.txt.*({message})"):
+    with pytest.raises(StepTableError, match=rf"^bad\.txt.*({message})"):
         parse_step_table(FIG3.replace(old, new, 1), "bad.txt")
 
 
@@ -505,7 +505,7 @@ def test_a_table_is_right_whatever_its_temporaries_are_called(name: str, new: st
         return
     try:
         table = parse_step_table(text, "renamed.txt")
-    except StepError as error:
+    except StepTableError as error:
         assert new in str(error)
         return
     assert first_plan_defect(plan_of(table, "pad"), [(2, 2, 2), (3, 2, 3)]) is None
@@ -579,16 +579,16 @@ WORDS = [
 @pytest.mark.parametrize(("line", "message"), WORDS)
 def test_what_is_said_of_a_table_must_be_readable(line: str, message: str) -> None:
     word = line.split()[0]
-    with pytest.raises(StepError, match=f"bad.txt: {message}"):
+    with pytest.raises(StepTableError, match=f"bad.txt: {message}"):
         parse_step_table(re.sub(rf"^{word}.*$", line, FIG3, flags=re.MULTILINE), "bad.txt")
 
 
 def test_unknown_names_say_what_is_valid(folder: Path) -> None:
-    with pytest.raises(StepError, match="unknown step table 'li-fig3'; the step tables are hasa"):
+    with pytest.raises(StepTableError, match="unknown step table 'li-fig3'; the step tables are hasa"):
         step_table("li-fig3")
 
 
 def test_a_name_line_that_differs_from_the_file_is_refused(folder: Path) -> None:
     (folder / "other.txt").write_text(FIG3, encoding="utf-8")
-    with pytest.raises(StepError, match=r"other\.txt: its name line says 'li-fig3'; it must be 'other'"):
+    with pytest.raises(StepTableError, match=r"other\.txt: its name line says 'li-fig3'; it must be 'other'"):
         step_table("other")

@@ -23,7 +23,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import probe, run_host
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from tests.support import ROOT
 from tests.support.marks import quick_and_slow
 
@@ -137,8 +137,8 @@ def sums_of_the_probe() -> None:
 
 
 def sums_of_the_tuner() -> None:
-    with CpuDevice().open(Problem(300, 300, 300), 0) as session:
-        assert 0 < session.sample(Run(Plan.parse("winograd > vendor"), "sums")) < 1
+    with CpuDevice().open_session(Problem(300, 300, 300), 0) as session:
+        assert 0 < session.sample_seconds(TimedRun(Plan.parse("winograd > vendor"), "sums")) < 1
 
 
 @pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, separate_sums, updating_program
+from fmm.kernels.algorithms.additions import (
+    AdditionProgram,
+    Coefficient,
+    Terms,
+    separate_sums_program,
+    updating_program,
+)
 from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
@@ -72,20 +78,20 @@ def expected(
 
 IN_PLACE = [
     # (what, program, aliases): values 0, 1, ... are the reads, outputs stand where the reads they are paired with do
-    ("Y = X - Y", separate_sums([(1, -1)], 2), ((0, 1),)),
-    ("X = X - Y", separate_sums([(1, -1)], 2), ((0, 0),)),
-    ("X = -X", separate_sums([(-1,)], 1), ((0, 0),)),
-    ("X = 2 X", separate_sums([(2,)], 1), ((0, 0),)),
-    ("X = X", separate_sums([(1,)], 1), ((0, 0),)),
-    ("X = 0", separate_sums([(0,)], 1), ((0, 0),)),
-    ("X, Y = Y, X", separate_sums([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
-    ("X, Y, Z = Y, Z, X", separate_sums([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
-    ("X, Y = X + Y, X - Y", separate_sums([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y - X, X + Y, crosswise", separate_sums([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
-    ("X, Y = X, X + Y", separate_sums([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y, X + Y", separate_sums([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = X / 2 - 2 Y, 3 X", separate_sums([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
-    ("two outputs of one value", separate_sums([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("Y = X - Y", separate_sums_program([(1, -1)], 2), ((0, 1),)),
+    ("X = X - Y", separate_sums_program([(1, -1)], 2), ((0, 0),)),
+    ("X = -X", separate_sums_program([(-1,)], 1), ((0, 0),)),
+    ("X = 2 X", separate_sums_program([(2,)], 1), ((0, 0),)),
+    ("X = X", separate_sums_program([(1,)], 1), ((0, 0),)),
+    ("X = 0", separate_sums_program([(0,)], 1), ((0, 0),)),
+    ("X, Y = Y, X", separate_sums_program([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
+    ("X, Y, Z = Y, Z, X", separate_sums_program([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
+    ("X, Y = X + Y, X - Y", separate_sums_program([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y - X, X + Y, crosswise", separate_sums_program([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
+    ("X, Y = X, X + Y", separate_sums_program([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y, X + Y", separate_sums_program([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = X / 2 - 2 Y, 3 X", separate_sums_program([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
+    ("two outputs of one value", separate_sums_program([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
     ("an output that later lines read", AdditionProgram(2, (((1, 0), (1, 1)), ((1, 2), (-2, 0))), (2, 3)), ((0, 0),)),
     (
         "a scratch value kept to the end",
@@ -111,7 +117,7 @@ IN_PLACE = [
     *[
         (
             f"C = {alpha} M + {beta} C",
-            updating_program(separate_sums([(1,)], 1), alpha, beta),
+            updating_program(separate_sums_program([(1,)], 1), alpha, beta),
             ((0, 1),) if beta else (),
         )
         for alpha in (1, -1, 0, 2, 0.5, 1j, -1j, 0.6 + 0.8j)
@@ -131,15 +137,15 @@ def test_sums_in_place(program: AdditionProgram, aliases: Aliases) -> None:
 
 SHORT = [
     # (program, present, aliases, operations): no pass over the data too many
-    (separate_sums([(1, 1)], 2), (True, True), (), ["add"]),
-    (separate_sums([(1, -1)], 2), (True, True), (), ["subtract"]),
-    (separate_sums([(-1, 1)], 2), (True, True), (), ["subtract"]),
-    (separate_sums([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
-    (separate_sums([(1, 1)], 2), (True, False), (), ["copy"]),
-    (separate_sums([(-1, 1)], 2), (True, False), (), ["negate"]),
-    (separate_sums([(1, 1)], 2), (False, False), (), ["zero"]),
-    (separate_sums([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
-    (separate_sums([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
+    (separate_sums_program([(1, 1)], 2), (True, True), (), ["add"]),
+    (separate_sums_program([(1, -1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums_program([(-1, 1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums_program([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
+    (separate_sums_program([(1, 1)], 2), (True, False), (), ["copy"]),
+    (separate_sums_program([(-1, 1)], 2), (True, False), (), ["negate"]),
+    (separate_sums_program([(1, 1)], 2), (False, False), (), ["zero"]),
+    (separate_sums_program([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
+    (separate_sums_program([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
 ]
 
 
@@ -154,7 +160,7 @@ def test_calls_are_as_few_as_they_can_be(
 
 
 def test_unwanted_outputs_cost_nothing() -> None:
-    program = separate_sums([(1, 1), (1, -1)], 2)
+    program = separate_sums_program([(1, 1), (1, -1)], 2)
     assert len(schedule_calls(program, (True, True), (False, True), ()).calls) == 1
     assert schedule_calls(program, (True, True), (False, False), ()).calls == ()
 
@@ -259,7 +265,7 @@ def test_writes_without_a_common_corner() -> None:
 def test_every_operation_on_every_stride(dtype: str) -> None:
     """Guards against a bug of NumPy 2.3 and 2.4: numpy.negative on every fourth float32 or eighth float64."""
     programs = [
-        separate_sums([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
+        separate_sums_program([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
     ]
     x, y = Place("X", 0, 0, 5, 1), Place("Y", 0, 0, 5, 1)
     for stride in (1, 2, 3, 4, 5, 8, 16, 17, -1, -4, -8):

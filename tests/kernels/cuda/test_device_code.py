@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from fmm.kernels.cuda.device_code.entry_source import with_headers
+from fmm.kernels.cuda.device_code.entry_source import inline_headers
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
@@ -35,14 +35,14 @@ HOPPER_FIRST = {name: sorted(NEEDS.get(name, ARCHITECTURES), key="sm_90".__ne__)
 )
 def test_a_header_compiles_alone(name: str, architecture: str) -> None:
     """A header includes all that it uses, so that an editor can parse it and it needs no other include."""
-    log, _ = compile_cuda(with_headers(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
+    log, _ = compile_cuda(inline_headers(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
     assert not log
 
 
 def test_a_header_is_put_in_place_once() -> None:
     """A header that several others include appears once."""
-    text = with_headers("".join(f'#include "{name}"\n' for name in HEADERS))
+    text = inline_headers("".join(f'#include "{name}"\n' for name in HEADERS))
     assert "#include" not in text and "#pragma once" not in text
     for name in HEADERS:
-        first = with_headers(f'#include "{name}"\n').splitlines()[0]
+        first = inline_headers(f'#include "{name}"\n').splitlines()[0]
         assert text.count(first) == 1, name

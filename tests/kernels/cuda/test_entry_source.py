@@ -6,8 +6,8 @@ from fmm.kernels.cuda.device_code.entry_source import (
     ENTRY_NAME,
     entry_point_lines,
     entry_source,
-    whole_source,
-    with_headers,
+    inline_headers,
+    source_with_headers,
 )
 
 HEADER = "nonfinite_flag.cuh"
@@ -36,5 +36,5 @@ def test_one_call_is_on_the_line_of_its_entry_point() -> None:
 def test_the_header_comes_first_then_the_preceding_lines() -> None:
     source = entry_source("Told", "call(p);", HEADER, (32,), before=("struct Told {};",))
     lines = ["struct Told {};", *entry_point_lines("Told", "call(p);", (32,))]
-    assert source == whole_source(HEADER, lines)
-    assert source == with_headers(f'#include "{HEADER}"\n') + "\n" + "\n".join(lines) + "\n"
+    assert source == source_with_headers(HEADER, lines)
+    assert source == inline_headers(f'#include "{HEADER}"\n') + "\n" + "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.compile_ahead import named_chip
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Launch, LaunchList
+from fmm.kernels.cuda.launch_list import MAX_PARAMETER_BYTES, Launch, LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
@@ -55,9 +55,9 @@ def faults(found: LaunchList, chip: Chip) -> Iterator[str]:
         kernel = step.kernel
         if any(not 0 < x <= most for x, most in zip(step.grid, LARGEST_GRID, strict=True)):
             yield f"{step.label}: {step.grid} thread blocks"
-        if kernel.shared > chip.shared_per_block or kernel.threads > 1024:
+        if kernel.shared > chip.shared_bytes_per_block or kernel.threads > 1024:
             yield f"{step.label}: {kernel.threads} threads, {kernel.shared} bytes of shared memory"
-        if len(step.parameters) > PARAMETER_BYTES or len(step.parameters) % 8:
+        if len(step.parameters) > MAX_PARAMETER_BYTES or len(step.parameters) % 8:
             yield f"{step.label}: {len(step.parameters)} bytes of parameters"
         if kernel.architecture and not chip.has_warpgroups:
             yield f"{step.label}: code for {kernel.architecture}"

@@ -47,7 +47,7 @@ def launches_of(text: str, dtype: Any, n: int, op: Any) -> tuple[Launch, ...]:
 def ptx_bytes(launches: tuple[Launch, ...]) -> list[int]:
     """Return the bytes of PTX of each translation unit that these launches need."""
     nvrtc()
-    units = {(x.source, x.architecture or "sm_90", *x.options) for x in (launch.kernel for launch in launches)}
+    units = {(x.cuda_source, x.architecture or "sm_90", *x.options) for x in (launch.kernel for launch in launches)}
     return [len(compile_cuda(*unit)[1]) for unit in units]
 
 

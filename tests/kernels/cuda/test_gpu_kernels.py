@@ -14,7 +14,7 @@ from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, sum_source
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, sum_source
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -427,6 +427,6 @@ def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
         tape = record_operations(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             kernel = cupy.RawModule(code=sum_source(op.kernel, op.access), options=("--std=c++17",)).get_function(
-                SUM_ENTRY
+                SUM_ENTRY_NAME
             )
             assert kernel.local_size_bytes <= 16, (text, dtype, op.label)

@@ -67,7 +67,7 @@ def test_described_launches_are_the_captured_ones(use: LeafUse) -> None:
         calls = [step for step in launches.steps if isinstance(step, VendorCall)]
         seen = captured(launches)
         named = Counter(compile_kernel(0, launch.kernel).address for launch in ours)
-        assert {kernel: seen[kernel] for kernel in named} == named, launches.describe()
+        assert {kernel: seen[kernel] for kernel in named} == named, launches.step_labels()
         theirs = seen.total() - named.total()
         # A call of the library's is one kernel or several; without a call there is no kernel but ours.
-        assert theirs >= len(calls) and (calls or not theirs), (theirs, launches.describe())
+        assert theirs >= len(calls) and (calls or not theirs), (theirs, launches.step_labels())

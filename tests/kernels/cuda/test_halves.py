@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
-from fmm.kernels.cuda.ops import GemmOp, MirrorOp, RankOp, View, rank_op
+from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirrorOp, RankOp, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -67,10 +67,12 @@ def test_launches_compute_the_triangle(text: str, dtype: str) -> None:
         assert all((x[-GUARD:] == POISON).all() for x in memory.values())
 
 
-def views(rows: int, cols: int, left: str, right: str, dest: str, dtype: str) -> tuple[View, View, View]:
-    def view(base: str, shape: tuple[int, int], order: str) -> View:
+def views(
+    rows: int, cols: int, left: str, right: str, dest: str, dtype: str
+) -> tuple[MatrixView, MatrixView, MatrixView]:
+    def view(base: str, shape: tuple[int, int], order: str) -> MatrixView:
         strides = (shape[1] + 1, 1) if order == "C" else (1, shape[0] + 1)
-        return View(base, 64, *shape, *strides, dtype)
+        return MatrixView(base, 64, *shape, *strides, dtype)
 
     return view("A", (rows, cols), left), view("B", (cols, rows), right), view("C", (rows, rows), dest)
 
@@ -126,7 +128,9 @@ def test_a_lower_triangle_falls_back_to_syrk(order: str) -> None:
     other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
     with pytest.raises(PlanError, match="f16x3 cannot leave the upper triangle"):
         record_launches(Plan.parse("f16x3"), other, chip_target(A100))
-    assert any("on and below" in x for x in record_launches(Plan.parse("f16x3"), other, chip_target(H200)).describe())
+    assert any(
+        "on and below" in x for x in record_launches(Plan.parse("f16x3"), other, chip_target(H200)).step_labels()
+    )
 
 
 @pytest.mark.parametrize(("leaf", "dtype"), [("f16x3", "float32"), ("tile", "float64"), ("tile", "bfloat16")])

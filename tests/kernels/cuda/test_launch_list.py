@@ -16,7 +16,7 @@ from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
 from fmm.kernels.plans.leaf import LeafUse, leaf_use, plan_leaves
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -49,7 +49,7 @@ class Case:
     dtype: str
     lines: tuple[str, ...]
     on: Chip = H200
-    alignment: Alignment = LIBRARY_ALIGNMENT
+    alignment: Alignment = ALLOCATOR_ALIGNMENT
     flagged: bool = False
     given: tuple[tuple[str, Any], ...] = ()  # what else the problem says
 
@@ -206,7 +206,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.dtype}")
 def test_what_runs(case: Case) -> None:
-    said = case.recorded().describe()
+    said = case.recorded().step_labels()
     assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
 
 
@@ -251,15 +251,17 @@ def test_every_kernel_is_named(text: str, capability: str) -> None:
     assert found or (use.leaf.name in residue_leaves() and on is not H200)  # integers, of which no vendor has all
     for launches in found:
         steps = [step for step in launches.steps if not isinstance(step, StreamSync)]
-        said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]
+        said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.step_labels()]
         assert [label for count, label in said for _ in range(int(count))] == [step.label for step in steps]
         for step in steps:
             if isinstance(step, VendorCall):
                 assert isinstance(step.op, GemmOp)
-                assert step.label.startswith(VENDORS[step.op.use.leaf.name])
+                assert step.label.startswith(VENDORS[step.op.leaf_use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
-                warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
+                warps = (
+                    name == "gemm_simt" and step.kernel.description.mma_depth
+                )  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
-                assert step.kernel.source.startswith(begins), step.label
-                assert not warps or not on.has_warp_float64
+                assert step.kernel.cuda_source.startswith(begins), step.label
+                assert not warps or not on.has_float64_mma

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.record import LaunchRecorder, OperationList, RecordedOp, record_operations
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -373,7 +373,7 @@ def test_a_leaf_chooses_the_layout_of_its_operands(
     tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
-    assert gemm.use.product == leaf.partition(".")[0]
+    assert gemm.leaf_use.product == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
     assert [op.label for op in sums if op.kernel.column_major] == (
@@ -386,7 +386,7 @@ def test_every_element_has_a_thread() -> None:
     for n, dtype, leaf in product((1, 129, 1000), ("float64", "bfloat16"), ("vendor", "vendor.outer")):
         tape = record_operations(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
-            (across, down, deep), (height, width) = op.grid, op.kernel.tile
+            (across, down, deep), (height, width) = op.grid, op.kernel.tile_shape
             assert across * width >= op.cols > (across - 1) * width
             assert down * deep * height >= op.rows and down <= 65535 and deep <= 65535
 
@@ -402,10 +402,10 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
     op = record_operations(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     assert [complex(c) for c in op.scalars] == [0.3, -7.0]
-    arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
+    arrays, tail = op.parameters[: ARRAY_STRUCT_BYTES * 2], op.parameters[ARRAY_STRUCT_BYTES * 2 :]
     for x, packed in zip(op.arrays, struct.iter_unpack("<q4q4i", arrays), strict=True):
         assert packed == (0, *x[2:])
-    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.smallest_block)
+    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.smallest_block_shape)
 
 
 @pytest.mark.parametrize(

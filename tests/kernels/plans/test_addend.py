@@ -19,7 +19,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import LevelSteps, Product, with_addend
+from fmm.kernels.plans.steps import LevelSteps, Product, steps_with_addend
 from fmm.kernels.plans.sums import ADDEND, COPY, Place, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Layout, Problem
@@ -135,9 +135,9 @@ def test_a_block_that_was_written_is_read_there() -> None:
     leaf, c = Plan.parse("vendor"), whole_matrix("C", 4, 4)
     first = Product(whole_matrix("A", 4, 2), whole_matrix("B", 2, 4), c, leaf, GemmParams(1, 1))
     second = Product(Place("A", 0, 2, 4, 2), Place("B", 2, 0, 2, 4), c, leaf, GemmParams(1, 1))
-    assert [p.has_addend for p in with_addend(LevelSteps((), (first, second))).products] == [True, False]
+    assert [p.has_addend for p in steps_with_addend(LevelSteps((), (first, second))).products] == [True, False]
     copy = Sum("copy", COPY, (c,), (whole_matrix("M", 4, 4),))
-    (found, *_) = with_addend(LevelSteps((("M", 4, 4),), (copy, first))).steps
+    (found, *_) = steps_with_addend(LevelSteps((("M", 4, 4),), (copy, first))).steps
     assert isinstance(found, Sum) and found.reads[0].name == ADDEND
 
 
@@ -146,7 +146,7 @@ def test_real_and_imaginary_parts_are_different_numbers() -> None:
     parts = [whole_matrix("C", 4, 4, part) for part in ("re", "im")]
     program = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
     steps = tuple(Sum("add", program, (whole_matrix("M", 4, 4), p), (p,)) for p in (*parts, parts[0]))
-    found = with_addend(LevelSteps((("M", 4, 4),), steps)).steps
+    found = steps_with_addend(LevelSteps((("M", 4, 4),), steps)).steps
     assert [s.reads[1].name for s in found if isinstance(s, Sum)] == [ADDEND, ADDEND, "C"]
 
 
@@ -154,7 +154,7 @@ def test_old_and_new_numbers_at_once_are_refused() -> None:
     half = Sum("write", COPY, (whole_matrix("M", 4, 4),), (Place("C", 0, 0, 2, 4),))
     whole = Sum("read", COPY, (whole_matrix("C", 4, 4),), (whole_matrix("M", 4, 4),))
     with pytest.raises(PlanError, match="both old numbers of C and"):
-        with_addend(LevelSteps((("M", 4, 4),), (half, whole)))
+        steps_with_addend(LevelSteps((("M", 4, 4),), (half, whole)))
 
 
 def test_only_whole_products_with_beta_are_added_to_something() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM, parse_considered_forms
-from fmm.kernels.algorithms.text_files import FORM_NAMES as NAMED
+from fmm.kernels.algorithms.text_files import (
+    FORM_ABOVE_CANDIDATES,
+    FORM_ABOVE_WITHOUT_OPTIONS,
+    FORM_SEARCH_ONLY,
+    parse_considered_forms,
+)
+from fmm.kernels.algorithms.text_files import PLAN_FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
     CANDIDATE_FORMS,
@@ -15,8 +20,8 @@ from fmm.perfmodel.candidates import (
     peer_plans,
     probed_plans,
 )
-from fmm.perfmodel.candidates import compared_plans as compared
-from fmm.tuner.search.space import choices_of_plans, search_space, space_of_type
+from fmm.perfmodel.candidates import device_candidates as compared
+from fmm.tuner.search.space import choices_by_plan, search_space, space_for_dtype
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
 CPU = [
@@ -148,25 +153,25 @@ def test_what_is_searched() -> None:
     # Only complex numbers are searched with levels for them.
     for device in ("cpu", "cuda"):
         space = search_space(device)
-        assert space_of_type(space, "complex64") == space
-        assert space_of_type(space, "float32") == {name: x for name, x in space.items() if name != "numbers"}
+        assert space_for_dtype(space, "complex64") == space
+        assert space_for_dtype(space, "float32") == {name: x for name, x in space.items() if name != "numbers"}
 
 
 def test_strategies_are_searched_where_sums_are_inside() -> None:
     """Huang, Yu and van de Geijn's and our own, of the types that have them; elsewhere the space is as it was."""
     space = search_space("cuda")
     named = [name for name in space["leaf"] if name.startswith("tile.")]
-    plans = choices_of_plans(tuple(space_of_type(space, "float32").items()))
+    plans = choices_by_plan(tuple(space_for_dtype(space, "float32").items()))
     found = [str(plan) for plan in plans if plan.leaf in named]
     assert {"strassen.fused.pad4 > tile.huge", "winograd.pad4 > winograd.fused.pad4 > tile.square"} <= set(found)
     assert all(".fused.pad4 > tile." in plan for plan in found) and len(found) < len(plans) / 2
     for dtype in ("float64", "complex128", "bfloat16", "tf32"):
-        assert not set(named) & set(space_of_type(space, dtype)["leaf"]), dtype
+        assert not set(named) & set(space_for_dtype(space, dtype)["leaf"]), dtype
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in CANDIDATE_FORMS), ABOVE_FORM, SEARCHED_FORM} == set(NAMED)
-    assert all(set(level.forms) <= {*NAMED, ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
+    assert {*(form.name for form in CANDIDATE_FORMS), FORM_ABOVE_CANDIDATES, FORM_SEARCH_ONLY} == set(NAMED)
+    assert all(set(level.forms) <= {*NAMED, FORM_ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
 
 
 LINES = [

@@ -25,7 +25,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import count_multiplications, workspace
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.block_model import chip_target
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.candidates import candidate_plans, peer_plans
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -225,7 +225,7 @@ def test_it_is_counted_exactly() -> None:
 
 
 def test_its_products_take_the_time_of_real_ones() -> None:
-    rates = {"complex128": Rate(1e12, 0.0, 0.0), "float64": Rate(2e12, 0.0, 0.0)}
+    rates = {"complex128": ProductRate(1e12, 0.0, 0.0), "float64": ProductRate(2e12, 0.0, 0.0)}
     known = Calibration("test", "test", MappingProxyType(rates), stream=1e15)
     problem = Problem(512, 512, 512, "complex128")
     assert predict(Plan.parse("3m > vendor"), problem, known).products == pytest.approx(3 * 2 * 512**3 / 2e12)
@@ -282,7 +282,7 @@ CHOSEN = [
 def test_it_is_chosen(dtype: str, side: int, room: int, growth: float, emulation: bool, expected: str) -> None:
     found = choose(Problem(side, side, side, dtype), datasheet_calibration("H200"), Limits(room, growth, emulation))
     assert str(found.best.plan).startswith(expected), found.reason
-    assert found.best.workspace <= room and found.best.error_growth <= max(growth, 1)
+    assert found.best.workspace_bytes <= room and found.best.error_growth <= max(growth, 1)
 
 
 # ---- its error

@@ -22,7 +22,7 @@ from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum
-from fmm.kernels.plans.workspace import count_leaf_triangles, leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, workspace
 from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_error_growth
@@ -101,7 +101,7 @@ def test_problems_that_are_no_halves() -> None:
 def test_sforzas_products_against_a_whole_one(recursion: int, share: str) -> None:
     """0.750, 0.594, 0.488 and 0.412 of the classical product's multiplications, for depths 1 to 4."""
     n = 256
-    counts = leaf_products(Plan.parse(f"sforza({recursion}) > vendor"), n, n, n, FULL)
+    counts = count_leaf_products(Plan.parse(f"sforza({recursion}) > vendor"), n, n, n, FULL)
     assert Fraction(sum(m * k * j * times for (m, k, j), times in counts.items()), n**3) == Fraction(share)
     assert round(float(Fraction(share)), 3) == (0.75, 0.594, 0.488, 0.412)[recursion - 1]
     assert sum(counts.values()) == Plan.parse(f"sforza({recursion}) > vendor").levels[0].products
@@ -175,7 +175,7 @@ def test_grams_products_in_blocks_of_a_quarter(text: str, share: float) -> None:
     """One product of 64 is one of blocks of a quarter of each side; a half counts as one half."""
     n = 256
     plan = Plan.parse(text)
-    whole = sum(m * k * j * times for (m, k, j), times in leaf_products(plan, n, n, n, FULL).items())
+    whole = sum(m * k * j * times for (m, k, j), times in count_leaf_products(plan, n, n, n, FULL).items())
     half = sum(m * m * k * times for (m, k, _), times in count_leaf_triangles(plan, n, n, n, FULL).items()) / 2
     assert 64 * (whole + half) / n**3 == share
 
@@ -393,4 +393,4 @@ def test_readers_of_a_product_of_nothing(text: str) -> None:
     plan, size = Plan.parse(text), (0, 5, 0)
     assert plan_table(plan, *size, 8, FULL).endswith("workspace 0 B")
     assert workspace(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
-    assert estimated_work(plan, Problem(*size, op="gram")).smallest == 0
+    assert estimated_work(plan, Problem(*size, op="gram")).smallest_leaf_side == 0

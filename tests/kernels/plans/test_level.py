@@ -26,7 +26,7 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import COPY, Sum, whole_matrix
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Problem, cost, predict
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.choose import rank_candidates
 
 
@@ -83,7 +83,7 @@ def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:
 
 
 def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
-    rates = {"float64": Rate(1e10, 0.0, 0.0), "float32": Rate(1e11, 0.0, 0.0)}
+    rates = {"float64": ProductRate(1e10, 0.0, 0.0), "float32": ProductRate(1e11, 0.0, 0.0)}
     known = Calibration("test", "test", MappingProxyType(rates), stream=1e15)
     problem = Problem(512, 512, 512)
     assert predict(narrow, problem, known).products == pytest.approx(2 * 512**3 / 1e11)

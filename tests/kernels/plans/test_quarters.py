@@ -15,7 +15,7 @@ from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import check_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, workspace
 from tests.support.integers import drawn, laid_out
 
 PLAN = Plan.parse("quarters > residues > bytes")
@@ -59,9 +59,9 @@ def test_less_workspace() -> None:
 def test_other_types_are_refused() -> None:
     for plan in ("quarters > vendor", "quarters > residues(14) > bytes"):
         with pytest.raises(PlanError, match=r"quarters is for int8 and .*, not for float64"):
-            check_type(Plan.parse(plan), "float64")
+            check_plan_type(Plan.parse(plan), "float64")
     with pytest.raises(PlanError, match=r"multiplies .* there, not int64"):
-        check_type(Plan.parse("quarters > vendor"), "int64")
+        check_plan_type(Plan.parse("quarters > vendor"), "int64")
     with pytest.raises(PlanError, match="unknown algorithm"):
         Plan.parse("quarters^2 > residues > bytes")
 

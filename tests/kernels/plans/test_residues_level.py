@@ -16,10 +16,10 @@ from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.residue_planes import (
-    FromPlanes,
-    IntoPlanes,
+    JoinFromPlanes,
     NormExponents,
-    integer_moduli,
+    SplitIntoPlanes,
+    integer_moduli_count,
     integer_workspace_bytes,
     residue_workspace_bytes,
 )
@@ -28,7 +28,7 @@ from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
-from fmm.kernels.plans.workspace import check_type, count_multiplications, leaf_products, workspace
+from fmm.kernels.plans.workspace import check_plan_type, count_leaf_products, count_multiplications, workspace
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -88,18 +88,18 @@ def test_types() -> None:
 
 def test_integers_below_levels_are_refused_in_words() -> None:
     with pytest.raises(PlanError, match="residues > bytes multiplies nothing below levels there, not int32"):
-        check_type(Plan.parse("strassen > residues > bytes"), "int32")
+        check_plan_type(Plan.parse("strassen > residues > bytes"), "int32")
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 def test_the_workspace_of_integers_is_for_their_own_size(itemsize: int) -> None:
     """Of all types of this size, the one that needs most moduli; other sizes do not count."""
     size = (96, 128, 64)
-    moduli = max(integer_moduli(name, size[1]) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    moduli = max(integer_moduli_count(name, size[1]) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
     assert integer_workspace_bytes(0, itemsize, *size, 1) == residue_workspace_bytes(itemsize, moduli, 0, *size, 1)
     if itemsize > 1:
         assert integer_workspace_bytes(0, itemsize, *size, 1) > integer_workspace_bytes(0, 1, *size, 1)
-        assert moduli == integer_moduli(f"int{8 * itemsize}", size[1])
+        assert moduli == integer_moduli_count(f"int{8 * itemsize}", size[1])
 
 
 def test_only_float64_without_levels_below_has_a_kernel_for_triangles() -> None:
@@ -152,9 +152,9 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """C by the steps, one by one with Python's integers: sums, residues, products of planes, and C from these."""
     held = {"A": a, "B": b, "C": c}
     held |= {name: np.full((rows, cols), 99, dtype=object) for name, rows, cols in steps.temporaries}
-    numbers = moduli(next(step.moduli for step in steps.steps if isinstance(step, IntoPlanes)))
+    numbers = moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoPlanes)))
     for step in steps.steps:
-        if isinstance(step, IntoPlanes):
+        if isinstance(step, SplitIntoPlanes):
             values = _compared_values(step, held)
             for i, (place, v) in enumerate(zip(step.writes, step.program.outputs, strict=True)):
                 block(held, place)[...] = values[v] % numbers[i * len(numbers) // len(step.writes)]
@@ -163,7 +163,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
                 p = numbers[i * len(numbers) // len(step.products)]
                 block(held, x.dest)[...] = (block(held, x.left) @ block(held, x.right)) % p
         else:
-            assert isinstance(step, FromPlanes)
+            assert isinstance(step, JoinFromPlanes)
             values = _compared_values(step, held)
             for place, v in zip(step.writes, step.program.outputs, strict=True):
                 block(held, place)[...] = values[v][: place.rows, : place.cols]
@@ -174,16 +174,16 @@ def block(held: dict[str, Matrix], place: Place) -> Matrix:
     return held[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
 
-def _compared_values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
+def _compared_values(step: SplitIntoPlanes | JoinFromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
     """What the program of a step finds, what a block lacks taken as zero; sums of as many planes as there are moduli
     are the whole numbers with these residues."""
-    planes = step.writes if isinstance(step, IntoPlanes) else step.reads
+    planes = step.writes if isinstance(step, SplitIntoPlanes) else step.reads
     shape = planes[0].rows, planes[0].cols
     values = []
     for place in step.reads:
         values.append(np.zeros(shape, dtype=object))
         values[-1][: place.rows, : place.cols] = block(held, place)
-    crt = range(*_whole_lines(step)) if isinstance(step, FromPlanes) else range(0)
+    crt = range(*_whole_lines(step)) if isinstance(step, JoinFromPlanes) else range(0)
     for i, terms in enumerate(step.program.lines):
         if i in crt:
             assert [c for c, _ in terms] == [1] * step.moduli
@@ -193,7 +193,7 @@ def _compared_values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> 
     return values
 
 
-def _whole_lines(step: FromPlanes) -> tuple[int, int]:
+def _whole_lines(step: JoinFromPlanes) -> tuple[int, int]:
     """Those of the blocks of C, before alpha and beta."""
     blocks, lines = len(step.writes), len(step.program.lines)
     updated = len(step.program.lines[-1]) != step.moduli
@@ -245,7 +245,7 @@ def test_counts() -> None:
     n, item = 1024, 8
     plan, plane = Plan.parse("residues(14) > strassen > bytes"), 512 * 512
     found = cost(plan, n, n, n)
-    assert dict(found.leaves) == {(512, 512, 512): 98} == leaf_products(plan, n, n, n)
+    assert dict(found.leaves) == {(512, 512, 512): 98} == count_leaf_products(plan, n, n, n)
     assert found.flops == 2 * 98 * 512**3 and found.leaf_bytes == 3 * 98 * plane
     assert found.bytes_read == 4 * item * n * n + 98 * plane
     assert found.bytes_written == 2 * 98 * plane + item * n * n + 2 * n  # with two bytes a line for the exponents
@@ -275,7 +275,9 @@ def test_as_one_product() -> None:
     assert found.leaves == (((1024, 1024, 1024), 7),) and found.launches == 4
     assert cost(plan, 2048, 2048, 2048).launches == 3 + 6  # the same steps, of a batch
     problem, sheet = Problem(8192, 8192, 8192), datasheet_calibration("H200")
-    alone, vendor = (predict(Plan.parse(text), problem, sheet).seconds for text in ("residues(14) > bytes", "vendor"))
+    alone, vendor = (
+        predict(Plan.parse(text), problem, sheet).predicted_seconds for text in ("residues(14) > bytes", "vendor")
+    )
     assert alone < vendor
 
 

@@ -19,11 +19,11 @@ from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
-from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, leaf_flops, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -297,7 +297,7 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
 def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None:
     plan = Plan.parse("strassen > vendor")
     a = small_integers(rng, (8, 8), "f8")
-    arena = Arena(aligned_block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
+    arena = Arena(aligned_block(workspace(plan, 8, 8, 8, 8) - ALIGN_BYTES), np.dtype("f8"))
     with pytest.raises(AssertionError, match="too small"):
         execute_plan(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
 
@@ -305,12 +305,12 @@ def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))
 def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
     stride = leading_dimension(cols, item)
-    assert cols <= stride <= cols + 2 * ALIGN // item
-    assert stride * item % ALIGN == 0
+    assert cols <= stride <= cols + 2 * ALIGN_BYTES // item
+    assert stride * item % ALIGN_BYTES == 0
     assert not cols or stride * item % 4096, "rows 4 KiB apart evict each other"
     size = temporary_bytes(rows, cols, item)
     assert size == temporary_bytes(cols, rows, item)
-    assert size % ALIGN == 0
+    assert size % ALIGN_BYTES == 0
     assert size >= rows * stride * item
 
 
@@ -319,11 +319,11 @@ def test_arena_gives_aligned_views_in_either_order() -> None:
     first, second = arena.allocate(5, 7), arena.allocate(5, 7, fortran=True)
     assert first.shape == second.shape == (5, 7)
     assert first.strides == second.strides[::-1] == (64, 4)
-    assert first.ctypes.data % ALIGN == second.ctypes.data % ALIGN == 0
+    assert first.ctypes.data % ALIGN_BYTES == second.ctypes.data % ALIGN_BYTES == 0
     assert not np.shares_memory(first, second)
     mark = arena.used
     third = arena.allocate(100, 20)
-    arena.free_since(mark)
+    arena.free_temporaries_since(mark)
     assert np.shares_memory(third, arena.allocate(3, 3))
     assert arena.peak == mark + temporary_bytes(100, 20, 4)
 
@@ -343,7 +343,7 @@ def test_two_temporaries_a_level_take_at_most_two_thirds_of_c(name: str) -> None
 def test_odd_sides_add_little_more_than_cache_lines(name: str) -> None:
     plan = Plan.parse(" > ".join([name] * 3 + ["vendor"]))
     rows = sum(2 * -(-1001 // 2**i) for i in (1, 2, 3))
-    assert workspace(plan, 1001, 1001, 1001, 8) / 8 <= 2 * 1008**2 / 3 + rows * 2 * ALIGN / 8
+    assert workspace(plan, 1001, 1001, 1001, 8) / 8 <= 2 * 1008**2 / 3 + rows * 2 * ALIGN_BYTES / 8
 
 
 MEMORY = [
@@ -400,7 +400,7 @@ LEAVES = [
 @pytest.mark.parametrize(("text", "size", "expected"), LEAVES)
 def test_leaf_products(text: str, size: Size, expected: dict[Size, int]) -> None:
     plan = Plan.parse(text)
-    assert leaf_products(plan, *size) == expected
+    assert count_leaf_products(plan, *size) == expected
     assert leaf_flops(plan, *size) == sum(2 * prod(sides) * times for sides, times in expected.items())
 
 
@@ -448,7 +448,7 @@ def test_unequal_blocks_never_multiply_more_than_padded_ones(name: str, m: int, 
 
 @given(st.sampled_from([1.5, 2, 3]), *[st.integers(1, 500)] * 3)
 def test_balanced_leaves_are_the_whole_and_almost_square(gamma: float, m: int, k: int, n: int) -> None:
-    leaves = leaf_products(Plan.parse(f"balanced({gamma}) > vendor"), m, k, n)
+    leaves = count_leaf_products(Plan.parse(f"balanced({gamma}) > vendor"), m, k, n)
     assert sum(prod(size) * times for size, times in leaves.items()) == m * k * n
     for size in leaves:
         _, low, high = sorted(size)

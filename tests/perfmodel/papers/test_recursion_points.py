@@ -12,18 +12,18 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.papers import dalberto
 from fmm.perfmodel.papers.dalberto import TABLE_3
 from fmm.perfmodel.papers.recursion_points import (
-    STRASSEN,
-    WINOGRAD,
+    STRASSEN_WORK,
+    WINOGRAD_WORK,
     BlockWork,
     added_elements,
     alpha_over_pi,
     block_work,
+    choose_hasa_plan,
     cut_balanced,
     first_level_speedup,
-    hasa_choice,
     level_pays,
     level_speedups,
-    levels_above_point,
+    levels_above_recursion_point,
     max_epsilon,
     recursion_levels,
     recursion_point,
@@ -99,7 +99,11 @@ def test_the_ratio_may_depend_on_the_shape() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5, 5), (5, -2, 5)])
 def test_sizes_must_be_positive(shape: Shape) -> None:
-    for call in (lambda: level_pays(shape, 1.0), lambda: levels_above_point(shape, 5), lambda: cut_balanced(shape)):
+    for call in (
+        lambda: level_pays(shape, 1.0),
+        lambda: levels_above_recursion_point(shape, 5),
+        lambda: cut_balanced(shape),
+    ):
         with pytest.raises(ValueError, match="must be positive"):
             call()
 
@@ -119,30 +123,30 @@ def test_the_ratio_must_not_be_negative() -> None:
 def test_block_work_of_schemes(name: str, additions: int | None, passes: Shape | None) -> None:
     """Each operand on its own: Strassen's 18 additions of Table 2, without its 4 copies."""
     found = work_of(name)
-    assert sum(found.additions) == (scheme(name).additions_plain if additions is None else additions)
-    assert passes is None or found.passes == passes
+    assert sum(found.additions) == (scheme(name).separate_addition_count if additions is None else additions)
+    assert passes is None or found.pass_counts == passes
 
 
 @pytest.mark.parametrize("shared", ["strassen", "winograd", "hk233", "strassen^2"])
 def test_shared_sums_are_fewer(shared: str) -> None:
     found = scheme(shared)
-    assert sum(scheme_work(found).additions) == found.additions <= found.additions_plain
+    assert sum(scheme_work(found).additions) == found.additions <= found.separate_addition_count
 
 
 def test_winograd_is_its_scheme() -> None:
-    assert scheme_work(scheme("winograd")).passes == WINOGRAD.passes
+    assert scheme_work(scheme("winograd")).pass_counts == WINOGRAD_WORK.pass_counts
 
 
 def test_strassen_is_its_table() -> None:
-    assert sum(STRASSEN.passes) == 22
-    assert work_of("strassen").additions == STRASSEN.additions
+    assert sum(STRASSEN_WORK.pass_counts) == 22
+    assert work_of("strassen").additions == STRASSEN_WORK.additions
 
 
 @pytest.mark.parametrize(
     ("work", "factor"),
     [
-        (STRASSEN, 22),  # Equation 3
-        (WINOGRAD, 15),  # its number of block additions: on a cube all blocks are of one size
+        (STRASSEN_WORK, 22),  # Equation 3
+        (WINOGRAD_WORK, 15),  # its number of block additions: on a cube all blocks are of one size
         (work_of("strassen"), 18),  # without the copies
         (work_of("laderman"), None),
         (work_of("strassen^2"), None),
@@ -223,7 +227,7 @@ def test_depth_ends_even_when_additions_are_free() -> None:
 )
 def test_stop_when_one_size_is_below_the_point(shape: Shape, depth: int) -> None:
     """Section 4.1.1: 'stop the recursion when at least one matrix size is smaller than 1500'."""
-    assert len(levels_above_point(shape, 1500)) == depth
+    assert len(levels_above_recursion_point(shape, 1500)) == depth
 
 
 @pytest.mark.parametrize("n", [2000, 5000, 8192])
@@ -298,7 +302,7 @@ def test_rates_look_truncated() -> None:
 )
 def test_points_that_match_to_the_digit(system: str, computed: int) -> None:
     found = next(s for s in TABLE_3 if s.name == system)
-    assert round(recursion_point(float(found.ratio))) == found.theoretical == computed
+    assert round(recursion_point(float(found.alpha_over_pi))) == found.theoretical == computed
 
 
 def test_range_is_that_of_the_rounded_rates() -> None:
@@ -318,8 +322,8 @@ def test_explanations_in_the_notes_hold() -> None:
 def test_table_3() -> None:
     table = dalberto.dalberto_table3()
     assert (table.name, len(table.rows)) == ("dalberto-table3", 17)
-    assert table.column("follows").count(False) == 5
-    assert table.column("epsilon")[-2:] == (None, None)  # two systems were never measured
+    assert table.column_cells("follows").count(False) == 5
+    assert table.column_cells("epsilon")[-2:] == (None, None)  # two systems were never measured
 
 
 # ---- Equation 2 as a way of choosing
@@ -328,7 +332,7 @@ CPU = cpu_calibration(2)
 
 
 def chosen(shape: tuple[int, int, int], growth: float = 15.0, workspace: int = 1 << 50, epsilon: float = 0.0) -> str:
-    return str(hasa_choice(Problem(*shape, "float64"), CPU, Limits(workspace, growth), epsilon))
+    return str(choose_hasa_plan(Problem(*shape, "float64"), CPU, Limits(workspace, growth), epsilon))
 
 
 def test_hasa_choice_takes_the_levels_that_equation_2_asks_for() -> None:

@@ -8,7 +8,7 @@ from benchmarks.papers.experiment import Key, Results, Row
 from benchmarks.papers.figure import figure_table
 from benchmarks.papers.figures import FIGURES
 from fmm.perfmodel.papers.sforza import (
-    CUTOFFS,
+    CUTOFF_ROWS,
     FIGURE_2_SIDE,
     ONE_LEVEL_SPEEDUPS,
     RECURSIVE_SPEEDUPS,
@@ -48,7 +48,7 @@ def test_the_cutoff_ends_the_recursion() -> None:
     assert multiplication_share(sforza_plan("float32", 3), 8000) == multiplication_share(
         sforza_plan("float32", 3, 0.2), 1600
     )
-    assert {sforza_plan(t, 2).levels[0].cutoff for t in CUTOFFS} == {1536, 256}  # type: ignore[attr-defined]
+    assert {sforza_plan(t, 2).levels[0].cutoff for t in CUTOFF_ROWS} == {1536, 256}  # type: ignore[attr-defined]
 
 
 def test_odd_sizes_cost_a_little_more() -> None:

@@ -12,9 +12,9 @@ import pytest
 from fmm.config import environment, files, reader
 from fmm.kernels.leaves import F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration, with_integer_rates
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT, cpu_calibration, with_integer_rates
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import (
     add_unmeasured_rates,
@@ -90,7 +90,7 @@ def test_a_process_that_has_measured_decides_by_the_measurement(dtype: str, gues
 
 def test_limits_that_forbid_the_guess_name_the_measurement() -> None:
     """With more workspace the measured rates would decide, and not those that the reason compares."""
-    guess = replace(FREE_SUMS, source=BUILT_IN_SOURCE)
+    guess = replace(FREE_SUMS, source=BUILT_IN_SOURCE_TEXT)
     found = decide_plan(product("float32"), Limits(0), processor(guess, []))
     assert found.plan == VENDOR and "than allowed" in found.reason
     assert found.reason.endswith("; within wider limits this processor would be measured before it is chosen")
@@ -186,7 +186,7 @@ def test_what_a_tuning_measured_stands() -> None:
     guess = H200.guess
     assert guess is not None
     (name, *_) = add_unmeasured_rates(replace(guess, rates=MappingProxyType({})), guess).rates
-    own = Rate(1.0, 2.0, 3.0)
+    own = ProductRate(1.0, 2.0, 3.0)
     measured = replace(guess, rates=MappingProxyType({name: own}), call_of_small=9.0, call_of_library=8.0)
     found = add_unmeasured_rates(measured, guess)
     assert found.rates[name] is own and (found.call_of_small, found.call_of_library) == (9.0, 8.0)

@@ -10,7 +10,7 @@ import pytest
 from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cpu_device
@@ -80,7 +80,7 @@ def test_the_reason_names_the_crossover(decide: Any) -> None:
 
 def test_crossovers_belong_to_the_plan_without_levels() -> None:
     plans = {"winograd > vendor": "vendor", "3m > strassen > vendor": "3m > vendor", "vendor": "vendor"}
-    assert {text: baseline_of(Plan.parse(text)) for text in plans} == plans
+    assert {text: baseline_text(Plan.parse(text)) for text in plans} == plans
     assert LevelBounds("vendor", None, 2000.0).max_levels(1500) == 1
     assert LevelBounds("vendor", None, 2000.0).max_levels(2500) > 9
 

@@ -38,8 +38,8 @@ def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> 
     found = list(next_plans(PROBLEM, fastest, limits, device))
     assert found and fastest not in found and VENDOR not in found
     allowed = [c for c in considered if c.plan in found]
-    assert [c.plan for c in allowed] == found and all(c.wins for c in allowed)
-    assert all(c.error_growth <= 6 and c.workspace <= 1 << 27 for c in allowed)
+    assert [c.plan for c in allowed] == found and all(c.beats_vendor for c in allowed)
+    assert all(c.error_growth <= 6 and c.workspace_bytes <= 1 << 27 for c in allowed)
 
 
 def test_the_times_of_slow_plans_stand_below_each_other() -> None:
@@ -52,7 +52,7 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
     fastest = choose(without_layouts(PROBLEM), FREE_SUMS, LARGE).best
-    rooms = [fastest.workspace]
+    rooms = [fastest.workspace_bytes]
     for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
     assert len(rooms) > 1 and all(y <= RETRY_SHARE * x for x, y in pairwise(rooms))

@@ -89,7 +89,7 @@ def test_show_tells_what_is_done() -> None:
     old, well = (section(speedup=x, conditions={"device": H200.identity.name}) for x in (1.3, 3.6))
     for raw, leaf, known in ((old, "f16x3", "predicted"), (well, "vendor", "measured")):
         answer = decide_square(model_in_use(key, "float32", {"float32": raw}), SIDE)
-        assert answer is not None and (answer.plan.leaf, answer.basis) == (leaf, known)
+        assert answer is not None and (answer.plan.leaf, answer.speedup_basis) == (leaf, known)
 
 
 def predicted(path: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:

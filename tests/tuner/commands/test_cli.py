@@ -16,7 +16,7 @@ import pytest
 import fmm
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.tuner import cli
 from fmm.tuner.cli import main
 from tests.support import ROOT, configs
@@ -149,7 +149,7 @@ def test_predict_says_of_a_processor_that_is_not_tuned_what_a_call_goes_by(
 @pytest.mark.parametrize(
     ("variable", "value", "obeyed", "broken", "said"),
     [
-        ("FMM_COMPONENTWISE", "1", has_entrywise_bound, "error", "error"),
+        ("FMM_COMPONENTWISE", "1", has_componentwise_bound, "error", "error"),
         ("FMM_EMULATION", "0", lambda plan: not plan.emulates, "emulation", "FMM_EMULATION=0"),
     ],
     ids=["every entry right", "no emulation"],

@@ -105,17 +105,17 @@ def test_damaged_trials_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line of the log names the first one; whole lines are read as before."""
-    whole = TrialFile(RECORDED.with_name("trials.jsonl")).tunings()
+    whole = TrialFile(RECORDED.with_name("trials.jsonl")).read_tunings()
     file = TrialFile(tmp_path / "trials.jsonl")
     for tuning in whole[:1]:
         file.add_header(tuning.header)
         for trial in tuning.trials[:20]:
-            file.add(trial)
+            file.add_trial(trial)
     file.close()
     with open(file.path, "a", encoding="utf-8") as out:
         for record in damaged_trials():
             out.write(json.dumps(record) + "\n")
-    (found,) = TrialFile(file.path).tunings()
+    (found,) = TrialFile(file.path).read_tunings()
     assert found.header == whole[0].header and found.trials == whole[0].trials[:20]
     assert caplog.text.count("damaged lines of") == 1
     (tmp_path / "config.json").write_text(RECORDED.read_text(encoding="utf-8"), encoding="utf-8")

@@ -25,12 +25,12 @@ from fmm.tuner import device_registry, tune
 from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands import bench, verify
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
-from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile, frame
-from fmm.tuner.tune import Job, JobEnd
+from fmm.tuner.tune import JobResult, TuningJob
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
@@ -43,9 +43,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """The command tunes this device, with little effort."""
     device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
-    for name in EFFORTS:
+    for name in CPU_EFFORTS:
         first = name == "coarse"  # which is another effort than those that refine it
-        monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
+        monkeypatch.setitem(CPU_EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
     return device
 
 
@@ -127,7 +127,7 @@ def wait_until(ready: Any) -> None:
 
 
 def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, original = 0, SimulatedDevice.open
+    asked, original = 0, SimulatedDevice.open_session
 
     def interrupted(self: SimulatedDevice, problem: Any, seed: int) -> Any:
         nonlocal asked
@@ -136,18 +136,18 @@ def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: 
             raise KeyboardInterrupt
         return original(self, problem, seed)
 
-    monkeypatch.setattr(SimulatedDevice, "open", interrupted)
+    monkeypatch.setattr(SimulatedDevice, "open_session", interrupted)
     arguments = ["--dtype", "float64", "--quiet", "--output", str(tmp_path)]
     assert main(arguments) == 130
-    (first,) = TrialFile(tmp_path / "trials.jsonl").tunings()
+    (first,) = TrialFile(tmp_path / "trials.jsonl").read_tunings()
     assert not first.finished
-    before = fake.asked
+    before = fake.samples_taken
     assert main([*arguments, "--resume"]) == 0
-    (whole,) = TrialFile(tmp_path / "trials.jsonl").tunings()
+    (whole,) = TrialFile(tmp_path / "trials.jsonl").read_tunings()
     assert whole.finished and whole.trials[: len(first.trials)] == first.trials
-    assert fake.asked - before == len(whole.trials) - len(first.trials)
+    assert fake.samples_taken - before == len(whole.trials) - len(first.trials)
     assert main([*arguments, "--resume"]) == 0  # nothing to resume: a new one
-    assert len(TrialFile(tmp_path / "trials.jsonl").tunings()) == 2
+    assert len(TrialFile(tmp_path / "trials.jsonl").read_tunings()) == 2
 
 
 def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
@@ -156,7 +156,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     path = tmp_path / "config.json"
     arguments = ["--dtype", "float64", "--output", str(path)]
     assert main(arguments) == 0
-    old, original, asked, last = path.read_text(), SimulatedDevice.open, 0, 8
+    old, original, asked, last = path.read_text(), SimulatedDevice.open_session, 0, 8
 
     def interrupted(self: SimulatedDevice, problem: Any, seed: int) -> Any:
         nonlocal asked
@@ -165,7 +165,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
             raise KeyboardInterrupt
         return original(self, problem, seed)
 
-    monkeypatch.setattr(SimulatedDevice, "open", interrupted)
+    monkeypatch.setattr(SimulatedDevice, "open_session", interrupted)
     capsys.readouterr()
     assert main(arguments) == 130
     told = f"float64: interrupted; the present section in {path} is unchanged; --resume continues from the trials"
@@ -184,7 +184,7 @@ def test_only_the_same_tuning_is_resumed(more: list[str], fake: SimulatedDevice,
     assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
     resume = [] if "--fresh" in more else ["--resume"] if more else []
     assert main(["--dtype", "float64", "--quiet", *resume, *more, "--output", str(tmp_path)]) == 0
-    assert len(TrialFile(tmp_path / "trials.jsonl").tunings()) == 2
+    assert len(TrialFile(tmp_path / "trials.jsonl").read_tunings()) == 2
 
 
 # ---- disks
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     printed = capsys.readouterr()
     assert printed.err.startswith("fmm-tune: cannot write /proc/self/config.json: ")
     assert "--output PATH names another file" in printed.err and printed.err.count("\n") == 1
-    assert fake.asked == 0
+    assert fake.samples_taken == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -243,11 +243,11 @@ def test_a_disk_that_fills_up_under_the_config(
     assert (tmp_path / "config.json").read_text() == old
     assert not list(tmp_path.glob(".*.partial"))
     # The trials are there: with room again, the config is written without measuring anything.
-    asked = fake.asked
+    asked = fake.samples_taken
     trials = tmp_path / "trials.jsonl"
     trials.write_text("".join(line + "\n" for line in trials.read_text().splitlines() if '"finished"' not in line))
     assert main(["--dtype", "float64", "--quiet", "--resume", "--output", str(tmp_path)]) == 0
-    assert fake.asked == asked and (tmp_path / "config.json").read_text() != old
+    assert fake.samples_taken == asked and (tmp_path / "config.json").read_text() != old
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -410,7 +410,7 @@ def test_a_dry_run_measures_and_writes_nothing(
     assert [row["dtype"] for row in rows] == ["float32", "float64"] * 2
     assert [row["effort"] for row in rows] == ["coarse"] * 2 + ["default"] * 2
     assert "winograd > vendor" in rows[0]["candidates"]
-    assert fake.asked == 0 and not list(tmp_path.iterdir())
+    assert fake.samples_taken == 0 and not list(tmp_path.iterdir())
 
 
 def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,7 +448,7 @@ def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevic
 
 def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: Path) -> None:
     assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 1
-    began = {trial.dtype for tuning in TrialFile(tmp_path / "trials.jsonl").tunings() for trial in tuning.trials}
+    began = {trial.dtype for tuning in TrialFile(tmp_path / "trials.jsonl").read_tunings() for trial in tuning.trials}
     assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
 
 
@@ -460,7 +460,7 @@ def test_a_first_look_that_goes_on_is_told_once(
     main([*arguments, "--output", str(tmp_path / "text")])
     printed = capsys.readouterr()
     assert printed.out.count("effort coarse") == printed.err.count("the time was up") == 1
-    assert len(TrialFile(tmp_path / "text" / "trials.jsonl").tunings()) == 1
+    assert len(TrialFile(tmp_path / "text" / "trials.jsonl").read_tunings()) == 1
     main([*arguments, "--output", str(tmp_path / "json"), "--json"])
     (found,) = json.loads(capsys.readouterr().out)
     assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
@@ -471,7 +471,7 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice
     counts = []
     for more in ([], ["--resume"], ["--resume"]):
         assert main([*arguments, *more]) == 1  # too little was measured to be used
-        (commands_tune,) = TrialFile(tmp_path / "trials.jsonl").tunings()
+        (commands_tune,) = TrialFile(tmp_path / "trials.jsonl").read_tunings()
         counts.append(len(commands_tune.trials))
     assert 0 < counts[0] < counts[1] < counts[2]
 
@@ -512,7 +512,7 @@ def test_show_verify_export_and_merge(
     assert head.startswith("device,dtype,m,k,n,plan,speedup,low,high,") and len(rows) == 2
     assert main(["export", "--csv", "--trials", where]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.endswith(",predicted") and len(rows) == fake.asked
+    assert head.endswith(",predicted") and len(rows) == fake.samples_taken
     assert main(["export", "--thresholds", "--json", where]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(row["dtype"], row["tau1"] > 0) for row in rows} == {("float32", True), ("float64", True)}
@@ -522,7 +522,7 @@ def test_show_verify_export_and_merge(
         stored = known[row["dtype"]]["thresholds"]
         assert (row["alpha"], row["pi"]) == (stored["alpha"], stored["pi"])
     trials = frame(where)
-    assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
+    assert len(trials) == fake.samples_taken and set(trials.dtype) == {"float32", "float64"}
     assert (
         trials[(trials.plan == "vendor") & (trials.stage == "rates")].groupby(["m", "k", "n"]).seconds.median() > 0
     ).all()
@@ -536,9 +536,9 @@ def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monke
     """What one leaves is the next one's."""
     limits = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         limits.append((job.dtype, job.effort, left))
-        return JobEnd(0, "", 2.0)
+        return JobResult(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
@@ -557,9 +557,9 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         seen.append((job.effort, job.dtype))
-        return JobEnd(0, "", 2.0)
+        return JobResult(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [SimulatedDevice(gpu=gpu) for gpu in gpus])
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
@@ -574,9 +574,9 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     seen: list[tuple[str, str, bool]] = []
     fake.chip = H200
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         seen.append((job.dtype, job.effort, job.again))
-        return JobEnd(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+        return JobResult(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--output", str(tmp_path)]) == 0
@@ -598,7 +598,7 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
     monkeypatch.setattr(commands_tune, "find_spec", lambda name: None if name == missing else name)
     assert main(["--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
-    assert not fake.asked and not list(tmp_path.iterdir())
+    assert not fake.samples_taken and not list(tmp_path.iterdir())
 
 
 def test_a_canary_that_has_nothing_to_measure_says_so(
@@ -628,10 +628,10 @@ def test_verify_names_thresholds_of_another_version(tmp_path: Path, capsys: pyte
 
 
 def test_the_glossary_has_the_names_of_the_plans_alone() -> None:
-    rows = plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).pairs
+    rows = plan_names_table(find_plan_texts("8192  1.1 predicted  winograd^2.batched > vendor")).value_by_label
     assert set(rows) == {"winograd", "^2, ^3", "batched", "vendor"}
-    assert "lt0 ... lt31" in plan_names_table(plans_in("winograd > lt3")).pairs
-    assert not plan_names_table(plans_in("none on square matrices")).rows
+    assert "lt0 ... lt31" in plan_names_table(find_plan_texts("winograd > lt3")).value_by_label
+    assert not plan_names_table(find_plan_texts("none on square matrices")).rows
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -758,7 +758,7 @@ def test_a_canary_restores_trust_or_takes_it(
     device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(verify, "select_devices", lambda name: [device])
-    monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
+    monkeypatch.setitem(CPU_EFFORTS, "quick", tuned.SMALL)
     (tmp_path / "shapes").write_text("6000 6000 6000\n")
     path = tmp_path / "config.json"
     tune = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]

@@ -27,14 +27,14 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.papers.inventory import inventory
-from fmm.perfmodel.papers.table import Cell, Table
-from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.papers.inventory import inventory_table
+from fmm.perfmodel.papers.table import Cell, PaperTable
+from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import PAPER_TABLES, computed_table
-from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
+from fmm.tuner.commands.render import cell_text, notes_as_html, table_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
 
@@ -71,7 +71,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_the_list_as_text_json_and_csv(run: Run) -> None:
-    table = inventory()
+    table = inventory_table()
     lines = run("paper").splitlines()
     assert lines[0] == f"paper: {table.title}" and len(lines) > 4 + len(table.rows)
     check_json(json.loads(run("paper", "--json")), table)
@@ -107,7 +107,7 @@ def test_csv(name: str, run: Run) -> None:
     check_csv(list(csv.reader(StringIO(run("paper", name, "--csv")))), PAPER_TABLES[name]())
 
 
-def check_csv(rows: Sequence[Sequence[str]], table: Table) -> None:
+def check_csv(rows: Sequence[Sequence[str]], table: PaperTable) -> None:
     assert tuple(rows[0]) == table.columns
     for found, expected in zip(rows[1:], table.rows, strict=True):
         for text, cell in zip(found, expected, strict=True):
@@ -128,7 +128,7 @@ def test_json(name: str, run: Run) -> None:
     check_json(json.loads(run("paper", name, "--json")), PAPER_TABLES[name]())
 
 
-def check_json(found: dict[str, Any], table: Table) -> None:
+def check_json(found: dict[str, Any], table: PaperTable) -> None:
     assert (found["name"], found["title"], tuple(found["notes"])) == (table.name, table.title, table.notes)
     assert all(tuple(row) == table.columns for row in found["rows"])
     plain = [[str(cell) if isinstance(cell, Fraction) else cell for cell in row] for row in table.rows]
@@ -185,23 +185,23 @@ def test_in_an_interpreter_of_its_own() -> None:
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_html_has_every_cell(name: str) -> None:
     table = PAPER_TABLES[name]()
-    found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in as_html(table).splitlines()[1:-1]]
+    found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in table_as_html(table).splitlines()[1:-1]]
     plain = [[unescape(re.sub(r"<sup>(.*?)</sup>", r"^\1", cell)) for cell in row] for row in found]
     assert plain == [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
 
 
 def test_html_spells_powers_and_escapes() -> None:
-    table = Table("t", "T", ("a<b", "n"), (("7n^3/4 + n^2", 1),), ("2^(l-1) n <= n^k & more",))
-    assert '<th style="text-align: left">a&lt;b</th><th style="text-align: right">n</th>' in as_html(table)
-    assert "7n<sup>3</sup>/4 + n<sup>2</sup>" in as_html(table)
+    table = PaperTable("t", "T", ("a<b", "n"), (("7n^3/4 + n^2", 1),), ("2^(l-1) n <= n^k & more",))
+    assert '<th style="text-align: left">a&lt;b</th><th style="text-align: right">n</th>' in table_as_html(table)
+    assert "7n<sup>3</sup>/4 + n<sup>2</sup>" in table_as_html(table)
     assert "<li>2<sup>(l-1)</sup> n &lt;= n<sup>k</sup> &amp; more</li>" in notes_as_html([table])
 
 
 def test_a_note_of_several_tables_is_said_once() -> None:
-    first, second = (Table(name, f"title {name}", (), (), ("same", name)) for name in "ab")
+    first, second = (PaperTable(name, f"title {name}", (), (), ("same", name)) for name in "ab")
     assert notes_as_html([first, second]).count("<li>same</li>") == 1
     assert "title b" in notes_as_html([first, second])
-    assert "title a" not in notes_as_html([Table("a", "title a", (), ())])
+    assert "title a" not in notes_as_html([PaperTable("a", "title a", (), ())])
 
 
 # ---- predict
@@ -242,7 +242,7 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
     assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
     others = [str(candidate.plan) for candidate in choice.candidates if candidate.plan != choice.best.plan]
     assert [row["plan"] for row in found["runners_up"]] == others
-    assert found["leaves_out"] == LEAVES_OUT
+    assert found["leaves_out"] == OMITTED_EFFECTS
     for row in (found["chosen"], *found["runners_up"]):
         check_row(row, problem, name)
 
@@ -252,10 +252,14 @@ def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     plan, calibration = Plan.parse(row["plan"]), datasheet_calibration(name)
     exact = predict(plan, problem, calibration)
     counts = cost(plan, *problem.size, problem.itemsize, op=problem.op)
-    assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant_term)
-    assert (row["traffic"], row["launches"], row["workspace"]) == (counts.bytes, counts.launches, counts.workspace)
-    assert row["speedup"] == predict(VENDOR, problem, calibration).seconds / exact.seconds
-    assert row["tflops"] == pytest.approx(problem.flops / exact.seconds / 1e12)
+    assert (row["seconds"], row["dominant"]) == (exact.predicted_seconds, exact.dominant_term)
+    assert (row["traffic"], row["launches"], row["workspace"]) == (
+        counts.total_bytes,
+        counts.launches,
+        counts.workspace,
+    )
+    assert row["speedup"] == predict(VENDOR, problem, calibration).predicted_seconds / exact.predicted_seconds
+    assert row["tflops"] == pytest.approx(problem.flops / exact.predicted_seconds / 1e12)
 
 
 @pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)

@@ -15,7 +15,7 @@ from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
 from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "shapes").write_text("6000 6000 6000\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
-        patch.setitem(EFFORTS, "quick", tuned.SMALL)
+        patch.setitem(CPU_EFFORTS, "quick", tuned.SMALL)
         arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
         assert main([*arguments, "--output", str(found)]) == 0
     return found

@@ -15,25 +15,25 @@ import pytest
 
 from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands.report import tuned_cases
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.commands.report import type_reports
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.report.case import map_choices
 from fmm.tuner.report.figures import FIGURE_STYLE
 from fmm.tuner.report.overview import (
-    PHONE_SIZE,
+    PHONE_FIGURE_INCHES,
     PREDICTED_BASIS,
-    SCREEN_SIZE,
+    SCREEN_FIGURE_INCHES,
     VENDOR_BASIS,
     all_types_caption,
-    certified_squares,
-    draw_all_types,
-    gains_frame,
-    shown_gains,
+    certified_square_entries,
+    draw_speedups_of_types,
+    shown_speedups,
+    speedups_frame,
 )
-from fmm.tuner.report.page import crossover_text, gains_table, parameters_table, suggested_tunings
-from fmm.tuner.report.plan_names import names_in, plan_names, plans_in
-from fmm.tuner.report.type_figures import PICTURE_FUNCTIONS, caption_text, draw_roofline
+from fmm.tuner.report.page import crossover_text, parameters_html, speedups_html_table, suggested_tunings
+from fmm.tuner.report.plan_names import find_plan_texts, plan_name_meanings, split_plan_names
+from fmm.tuner.report.type_figures import FIGURE_FUNCTIONS, caption_text, draw_roofline
+from fmm.tuner.report.type_report import choices_on_grid
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
-        patch.setitem(EFFORTS, "quick", tuned.SMALL)
+        patch.setitem(CPU_EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found
 
@@ -63,10 +63,10 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_report_is_drawn(report: Path) -> None:
     drawn = {p.name for p in (report / "report").iterdir()}
-    stems = {"speedup", "speedup-narrow", *(f"cpu-fake-2t-float64-{name}" for name in PICTURE_FUNCTIONS)}
+    stems = {"speedup", "speedup-narrow", *(f"cpu-fake-2t-float64-{name}" for name in FIGURE_FUNCTIONS)}
     assert drawn == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     page = (report / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == len(PICTURE_FUNCTIONS) + 2 and "<script" not in page
+    assert page.count("<svg") == len(FIGURE_FUNCTIONS) + 2 and "<script" not in page
     assert not re.search(r'(src|href)="(?!#)(?!data:)', page), "the page is not self-contained"
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -86,8 +86,8 @@ def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(
     assert 0 < len(early) < len(lines)
     (tmp_path / "trials.jsonl").write_text("".join(early), encoding="utf-8")
     assert main(["report", str(tmp_path), "--json"]) == 0
-    assert len(list((tmp_path / "report").iterdir())) == 2 * len(PICTURE_FUNCTIONS)
-    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(PICTURE_FUNCTIONS)
+    assert len(list((tmp_path / "report").iterdir())) == 2 * len(FIGURE_FUNCTIONS)
+    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(FIGURE_FUNCTIONS)
 
 
 def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     from matplotlib.transforms import Bbox
 
     with rc_context(FIGURE_STYLE):
-        (case,) = tuned_cases(folder / "config.json")
+        (case,) = type_reports(folder / "config.json")
         made = draw_roofline(case)
     (axes,) = made.axes
     top = axes.get_ylim()[1]
@@ -131,27 +131,29 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
 
 def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     """A table of types by sizes, then what it means: from which size, how much, at which error and workspace."""
-    (case,) = tuned_cases(folder / "config.json")
-    gains = shown_gains([case])
+    (case,) = type_reports(folder / "config.json")
+    gains = shown_speedups([case])
     sides = {gain.side: gain for gain in gains}
     assert sides[1024].kind == "vendor" and sides[1024].plan == "vendor" and max(sides) <= 2 * 6000
     assert sides[4096].kind == "predicted" and 1 < sides[4096].speedup < 1.3
     known = replace(case.tuned, entries={e.key: e for e in [tuned.entry((4096, 4096, 4096), speedup=1.1)]})
-    measured = {gain.side: gain for gain in shown_gains([replace(case, tuned=known)])}[4096]
+    measured = {gain.side: gain for gain in shown_speedups([replace(case, tuned=known)])}[4096]
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
-    page = gains_table([measured])
+    page = speedups_html_table([measured])
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
-    left = gains_table([replace(measured, kind="vendor")], "NumPy")
+    left = speedups_html_table([replace(measured, kind="vendor")], "NumPy")
     assert ">NumPy</td>" in left
-    assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+    assert list(speedups_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(speedups_frame(gains)) == len(
+        gains
+    )
 
 
 def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     """This tuning was before `f16x3`, which fmm.matmul takes at the squares that it timed too."""
     (float32,) = (
-        case for case in tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json") if case.dtype == "float32"
+        case for case in type_reports(ROOT / "results" / "nvidia-h200" / "config.json") if case.dtype == "float32"
     )
-    found = {gain.side: gain for gain in shown_gains([float32]) if gain.op == "product"}
+    found = {gain.side: gain for gain in shown_speedups([float32]) if gain.op == "product"}
     for side in (4096, 8192, 16384):
         assert float32.tuned.entry((side,) * 3) is not None
         assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_BASIS, "f16x3")
@@ -160,65 +162,65 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
 
 def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
     """In the column of the side that is one less, with the side on which anything is faster first."""
-    (case,) = tuned_cases(folder / "config.json")
-    gains = shown_gains([case])
+    (case,) = type_reports(folder / "config.json")
+    gains = shown_speedups([case])
     assert not any(gain.beside for gain in gains), "the fake CPU is as fast on odd sides"
     even = next(gain for gain in gains if gain.side == 4096)
     odd = [
         replace(even, side=side, beside=1, speedup=4.0, kind=kind)
         for side, kind in ((2049, VENDOR_BASIS), (4097, "predicted"))
     ]
-    page = gains_table([*gains, *odd], starts={"float64": "4096"})
+    page = speedups_html_table([*gains, *odd], starts={"float64": "4096"})
     (row,) = re.findall(r'<tr><th scope="row">float64, side \+ 1</th>(.*?)</tr>', page)
     assert ">4097</td>" in row and 'data-side="4097"' in row and "4.00" in row
-    assert "side + 1: odd sides" in page and "side + 1" not in gains_table(gains)
+    assert "side + 1: odd sides" in page and "side + 1" not in speedups_html_table(gains)
     assert '<th scope="col">4097</th>' not in page
 
 
 def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path) -> None:
     """A quick tuning of a CPU measures no product that is large enough for a plan, and the model takes plans all the
     same: `fmm-tune show` and the report say the same."""
-    (case,) = tuned_cases(folder / "config.json")
+    (case,) = type_reports(folder / "config.json")
     small = tuple(t for t in case.tuning.trials if max(t.size) <= 2000)
-    gains = shown_gains(
+    gains = shown_speedups(
         [replace(case, tuning=replace(case.tuning, trials=small), tuned=replace(case.tuned, entries={}))]
     )
     kinds = {gain.side: gain.kind for gain in gains}
     assert kinds == {1024: "vendor", 2048: "vendor", 4096: "beyond", 8192: "beyond"}
-    assert '<td class="beyond" data-side="8192"' in gains_table(gains)
+    assert '<td class="beyond" data-side="8192"' in speedups_html_table(gains)
 
 
 def test_where_all_squares_gain_and_where_measured_ones_do(folder: Path) -> None:
     """A square below that side may be certified, of a type that gains nowhere else too."""
-    (case,) = tuned_cases(folder / "config.json")
-    gains = shown_gains([case])
+    (case,) = type_reports(folder / "config.json")
+    gains = shown_speedups([case])
     assert crossover_text(case, 3000, gains[2:]) == "3000" and crossover_text(case, None, []) == "never"
     below = [replace(gains[1], kind="measured"), *gains[2:]]
     assert (crossover_text(case, 3000, below), crossover_text(case, None, below)) == ("3000 *", "as measured")
-    assert "some smaller squares gain too" in gains_table(below, starts={"float64": "3000 *"})
+    assert "some smaller squares gain too" in speedups_html_table(below, starts={"float64": "3000 *"})
 
 
 def test_halves_are_rows_of_their_own(folder: Path) -> None:
     """Measured ones, which say nothing of whole products: neither in the sentences nor as points of their picture."""
-    (case,) = tuned_cases(folder / "config.json")
+    (case,) = type_reports(folder / "config.json")
     half = replace(tuned.entry((4096, 4096, 4096), "gram > winograd > vendor", speedup=1.1), op="gram")
     found = replace(case, tuned=replace(case.tuned, entries={half.key: half}))
-    gains = shown_gains([found])
+    gains = shown_speedups([found])
     (gain,) = (gain for gain in gains if gain.op == "gram")
     assert (gain.side, gain.kind, gain.low, gain.plan) == (4096, "measured", 1.05, half.plan) and gain.workspace > 0
-    assert "float64, gram" in gains_table(gains)
+    assert "float64, gram" in speedups_html_table(gains)
     product = tuned.entry((4096, 4096, 4096), speedup=1.1)
-    assert certified_squares(
+    assert certified_square_entries(
         replace(case, tuned=replace(case.tuned, entries={half.key: half, product.key: product}))
     ) == [product]
 
 
 def test_no_interval_is_told_that_says_nothing(folder: Path) -> None:
     """Configs of older versions have intervals of all parameters, of some from one bound to the other."""
-    (case,) = tuned_cases(folder / "config.json")
+    (case,) = type_reports(folder / "config.json")
     wide = {"rate.flops": [1e10, 1.1e10], "rate.rows": [0.1, 1e4], "rate.memory": [1e6, 1e15], "overlap": [0.0, 0.3]}
     known = {**case.section, "intervals": wide}
-    rows = parameters_table(replace(case, section=known)).split("<tr>")
+    rows = parameters_html(replace(case, section=known)).split("<tr>")
     loose = [name for name in wide for row in rows if f">{name}<" in row and ">not determined<" in row]
     assert loose == ["rate.rows", "rate.memory"] and "10 to 11 Gflop/s" in rows[2]
 
@@ -252,7 +254,7 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
     glossary = page[page.index("names in plans") :]
     listed = re.findall(r'<th scope="row"><code>([^<]+)</code></th>', glossary)
     assert len(listed) == len(set(listed)) and {"winograd", "vendor"} <= set(listed)
-    named = {name for plan in plans_in(page) for name in names_in(plan)}
+    named = {name for plan in find_plan_texts(page) for name in split_plan_names(plan)}
     assert len(named) > 2 and {name for name in named if not name.startswith("^")} <= set(listed)
 
 
@@ -268,28 +270,28 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
     ],
 )
 def test_names_of_plans(plan: str, words: set[str]) -> None:
-    found = plan_names([plan])
+    found = plan_name_meanings([plan])
     assert set(found) == words and all(len(text) > 10 for text in found.values())
 
 
 def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
-    (case,) = tuned_cases(folder / "config.json")
+    (case,) = type_reports(folder / "config.json")
     assert not list(suggested_tunings([case], []))
-    (gain, *_) = shown_gains([case])
+    (gain, *_) = shown_speedups([case])
     untried = [replace(gain, untried=2.0)]
     assert dict(suggested_tunings([case], untried)) == {
         "fmm-tune --device cpu --dtype float64": "measure the plans that were not tried"
     }
     unused = replace(case, tuned=replace(case.tuned, diagnostics=("it was disturbed",)))
     assert list(dict(suggested_tunings([unused], untried))) == ["fmm-tune --device cpu --dtype float64"]
-    older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
+    older = list(type_reports(ROOT / "results" / "nvidia-h200" / "config.json"))
     assert [command for command, _ in suggested_tunings(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
 
 
 def test_the_caption_names_types_whose_line_goes_by_the_datasheet() -> None:
     """Of float32 an older tuning has no rate of the plan that is chosen; a later one has."""
     older, later = (
-        all_types_caption([case for case in tuned_cases(path) if case.dtype in ("float32", "float64")], [])
+        all_types_caption([case for case in type_reports(path) if case.dtype in ("float32", "float64")], [])
         for path in (RECORDED.parents[1] / "config.json", RECORDED)
     )
     assert "float32, float64: the line includes datasheet rates" in older and "datasheet" not in later
@@ -318,34 +320,36 @@ def shown_labels(axis: Any) -> list[Any]:
     return [tick.label1 for tick in ticks if low <= tick.get_loc() <= high]
 
 
-@pytest.mark.parametrize("name", [*PICTURE_FUNCTIONS, "wide", "narrow"])
+@pytest.mark.parametrize("name", [*FIGURE_FUNCTIONS, "wide", "narrow"])
 def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
     from matplotlib import rc_context
 
     with rc_context(FIGURE_STYLE):
-        (case,) = tuned_cases(folder / "config.json")
-        if name in PICTURE_FUNCTIONS:
-            made = PICTURE_FUNCTIONS[name](case)
+        (case,) = type_reports(folder / "config.json")
+        if name in FIGURE_FUNCTIONS:
+            made = FIGURE_FUNCTIONS[name](case)
         else:
-            made = draw_all_types([case], shown_gains([case]), SCREEN_SIZE if name == "wide" else PHONE_SIZE)
+            made = draw_speedups_of_types(
+                [case], shown_speedups([case]), SCREEN_FIGURE_INCHES if name == "wide" else PHONE_FIGURE_INCHES
+            )
         assert not texts_that_touch(made)
 
 
 def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     """Which knows, of complex numbers, what real products take that no complex tuning measures."""
-    cases = {case.dtype: case for case in tuned_cases(RECORDED)}
+    cases = {case.dtype: case for case in type_reports(RECORDED)}
     known = cases["complex64"]
-    assert str(known.choice(4096, 4096, 4096).plan) == "3m > f16x3"
-    assert any(plan.leaf_use.leaf.name == "f16x3" for plan in known.map[1].values() if plan.levels)
-    (gain,) = (gain for gain in shown_gains([known]) if gain.side == 4096)
-    assert dict(known.curve)[4096] == gain.speedup and gain.plan == "3m > f16x3"
+    assert str(known.model_choice(4096, 4096, 4096).plan) == "3m > f16x3"
+    assert any(plan.leaf_use.leaf.name == "f16x3" for plan in known.plan_map[1].values() if plan.levels)
+    (gain,) = (gain for gain in shown_speedups([known]) if gain.side == 4096)
+    assert dict(known.speedup_curve)[4096] == gain.speedup and gain.plan == "3m > f16x3"
 
 
 def test_what_was_measured_in_any_stage_is_drawn() -> None:
     """Our own kernels are measured in a stage of their own."""
-    cases = {case.dtype: case for case in tuned_cases(RECORDED)}
+    cases = {case.dtype: case for case in type_reports(RECORDED)}
     for dtype, leaf in (("float32", "f16x3"), ("float64", "residues(14) > bytes")):
-        assert leaf in {str(plan) for _, plan, *_ in cases[dtype].speedups}
+        assert leaf in {str(plan) for _, plan, *_ in cases[dtype].measured_speedups}
 
 
 HELD_OUT = "nvidia-h200", "nvidia-h200/five-minutes", "cpu-intel-r-xeon-r-processor-2t/quick"
@@ -354,12 +358,14 @@ HELD_OUT = "nvidia-h200", "nvidia-h200/five-minutes", "cpu-intel-r-xeon-r-proces
 @pytest.mark.parametrize("where", HELD_OUT)
 def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> None:
     """A first look before a tuning counts as the tuning's own, in the text and in the picture."""
-    cases = list(tuned_cases(ROOT / "results" / where / "config.json"))
+    cases = list(type_reports(ROOT / "results" / where / "config.json"))
     for case in cases:
-        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
+        held = [o for o in case.observations_of_stages("held out") if not o.run.plan.uses_tile_model]
         assert len(held) == case.section["error"]["time"]["count"] > 0
-        assert f"{len(case.seen('held out'))} held-out points" in caption_text("predicted-measured", case)
-    assert where != HELD_OUT[1] or all(len(case.trials) > len(case.tuning.trials) for case in cases)
+        assert f"{len(case.observations_of_stages('held out'))} held-out points" in caption_text(
+            "predicted-measured", case
+        )
+    assert where != HELD_OUT[1] or all(len(case.section_trials) > len(case.tuning.trials) for case in cases)
 
 
 def test_a_map_asks_where_plans_change() -> None:
@@ -370,7 +376,7 @@ def test_a_map_asks_where_plans_change() -> None:
         asked.append((i, j))
         return "large" if i + 2 * j > 70 else "vendor"
 
-    found = map_choices(chosen, 49)
+    found = choices_on_grid(chosen, 49)
     assert len(found) == 49**2 and len(asked) == len(set(asked)) < 49**2 / 3
     assert all(plan == ("large" if i + 2 * j > 70 else "vendor") for (i, j), plan in found.items())
 

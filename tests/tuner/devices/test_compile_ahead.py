@@ -19,16 +19,16 @@ from fmm.perfmodel.candidates import probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
-    COMPILE_TURNS,
+    COMPILE_PHASES,
     COMPILED_SIZES,
     CompileJob,
     CompileWorkers,
-    call_jobs,
-    compile_jobs,
-    compile_turn,
-    has_own_kernel,
-    kernel_places,
-    needed_first,
+    call_compile_jobs,
+    compile_phase,
+    is_needed_by_first_look,
+    kernel_keys,
+    tuning_compile_jobs,
+    uses_own_kernel,
 )
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
@@ -55,7 +55,7 @@ def test_a_plan_is_waited_for(dtype: str) -> None:
     """TF32 waits for float32's kernels; what nobody asked for is not waited for."""
     made = CompileWorkers(0, WANTED, 3, worker("done"))
     try:
-        assert made.wait(dtype, HEAVY, 30)
+        assert made.wait_for_plan(dtype, HEAVY, 30)
     finally:
         made.close()
 
@@ -64,19 +64,19 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
     """The light ones are done first; what needs nothing else can be measured then."""
     made = CompileWorkers(0, WANTED[:2], 1, worker("heavy hangs"))
     try:
-        assert made.wait("float32", LIGHT, 30)
-        assert made.wait("float64", HEAVY, 0.1)  # nobody makes it ahead
-        assert not made.wait("float32", HEAVY, 0.3)
-        assert not made.wait("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
+        assert made.wait_for_plan("float32", LIGHT, 30)
+        assert made.wait_for_plan("float64", HEAVY, 0.1)  # nobody makes it ahead
+        assert not made.wait_for_plan("float32", HEAVY, 0.3)
+        assert not made.wait_for_plan("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
     finally:
         made.close()
 
 
 def test_light_kernels_come_first() -> None:
     """Before all others what a first look needs."""
-    plans = [Plan.parse(job.plan) for job in compile_jobs(["float32"], probed_plans("cuda"))]
-    turns = [(not needed_first(plan), compile_turn(plan)) for plan in plans]
-    assert turns == sorted(turns) and {turn for _, turn in turns} == set(COMPILE_TURNS)
+    plans = [Plan.parse(job.plan) for job in tuning_compile_jobs(["float32"], probed_plans("cuda"))]
+    turns = [(not is_needed_by_first_look(plan), compile_phase(plan)) for plan in plans]
+    assert turns == sorted(turns) and {turn for _, turn in turns} == set(COMPILE_PHASES)
     sums = [p for p in plans if p.leaf == "vendor"]
     heavy = [max(step.products for step in p.levels if isinstance(step, SchemeLevel)) for p in sums]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
@@ -85,12 +85,12 @@ def test_light_kernels_come_first() -> None:
 def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
     """Alone and with sums inside; cuBLASLt's candidates have none."""
     leaves = [Plan(leaf=name) for name in ("tile", "f16x3", "lt3")]
-    jobs = list(compile_jobs(["float32"], [*leaves, Plan.parse("strassen.batched.pad16 > f16x3")]))
+    jobs = list(tuning_compile_jobs(["float32"], [*leaves, Plan.parse("strassen.batched.pad16 > f16x3")]))
     assert {job.plan for job in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
     made = CompileWorkers(0, jobs[:1], 1, worker("hangs"))
     try:
-        assert not made.wait("float32", Plan.parse(jobs[0].plan), 0.1)
-        assert made.wait("float32", leaves[2], 30)
+        assert not made.wait_for_plan("float32", Plan.parse(jobs[0].plan), 0.1)
+        assert made.wait_for_plan("float32", leaves[2], 30)
     finally:
         made.close()
 
@@ -99,10 +99,12 @@ def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> N
     """Those of real numbers are made once, be it for real products or for complex ones."""
     plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
     jobs = [
-        (job.dtype, job.plan) for job in compile_jobs(["float32", "complex64"], plans) if job.size == COMPILED_SIZES[0]
+        (job.dtype, job.plan)
+        for job in tuning_compile_jobs(["float32", "complex64"], plans)
+        if job.size == COMPILED_SIZES[0]
     ]
     assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
-    assert kernel_places(plans[1], "complex64") == {
+    assert kernel_keys(plans[1], "complex64") == {
         ("complex64", "3m", False),
         ("float32", "strassen.batched", True),
     }
@@ -112,7 +114,7 @@ def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> N
 def test_dead_workers_keep_nobody_waiting(does: str) -> None:
     made = CompileWorkers(0, WANTED, 2, worker(does))
     try:
-        assert made.wait("float64", HEAVY, 30)
+        assert made.wait_for_plan("float64", HEAVY, 30)
     finally:
         made.close()
 
@@ -121,7 +123,7 @@ def test_dead_workers_keep_nobody_waiting(does: str) -> None:
 def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
     made = CompileWorkers(0, WANTED, 2, worker("hangs"))
     start = time.perf_counter()
-    assert not made.wait("float32", LIGHT, 0.3)
+    assert not made.wait_for_plan("float32", LIGHT, 0.3)
     made.close()
     assert time.perf_counter() - start < 5
     assert all(w.poll() is not None for w in made._workers)
@@ -137,7 +139,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    monkeypatch.setattr(compile_worker, "compile_to_disk", lambda kernel, text, device: compiled.append(text))
+    monkeypatch.setattr(compile_worker, "compile_to_disk_cache", lambda kernel, text, device: compiled.append(text))
     monkeypatch.setattr(compile_worker, "chip_from_driver", lambda device: H200)
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
@@ -151,7 +153,7 @@ def test_the_jobs_of_calls_make_what_they_launch() -> None:
     sizes = ((4096, 4096, 4096), (4133, 2053, 3001))
     plans = [Plan.parse(x) for x in ("f16x3", "strassen.batched.pad16 > vendor", "strassen^3.batched.pad16 > f16x3")]
     calls = [("float32", plan, size) for plan in plans for size in sizes]
-    jobs = list(call_jobs([*calls, *calls]))
+    jobs = list(call_compile_jobs([*calls, *calls]))
     assert len(jobs) == 2 * (1 + 1 + 4) and "^3" in jobs[0].plan, "the longest first"
     made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
     met = set[Kernel]()
@@ -176,8 +178,8 @@ def test_all_jobs_are_waited_for() -> None:
 def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.is_candidate_for("float32")]
-    plans = [p for p in plans if has_own_kernel(p) == (does == "product") and (p.levels or has_own_kernel(p))]
-    jobs = list(compile_jobs(["float32"], plans))
+    plans = [p for p in plans if uses_own_kernel(p) == (does == "product") and (p.levels or uses_own_kernel(p))]
+    jobs = list(tuning_compile_jobs(["float32"], plans))
     made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
     rng, met = random.Random(1), set[Kernel]()
     for step in (1, 32):

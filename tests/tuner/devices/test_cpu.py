@@ -20,7 +20,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions import decide
 from fmm.tuner.cli import main
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
-from fmm.tuner.devices.device import FailedError, Run
+from fmm.tuner.devices.device import RunFailedError, TimedRun
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -29,9 +29,9 @@ WINOGRAD = Plan.parse("winograd > vendor")
 @pytest.mark.parametrize("dtype", CpuDevice().dtypes)
 def test_every_type_is_measured(dtype: str) -> None:
     journal = Journal("run", CpuDevice())
-    runs = [Run(), Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(VENDOR, "whole", 1)]
-    with journal.open("probe", Problem(65, 66, 67, dtype)) as timed:
-        samples = timed.rounds(runs, RoundLimits(2))
+    runs = [TimedRun(), TimedRun(WINOGRAD), TimedRun(WINOGRAD, "sums"), TimedRun(VENDOR, "whole", 1)]
+    with journal.open_problem("probe", Problem(65, 66, 67, dtype)) as timed:
+        samples = timed.sample_rounds(runs, RoundLimits(2))
     assert all(len(found) == 2 and min(found) > 0 for found in samples.values())
     assert not [t for t in journal.recorded if t.failed]
 
@@ -40,7 +40,7 @@ def test_operands_are_random_the_same_for_a_seed_and_drawn_once() -> None:
     device = CpuDevice()
 
     def operands(n: int, seed: int) -> CpuSession:
-        with device.open(Problem(n, n, n), seed) as session:
+        with device.open_session(Problem(n, n, n), seed) as session:
             return session
 
     first, again, other = operands(50, 1), operands(50, 1), operands(50, 2)
@@ -55,8 +55,11 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         out[0, 0] += 1
 
     monkeypatch.setattr(fmm, "matmul", wrong)
-    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="wrong result"):
-        session.prepare(Run(WINOGRAD))
+    with (
+        CpuDevice().open_session(Problem(80, 80, 80), 0) as session,
+        pytest.raises(RunFailedError, match="wrong result"),
+    ):
+        session.prepare_run(TimedRun(WINOGRAD))
 
 
 def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,30 +67,30 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
         raise fmm.PlanError("not here")
 
     monkeypatch.setattr(fmm, "matmul", never)
-    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="not here"):
-        session.prepare(Run(WINOGRAD))
+    with CpuDevice().open_session(Problem(80, 80, 80), 0) as session, pytest.raises(RunFailedError, match="not here"):
+        session.prepare_run(TimedRun(WINOGRAD))
 
 
 def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands out more than there is, and kills whoever uses it."""
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
-    with journal.open("bench", Problem(100, 100, 100)) as timed:
-        assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
+    with journal.open_problem("bench", Problem(100, 100, 100)) as timed:
+        assert timed.sample_rounds([TimedRun()], RoundLimits(1)) == {TimedRun(): []}
     assert [t.failed for t in journal.recorded] == ["out of memory"]
 
 
 def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, timed = [], CpuSession._timed
+    runs, timed = [], CpuSession._timed_steps
 
     def counting(self: CpuSession, plan: Plan) -> Any:
         runs.append(plan)
         return timed(self, plan)
 
-    monkeypatch.setattr(CpuSession, "_timed", counting)
-    with CpuDevice().open(Problem(128, 128, 128), 0) as session:
+    monkeypatch.setattr(CpuSession, "_timed_steps", counting)
+    with CpuDevice().open_session(Problem(128, 128, 128), 0) as session:
         for part in ("sums", "products", "products", "sums", "sums"):
-            session.sample(Run(WINOGRAD, part))
+            session.sample_seconds(TimedRun(WINOGRAD, part))
     assert len(runs) == 3
 
 

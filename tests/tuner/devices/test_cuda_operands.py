@@ -36,7 +36,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, "cupy_backends" + name, MagicMock())
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     found = import_module(MODULE)
-    monkeypatch.setattr(found, "CONVERTED_ROWS", 16)  # several at a time, and a rest
+    monkeypatch.setattr(found, "MAX_CONVERTED_ROWS", 16)  # several at a time, and a rest
     yield found
     for name in set(sys.modules) - before:  # loaded with the stand-in: the next import takes CuPy itself
         if name.startswith("fmm"):
@@ -45,9 +45,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def multiplied(module: Any, dtype: str, rows: int = 5) -> Any:
     """Operands whose first C holds their product, rounded to its type."""
-    operands = module.Operands(SIZE, dtype, rows)
+    operands = module.OperandSets(SIZE, dtype, rows)
     a, b, c = operands.sets[0]
-    exact = module.double_precision(a, operands.kind) @ module.double_precision(b, operands.kind)
+    exact = module.to_double_precision(a, operands.kind) @ module.to_double_precision(b, operands.kind)
     bits = dtype == "bfloat16"
     c[...] = module.bfloat16_bits(exact.astype(np.float32)) if bits else exact.astype(c.dtype)
     return operands
@@ -79,9 +79,9 @@ def test_a_wrong_row_is_seen(module: Any, dtype: str, row: int) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_all_numbers_are_drawn_and_normal(module: Any, dtype: str) -> None:
     kind = "float32" if dtype == "tf32" else dtype
-    x = module.random_normal((300, 400), kind)
-    assert x.dtype == module.stored_type(kind) and x.shape == (300, 400)
-    numbers = module.double_precision(x, kind)
+    x = module.random_normal_matrix((300, 400), kind)
+    assert x.dtype == module.storage_dtype(kind) and x.shape == (300, 400)
+    numbers = module.to_double_precision(x, kind)
     numbers = np.concatenate([numbers.real, numbers.imag]) if kind.startswith("complex") else numbers
     np.testing.assert_allclose([numbers.mean(), numbers.std()], [0, 1], atol=0.02)
     assert len(np.unique(numbers[:, 0])) > 100 and len(np.unique(numbers[0])) > 100
@@ -92,8 +92,8 @@ def test_there_are_as_many_sets_as_leave_every_cache(
     module: Any, monkeypatch: pytest.MonkeyPatch, footprint: int, sets: int
 ) -> None:
     assert sum(x * y for x, y in (SIZE[:2], SIZE[1:], SIZE[::2])) == 5417
-    monkeypatch.setattr(module, "OPERAND_BYTES", footprint)
-    found = module.Operands(SIZE, "tf32", 5).sets
+    monkeypatch.setattr(module, "TOTAL_OPERAND_BYTES", footprint)
+    found = module.OperandSets(SIZE, "tf32", 5).sets
     assert len(found) == sets
     assert [x.shape for x in found[-1]] == [SIZE[:2], SIZE[1:], SIZE[::2]]
     assert len({x[0, 0] for a, b, _ in found for x in (a, b)}) == 2 * sets

@@ -14,13 +14,13 @@ import pytest
 
 from fmm.config import environment, files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
-from fmm.tuner.devices.device import EFFORTS, SHORTEST_SAMPLE_PART, Run, formula_seconds
+from fmm.tuner.devices.device import CPU_EFFORTS, SHORTEST_SAMPLE_PART, TimedRun, predicted_run_seconds
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import check_model
 from fmm.tuner.findings.diagnostics import (
@@ -43,7 +43,7 @@ from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice, Load, decided_plan, random_load, random_shapes
 from tests.support.marks import quick_and_slow
 
-ONE_LEVEL = Run(Plan.parse("winograd > vendor"))
+ONE_LEVEL = TimedRun(Plan.parse("winograd > vendor"))
 
 
 def held_out(sides: Sequence[int], slower: float = 1.0) -> list[Observation]:
@@ -51,8 +51,8 @@ def held_out(sides: Sequence[int], slower: float = 1.0) -> list[Observation]:
     found = []
     for n in sides:
         problem = Problem(n, n, n)
-        for run in (Run(), ONE_LEVEL):
-            seconds = formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
+        for run in (TimedRun(), ONE_LEVEL):
+            seconds = predicted_run_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
             found.append(Observation(problem, run, seconds * (slower if run == ONE_LEVEL else 1.0)))
     return found
 
@@ -95,12 +95,12 @@ def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int
 def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -> None:
     seen = held_out(SIDES)
     good = check_model(SIMULATED_CALIBRATION, "float64", seen, None, 5500.0).calibration
-    lost = [o if o.problem.m != 4000 or o.run == Run() else replace(o, seconds=1.2 * o.seconds) for o in seen]
+    lost = [o if o.problem.m != 4000 or o.run == TimedRun() else replace(o, seconds=1.2 * o.seconds) for o in seen]
     wide = check_model(SIMULATED_CALIBRATION, "float64", lost, None, 5500.0).calibration
     problem = Problem(4000, 4000, 4000)
     expected = [
-        formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
-        for run in (ONE_LEVEL, Run())
+        predicted_run_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
+        for run in (ONE_LEVEL, TimedRun())
     ]
     assert good.margin < 1 - expected[0] / expected[1] <= wide.margin < 0.2
 
@@ -110,13 +110,13 @@ def test_what_a_losing_plan_was_predicted_to_gain() -> None:
     seen, problem = held_out(SIDES), Problem(4000, 4000, 4000)
     assert margin_for_losses(SIMULATED_CALIBRATION, seen) == 0
     plan, vendor = (
-        formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
-        for run in (ONE_LEVEL, Run())
+        predicted_run_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
+        for run in (ONE_LEVEL, TimedRun())
     )
-    slow = [o if o.problem != problem or o.run == Run() else replace(o, seconds=1.05 * vendor) for o in seen]
+    slow = [o if o.problem != problem or o.run == TimedRun() else replace(o, seconds=1.05 * vendor) for o in seen]
     assert margin_for_losses(SIMULATED_CALIBRATION, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
     parts = [replace(o, run=ONE_LEVEL._replace(part="sums")) if o.run == ONE_LEVEL else o for o in slow]
-    without_vendor = [o for o in slow if o.run != Run()]
+    without_vendor = [o for o in slow if o.run != TimedRun()]
     assert (
         margin_for_losses(SIMULATED_CALIBRATION, parts) == margin_for_losses(SIMULATED_CALIBRATION, without_vendor) == 0
     )
@@ -152,7 +152,7 @@ def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain()
 def test_what_nobody_measured_is_no_number() -> None:
     assert noise_floor([]) is None and slowdown_from_quiet([], SIMULATED_CALIBRATION, "float64") is None
     problem = Problem(512, 512, 512)
-    seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), SIMULATED_CALIBRATION)
+    seconds = predicted_run_seconds(TimedRun(), problem, counted_work(VENDOR, problem), SIMULATED_CALIBRATION)
     trials = [
         Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", SHORTEST_SAMPLE_PART, 0, 0, 0.0, s / 2)
         for s in (seconds, 9.0)
@@ -194,11 +194,17 @@ def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:
 
 LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 GPU = Calibration(
-    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+    "fake GPU",
+    "",
+    MappingProxyType({"float64": ProductRate(5e13, 5e4, 30.0, unaligned=1.4)}),
+    4e12,
+    1e5,
+    3e-6,
+    batches=True,
 )
 WORLDS = (SIMULATED_CALIBRATION, LANES, replace(SIMULATED_CALIBRATION, stream=4e9), GPU)
 
@@ -208,8 +214,8 @@ def bad_tuning(seed: int) -> tuple[BusyDevice, dict[str, Any] | None]:
     """A tuning of a random device, with a random effort and limit, and random work beside it."""
     rng = random.Random(seed)
     truth = WORLDS[seed % len(WORLDS)]
-    device = BusyDevice(truth=truth, noise=rng.uniform(0.003, 0.03), seed=seed, gpu=truth is GPU, memory=1 << 38)
-    effort = device.efforts[rng.choice(("coarse", "quick"))]
+    device = BusyDevice(truth=truth, noise=rng.uniform(0.003, 0.03), seed=seed, gpu=truth is GPU, memory_bytes=1 << 38)
+    effort = device.efforts_by_name[rng.choice(("coarse", "quick"))]
     device.load = random_load(rng, effort.seconds)
     limit = min(rng.choice((rng.uniform(0.2, effort.most), effort.most, effort.most)), effort.most)
     journal = Journal("run", device, limit=limit, clock=device.clock)
@@ -248,7 +254,7 @@ def test_without_doubts_bad_tunings_would_lose() -> None:
 
 def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     device = BusyDevice(truth=LANES, noise=0.01)
-    section = tune_type(Journal("run", device, clock=device.clock), "float64", EFFORTS["coarse"]).section
-    assert section is not None and section["doubts"] == [] and device.now <= EFFORTS["coarse"].most
+    section = tune_type(Journal("run", device, clock=device.clock), "float64", CPU_EFFORTS["coarse"]).section
+    assert section is not None and section["doubts"] == [] and device.now <= CPU_EFFORTS["coarse"].most
     assert isinstance(schema.read_section(section, "test", SIMULATED_IDENTITY, "float64").trusted, Calibration)
-    assert SimulatedDevice().efforts["coarse"] is EFFORTS["coarse"]
+    assert SimulatedDevice().efforts_by_name["coarse"] is CPU_EFFORTS["coarse"]

@@ -22,11 +22,11 @@ from fmm.tuner.findings.model_in_use import (
     decide_square,
     default_limits,
     device_name,
-    fallback_model,
+    fallback_model_text,
     model_in_use,
     unmeasured_leaves,
 )
-from fmm.tuner.findings.summary import SectionText, TypeSummary, next_steps, tuning_command
+from fmm.tuner.findings.summary import SectionText, TypeSummary, next_steps_table, tuning_command
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -84,7 +84,7 @@ def test_the_answers_for_squares_are_the_decisions(dtype: str, tmp_path: Any, mo
         decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.source), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
-        found[side] = answer.basis
+        found[side] = answer.speedup_basis
     files.clear_config_cache()
     assert found[16384] == ("predicted" if dtype == "float32" else "measured")
     assert found[16000] == found[64000] == "predicted"
@@ -98,9 +98,9 @@ def test_a_leaf_that_a_tuning_skipped_has_the_datasheets_rate() -> None:
     beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops
     for name in (F16X3_RATE, "residues(8) > bytes"):
         assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
-    rows = SectionText(section, "float32", KEY).unmeasured_table().pairs
+    rows = SectionText(section, "float32", KEY).unmeasured_leaves_table().value_by_label
     assert rows["f16x3"] == "datasheet; this tuning skipped the leaf"
-    commands = next_steps(KEY, [TypeSummary("float32", used)], True, "x").pairs
+    commands = next_steps_table(KEY, [TypeSummary("float32", used)], True, "x").value_by_label
     assert tuning_command(KEY, ["float32"]) in commands
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
 
@@ -111,7 +111,7 @@ def test_a_leaf_that_failed_is_excluded() -> None:
     assert used.failed == ("f16x3",) and used.left_out == ()
     assert used.calibration is not None and F16X3_RATE not in used.calibration.rates
     assert (
-        SectionText(section, "float32", KEY).unmeasured_table().pairs["f16x3"]
+        SectionText(section, "float32", KEY).unmeasured_leaves_table().value_by_label["f16x3"]
         == "none; the leaf failed and is excluded"
     )
 
@@ -120,12 +120,12 @@ def test_a_leaf_that_no_tuning_measures_is_listed_if_it_is_chosen() -> None:
     """If a plan by it is chosen: float64's by residues are, float32's are not."""
     assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
-    rows = SectionText(without_three_products(), "float32", KEY).unmeasured_table().pairs
+    rows = SectionText(without_three_products(), "float32", KEY).unmeasured_leaves_table().value_by_label
     assert not any("residues" in leaf for leaf in rows)
     used = model_in_use(KEY, "float64", TYPES)
     chosen = unmeasured_leaves(used)
     assert set(chosen) <= {*used.assumed, *used.left_out}
-    rows = SectionText(TYPES["float64"], "float64", KEY).unmeasured_table().pairs
+    rows = SectionText(TYPES["float64"], "float64", KEY).unmeasured_leaves_table().value_by_label
     assert all((leaf in rows) == (leaf in chosen) for leaf in used.assumed)
 
 
@@ -143,10 +143,10 @@ def test_a_complex_type_has_the_rates_of_its_real_type() -> None:
 
 def test_the_fallback_of_a_rejected_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FMM_CONFIG", raising=False)
-    assert fallback_model(Identity("cpu-a", "a"), "float64") == "a short probe in each process"
+    assert fallback_model_text(Identity("cpu-a", "a"), "float64") == "a short probe in each process"
     card = Identity(KEY, "NVIDIA H200")
-    assert fallback_model(card, "float32") == "the shipped model of this card"
-    assert fallback_model(card, "complex64") == "the datasheet"
+    assert fallback_model_text(card, "float32") == "the shipped model of this card"
+    assert fallback_model_text(card, "complex64") == "the datasheet"
     monkeypatch.setenv("FMM_CONFIG", "mine.json")  # then no other config is read
-    assert fallback_model(card, "float32") == "the datasheet"
-    assert fallback_model(Identity("cuda-9.0-1sm", "a card"), "float32") == "the vendor"
+    assert fallback_model_text(card, "float32") == "the datasheet"
+    assert fallback_model_text(Identity("cuda-9.0-1sm", "a card"), "float32") == "the vendor"

@@ -15,14 +15,21 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.diagnostics import machine_diagnostics
 from fmm.tuner.findings.model_in_use import (
-    choose_square,
+    choose_square_plan,
     decide_squares,
     first_gaining_side,
     gaining_odd_sides,
     model_in_use,
 )
-from fmm.tuner.findings.summary import SectionText, Table, TypeSummary, next_steps, speedup_table, tuning_command
-from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_plan, side_from_which
+from fmm.tuner.findings.summary import (
+    SectionText,
+    TextTable,
+    TypeSummary,
+    next_steps_table,
+    speedup_table,
+    tuning_command,
+)
+from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_plan, smallest_side_from_which
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.marks import quick_and_slow
@@ -41,7 +48,7 @@ def text_of(dtype: str, *entries: Any, **found: Any) -> SectionText:
     return SectionText(section, dtype, KEY, {**TYPES, dtype: section})
 
 
-def table_of(text: SectionText, title: str) -> Table:
+def table_of(text: SectionText, title: str) -> TextTable:
     (table,) = (table for table in text.tables if table.title == title)
     return table
 
@@ -65,10 +72,10 @@ def test_no_square_with_aligned_rows_beyond_the_first_side_is_the_vendors(dtype:
     first = first_gaining_side(known, dtype)
     assert first is not None and first % 16 == 0
     for side in (round(first * (1.2 + i / 8) / 256) * 256 for i in range(24)):  # below, tiles decide
-        assert choose_square(known, dtype, side).plan != VENDOR, side
+        assert choose_square_plan(known, dtype, side).plan != VENDOR, side
     # further below, some sides have lucky tiles
     just_below = range(first - ALIGNED_SIDE_STEP, round(first / SIDE_TOLERANCE) - ALIGNED_SIDE_STEP, -ALIGNED_SIDE_STEP)
-    assert any(choose_square(known, dtype, side).plan == VENDOR for side in just_below)
+    assert any(choose_square_plan(known, dtype, side).plan == VENDOR for side in just_below)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -97,7 +104,7 @@ def test_a_measured_side_has_the_speedup_of_its_entry() -> None:
     rows = squares(text)
     assert rows[32000][:2] == ("1.31", "measured") and rows[32000][-1] == plan
     assert rows[64000][1] == "predicted"
-    entries = {row[0]: row for row in text.certified_table().rows}
+    entries = {row[0]: row for row in text.certified_entries_table().rows}
     assert entries["40000"][1] == "1" and entries["1024"][1:3] == ("1.20", "[1.19, 1.21]")
 
 
@@ -117,13 +124,13 @@ def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) ->
     chosen = float(table_of(text_of(dtype), "crossover sides of squares").rows[0][5])
     first = first_gaining_side(known, dtype)
     assert first is not None and chosen >= first
-    assert (chosen == first) == bool(choose_square(known, dtype, first).plan.splits)
+    assert (chosen == first) == bool(choose_square_plan(known, dtype, first).plan.splits)
 
 
 @pytest.mark.parametrize("side", [257, 990, 4321, 60000])
 def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
     """Also between 976 and 1000: 1000 is on the grid and no multiple of 16."""
-    found = side_from_which(lambda x: x >= side)
+    found = smallest_side_from_which(lambda x: x >= side)
     assert side <= found <= max(SIDE_TOLERANCE * side, side + ALIGNED_SIDE_STEP)
 
 
@@ -150,10 +157,10 @@ def test_the_tables_of_a_recorded_tuning_agree(path: Path) -> None:
             continue
         first, one = first_gaining_side(known.calibration, dtype), int(rows[0][5])
         assert first is not None
-        between = [choose_square(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
+        between = [choose_square_plan(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
         assert one >= first and (one > first) == any(not choice.plan.splits for choice in between), dtype
         for answer in decide_squares(known, squares(text)):
-            assert answer.gains and answer.speedup > 1, (dtype, answer.side)
+            assert answer.has_gain and answer.speedup > 1, (dtype, answer.side)
             operands = 3 * DTYPES[dtype].itemsize * answer.side**2
             assert known.memory is None or operands + 2 * answer.workspace <= known.memory, (dtype, answer.side)
 
@@ -208,19 +215,19 @@ def test_one_row_a_type_and_the_commands_that_improve_it() -> None:
     one, two = speedup_table(types).rows
     assert one[:3] == ("float32", "in use", "256") and one[-1] == "1.17 at 4096"
     assert two == ("float64", "rejected", "", "", "")
-    commands = next_steps("cpu-a", types, True, "c.json").pairs
+    commands = next_steps_table("cpu-a", types, True, "c.json").value_by_label
     assert tuning_command("cpu-a", ["float64"]) in commands and tuning_command("cpu-a", ["float32"]) not in commands
     assert "--device cpu --dtype float64" in tuning_command("cpu-a", ["float64"])
-    more = next_steps("cpu-a", types, True, "c", ["float32", "float64"]).pairs
+    more = next_steps_table("cpu-a", types, True, "c", ["float32", "float64"]).value_by_label
     assert tuning_command("cpu-a", ["float32"]) in more
-    unread = next_steps("cpu-a", types[:1], False, "c.json")
-    assert "FMM_CONFIG=c.json" in unread.note and "fmm-tune report c.json" in unread.pairs
+    unread = next_steps_table("cpu-a", types[:1], False, "c.json")
+    assert "FMM_CONFIG=c.json" in unread.note and "fmm-tune report c.json" in unread.value_by_label
 
 
 def test_json_has_the_decisions_of_the_table() -> None:
     """A measured side by its entry, others by the model."""
     section = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
-    found = TypeSummary("float64", model_in_use("cpu-a", "float64", {"float64": section})).fields
+    found = TypeSummary("float64", model_in_use("cpu-a", "float64", {"float64": section})).json_fields
     rows = {row["side"]: row for row in found["squares"]}
     assert rows[4096]["known"] == "measured" and rows[4096]["speedup"] == 1.17
     assert rows[4096]["plan"] == "winograd > vendor" and rows[8000]["known"] == "predicted"

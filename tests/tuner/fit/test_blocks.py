@@ -16,21 +16,21 @@ from benchmarks.shipped import recorded_blocks
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
-from fmm.hardware.chip import BlockTerms, Chip
+from fmm.hardware.chip import BlockModelConstants, Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
+from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.runtime.devices import datasheet_model, tuned_chip
-from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.fit import blocks
-from fmm.tuner.fit.blocks import compare_strategies, fit_block_terms, root_mean_square
+from fmm.tuner.fit.blocks import compare_strategies, fit_block_terms, root_mean_square_error
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -39,21 +39,21 @@ from tests.support import configs as tuned
 from tests.support.chips import A100, H200
 from tests.support.devices import H200 as DEVICE
 
-SLOWER = BlockTerms(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
+SLOWER = BlockModelConstants(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
 
 
-def timed(terms: BlockTerms) -> list[Trial]:
+def timed(terms: BlockModelConstants) -> list[Trial]:
     """The strategies on all shapes, on a chip for which these terms are true."""
     chip = replace(H200, fitted=terms)
     return [
-        Trial("r", blocks.BLOCKS_STAGE, size, "float32", str(blocks.STRATEGY_PLANS[s.name]), "whole", 0, 0, 0.0,
-              launch_seconds(s, GEMM, size, chip))
+        Trial("r", blocks.BLOCK_MODEL_STAGE, size, "float32", str(blocks.STRATEGY_PLANS[s.name]), "whole", 0, 0, 0.0,
+              launch_seconds(s, GEMM_OPERANDS, size, chip))
         for size in blocks.STRATEGY_SHAPES for s in STRATEGIES
     ]  # fmt: skip
 
 
 def test_built_in_terms_are_kept_where_they_predict_well() -> None:
-    found = blocks.fit_block_model(timed(BlockTerms()), H200)
+    found = blocks.fit_block_model(timed(BlockModelConstants()), H200)
     assert found and found.fitted is None and found.error < 0.01 and found.shapes == len(blocks.STRATEGY_SHAPES)
 
 
@@ -61,7 +61,7 @@ def test_terms_are_fitted_where_they_do_not() -> None:
     found = blocks.fit_block_model(timed(SLOWER), H200)
     assert found and found.fitted and found.built_in_error > blocks.MAX_BUILT_IN_ERROR and found.error < 0.01
     assert found.fitted.wait == pytest.approx(1600, rel=0.1) and found.fitted.launch == pytest.approx(2e-5, rel=0.1)
-    assert blocks.chosen_strategies("float32", A100, found) != blocks.chosen_strategies("float32", A100, None)
+    assert blocks.strategies_by_side("float32", A100, found) != blocks.strategies_by_side("float32", A100, None)
 
 
 SCATTER = 0.08  # of single times: more than the built-in terms may be off by, and nothing that terms could explain
@@ -71,11 +71,11 @@ SCATTER = 0.08  # of single times: more than the built-in terms may be off by, a
 def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
     """On what it sees it is closer than the built-in terms, which are true here; on what it does not see it is not."""
     rng = random.Random(seed)
-    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockTerms())]
+    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockModelConstants())]
     found, shapes = blocks.fit_block_model(noisy, H200), blocks.strategy_times(noisy)
     assert found and found.fitted is None and found.held_back is not None
     own = replace(H200, fitted=fit_block_terms(shapes, H200))
-    seen = root_mean_square(compare_strategies(shapes, own))
+    seen = root_mean_square_error(compare_strategies(shapes, own))
     assert seen < found.error == found.built_in_error <= found.held_back and found.error > blocks.MAX_BUILT_IN_ERROR
 
 
@@ -87,23 +87,23 @@ def test_what_the_strategies_on_record_say() -> None:
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
     assert found.held_back == pytest.approx(0.1075, abs=0.0005)
     shipped = files.read_config(SHIPPED_CONFIG)["cuda-9.0-132sm-nvidia-h200"]["float32"]["blocks"]
-    assert shipped == pytest.approx(found.fields)
+    assert shipped == pytest.approx(found.json_fields)
 
 
 def test_too_few_shapes_and_other_devices_have_none() -> None:
     some = [t for t in timed(SLOWER) if t.size in blocks.STRATEGY_SHAPES[:3]]
     assert blocks.fit_block_model(some, H200) is None and blocks.fit_block_model(timed(SLOWER), None) is None
-    assert blocks.chosen_strategies("float32", None, None) == {} == blocks.chosen_strategies("complex64", H200, None)
-    assert set(blocks.chosen_strategies("float64", H200, None)) == set(map(str, blocks.SHOWN_SIDES))
+    assert blocks.strategies_by_side("float32", None, None) == {} == blocks.strategies_by_side("complex64", H200, None)
+    assert set(blocks.strategies_by_side("float64", H200, None)) == set(map(str, blocks.SHOWN_SQUARE_SIDES))
 
 
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
-    assert not any(effort.blocks for effort in EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
-    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
+    assert not any(effort.blocks for effort in CPU_EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
+    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory_bytes=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}
-    rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockTerms()) if t.plan == "tile.large"]
+    rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockModelConstants()) if t.plan == "tile.large"]
     concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
     section = conclude_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]
@@ -125,7 +125,7 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
 
 def launched(dtype: str, side: int, chip: Chip) -> str:
     """The strategy of the tile's launch, from the line that `fmm.explain` prints of it."""
-    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), chip_target(chip)).describe()
+    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), chip_target(chip)).step_labels()
     kernel, name = line.partition(":")[0].split()
     assert kernel.startswith("gemm_")
     return name
@@ -137,14 +137,14 @@ def test_the_strategy_that_is_shown_is_the_one_that_is_launched(name: str, dtype
     chip, slower = named_chip(name), blocks.BlockFit(SLOWER, 0.0, 0.0, 0.0, 8)
     for found in (None, slower):
         own = chip if found is None else replace(chip, fitted=SLOWER)
-        shown = blocks.chosen_strategies(dtype, chip, found)
-        assert shown == {str(side): launched(dtype, side, own) for side in blocks.SHOWN_SIDES}
+        shown = blocks.strategies_by_side(dtype, chip, found)
+        assert shown == {str(side): launched(dtype, side, own) for side in blocks.SHOWN_SQUARE_SIDES}
 
 
 def test_hopper_takes_the_copy_engine_s_tiles() -> None:
     """Which the block model alone does not choose among: it is asked for the other kernel."""
-    assert blocks.chosen_strategies("float32", H200, None) == {"512": "Small"} | {
-        str(side): "Deep" for side in blocks.SHOWN_SIDES[1:]
+    assert blocks.strategies_by_side("float32", H200, None) == {"512": "Small"} | {
+        str(side): "Deep" for side in blocks.SHOWN_SQUARE_SIDES[1:]
     }
 
 
@@ -162,4 +162,4 @@ def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[s
     guess = datasheet_model(key, device_name(key, raw))
     assert guess is not None and not (raw.get("blocks") or {}).get("fitted")
     chip = datasheet_chip(datasheet_of(guess.name))
-    assert raw["thresholds"]["block_strategy"] == blocks.chosen_strategies(dtype, chip, None)
+    assert raw["thresholds"]["block_strategy"] == blocks.strategies_by_side(dtype, chip, None)

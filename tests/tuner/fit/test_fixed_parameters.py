@@ -13,13 +13,13 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.tuner.findings.summary import SectionText
 from fmm.tuner.fit.parameters import (
+    FIT_PARAMETERS,
     PARAMETER_MEANINGS,
-    PARAMETERS,
     TILE_PARAMETER,
     fixed_parameters,
-    is_determined,
-    scaled_text,
-    unit_of,
+    is_parameter_determined,
+    parameter_unit,
+    text_with_unit_prefix,
 )
 from tests.support import configs as tuned
 
@@ -33,7 +33,7 @@ def sources(fitted: Calibration, dtype: str, guess: Calibration | None = SHEET) 
 
 
 def with_rate(fitted: Calibration, dtype: str, **fields: float) -> Calibration:
-    rates = {**fitted.rates, dtype: replace(fitted.rate(dtype), **fields)}
+    rates = {**fitted.rates, dtype: replace(fitted.require_rate(dtype), **fields)}
     return replace(fitted, rates=MappingProxyType(rates))
 
 
@@ -74,15 +74,21 @@ def test_the_table_has_no_value_that_no_source_gave() -> None:
 
 
 def test_every_parameter_has_a_meaning() -> None:
-    assert set(PARAMETER_MEANINGS) == {p.name for p in (*PARAMETERS, TILE_PARAMETER)}
-    assert unit_of("frayed") == ""
+    assert set(PARAMETER_MEANINGS) == {p.name for p in (*FIT_PARAMETERS, TILE_PARAMETER)}
+    assert parameter_unit("frayed") == ""
 
 
 def test_values_have_the_prefix_that_suits_them() -> None:
-    assert scaled_text("bytes/s", 1.736e10) == (["17.4"], "Gbytes/s")
-    assert scaled_text("s", 0.0037, 0.0207) == (["3.7", "20.7"], "ms")
-    assert scaled_text("s", 3e-9) == (["0.003"], "µs") and scaled_text("bytes", 0.0) == (["0"], "bytes")
-    assert scaled_text("rows of C", 76.04) == (["76"], "rows of C") and scaled_text("", 0.622) == (["0.622"], "")
+    assert text_with_unit_prefix("bytes/s", 1.736e10) == (["17.4"], "Gbytes/s")
+    assert text_with_unit_prefix("s", 0.0037, 0.0207) == (["3.7", "20.7"], "ms")
+    assert text_with_unit_prefix("s", 3e-9) == (["0.003"], "µs") and text_with_unit_prefix("bytes", 0.0) == (
+        ["0"],
+        "bytes",
+    )
+    assert text_with_unit_prefix("rows of C", 76.04) == (["76"], "rows of C") and text_with_unit_prefix("", 0.622) == (
+        ["0.622"],
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,4 +105,4 @@ def test_values_have_the_prefix_that_suits_them() -> None:
     ],
 )
 def test_an_interval_is_judged_by_its_width(name: str, ends: tuple[float, float], known: bool) -> None:
-    assert is_determined(name, *ends) == known
+    assert is_parameter_determined(name, *ends) == known

@@ -11,12 +11,12 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_concurrent_products
-from fmm.tuner.commands.report import tuned_cases
-from fmm.tuner.devices.device import Run
+from fmm.tuner.commands.report import type_reports
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, starting_calibration
 from fmm.tuner.fit.model import fit_calibration, prediction_errors, scale_calibration
-from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
-from fmm.tuner.report.case import TypeCase
+from fmm.tuner.fit.parameters import FIT_PARAMETERS_BY_NAME
+from fmm.tuner.report.type_report import TypeReport
 from tests.support import ROOT
 
 FOLDERS = ("nvidia-h200", "nvidia-h200/again", "cpu-intel-r-xeon-r-processor-2t")
@@ -27,8 +27,8 @@ CLOSE_ON_CPU = 1.3
 STRASSEN = Plan.parse("strassen.batched.pad16 > vendor")
 
 
-def cases(folder: str) -> list[TypeCase]:
-    return list(tuned_cases(Path(ROOT) / "results" / folder / "config.json"))
+def cases(folder: str) -> list[TypeReport]:
+    return list(type_reports(Path(ROOT) / "results" / folder / "config.json"))
 
 
 @pytest.mark.slow
@@ -42,10 +42,12 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
             if case.device.startswith("cpu")
             else datasheet_calibration("H200")
         )
-        fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED_STAGES))
+        fit = fit_calibration(
+            starting_calibration(untuned, case.dtype), case.dtype, case.observations_of_stages(*FITTED_STAGES)
+        )
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
-        assert all(name in PARAMETERS_BY_NAME for name in fit.intervals)
-        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
+        assert all(name in FIT_PARAMETERS_BY_NAME for name in fit.intervals)
+        held = [o for o in case.observations_of_stages("held out") if not o.run.plan.uses_tile_model]
         errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
         close = CLOSE_ON_CPU if case.device.startswith("cpu") else CLOSE
         for what in ("time", "speedup"):
@@ -63,8 +65,12 @@ def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -
     models were not fitted to, and from the datasheet alone."""
     card = Identity("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200", {})
     for case in cases(folder):
-        seen = [o for o in case.seen("scale", "rates", "probe") if o.run in (Run(), Run(STRASSEN, "sums"))]
-        held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
+        seen = [
+            o
+            for o in case.observations_of_stages("scale", "rates", "probe")
+            if o.run in (TimedRun(), TimedRun(STRASSEN, "sums"))
+        ]
+        held = [o for o in case.observations_of_stages("held out") if not o.run.plan.uses_tile_model]
         known = shipped_model(card, case.dtype)
         assert known is not None
         for before, allowed in ((known, NEITHER), (datasheet_calibration("H200"), 1.5 * NEITHER)):

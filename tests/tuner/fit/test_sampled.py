@@ -13,9 +13,9 @@ from fmm.config.schema import TAU_NAMES, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED_STAGES
-from fmm.tuner.findings.thresholds import thresholds, with_intervals
+from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
 from fmm.tuner.fit.model import Observation, observed_medians
-from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
+from fmm.tuner.fit.parameters import FIT_PARAMETERS_BY_NAME
 from fmm.tuner.fit.sampled import central_interval_95, sample_calibrations
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.tune_type import tune_type
@@ -52,8 +52,10 @@ def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> No
     assert models == sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
     assert {"rate.flops", "stream"} <= section["intervals"].keys()
     for name, (low, high) in section["intervals"].items():
-        if PARAMETERS_BY_NAME[name].determined(low, high):
-            inside = sum(low <= PARAMETERS_BY_NAME[name].get(model, TYPE) <= high for model in models) / len(models)
+        if FIT_PARAMETERS_BY_NAME[name].is_determined_by(low, high):
+            inside = sum(low <= FIT_PARAMETERS_BY_NAME[name].value_in(model, TYPE) <= high for model in models) / len(
+                models
+            )
             assert 0.9 <= inside <= 1.0, name
 
 
@@ -63,7 +65,7 @@ def test_what_is_not_determined_keeps_its_value() -> None:
     known = {"stream": section["intervals"]["stream"], "rate.rows": [0.1, 1e4], "frayed": [0.5, 2.0]}
     models = sample_calibrations(model_of(section), TYPE, known, observed)
     assert len({model.stream for model in models}) > 10
-    assert {model.rate(TYPE) for model in models} == {model_of(section).rate(TYPE)}
+    assert {model.require_rate(TYPE) for model in models} == {model_of(section).require_rate(TYPE)}
     assert sample_calibrations(model_of(section), TYPE, {}, observed) == ()
 
 
@@ -91,21 +93,24 @@ def share(interval: Interval) -> float:
 def test_epsilon_has_an_interval_where_it_is_determined() -> None:
     section, observed = tuned()
     model = model_of(section)
-    point = int(thresholds(model, TYPE).n1 or 0)
+    point = int(compute_thresholds(model, TYPE).n1 or 0)
     measured = [((n, n, n), 0.9 if n < 2 * point else 1.1) for n in range(point, 4 * point, point // 4)]
     models = sample_calibrations(model, TYPE, section["intervals"], observed)
-    found = with_intervals(thresholds(model, TYPE, measured), model, TYPE, models, measured)
+    found = add_threshold_intervals(compute_thresholds(model, TYPE, measured), model, TYPE, models, measured)
     low, high = found.intervals["epsilon"]
     assert found.epsilon is not None and low is not None and high is not None
     assert 0 <= low <= found.epsilon <= high and low < high
     gained = [(size, 1.1) for size, _ in measured]
-    assert "epsilon" not in with_intervals(thresholds(model, TYPE, gained), model, TYPE, models, gained).intervals
+    assert (
+        "epsilon"
+        not in add_threshold_intervals(compute_thresholds(model, TYPE, gained), model, TYPE, models, gained).intervals
+    )
 
 
 @pytest.mark.slow
 def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     """Of the vendor's rate, of that of sums and of their ratio; of tau1 to a step of the grid of sides."""
-    true, held = thresholds(SIMULATED_CALIBRATION, TYPE), dict.fromkeys(("alpha", "pi", "n1", "tau1"), 0)
+    true, held = compute_thresholds(SIMULATED_CALIBRATION, TYPE), dict.fromkeys(("alpha", "pi", "n1", "tau1"), 0)
     for seed in range(12):
         found = thresholds_of(tuned(seed)[0])
         for name in held:

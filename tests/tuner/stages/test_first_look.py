@@ -16,10 +16,15 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner import tune, tune_type
 from fmm.tuner.cli import main
-from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.compile_ahead import (
+    is_needed_by_first_look,
+    kernel_keys,
+    largest_level_products,
+    tuning_compile_jobs,
+)
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.findings import conclude
-from fmm.tuner.fit.model import Observation, has_few_plans, scale_calibration
+from fmm.tuner.fit.model import Observation, has_too_few_plans, scale_calibration
 from fmm.tuner.trials.journal import Journal
 from tests.support.busy_device import decided_plan
 from tests.support.chips import H200
@@ -38,10 +43,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     """The command tunes this device; Python's time is counted too."""
-    device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
-    write, concluded = tune._write, conclude.conclude_section
+    device = ColdGpu(
+        truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory_bytes=1 << 37, prior_calibration=None
+    )
+    write, concluded = tune._write_section, conclude.conclude_section
 
-    def noted(job: tune.Job, *rest: Any) -> None:
+    def noted(job: tune.TuningJob, *rest: Any) -> None:
         written.setdefault(job.dtype, device.now)
         write(job, *rest)
 
@@ -51,7 +58,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
 
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
-    monkeypatch.setattr(tune, "_write", noted)
+    monkeypatch.setattr(tune, "_write_section", noted)
     for module in (tune, tune_type):
         monkeypatch.setattr(module, "conclude_section", slowly)
     return device
@@ -83,7 +90,7 @@ def test_all_types_of_a_card_that_is_known_have_something_within_a_minute(
     assert set(found) == set(TYPES) and min(found.values()) > 1.03, found
     for dtype in ("float32", "float64", "bfloat16"):
         flops = sections[dtype]["calibration"]["rate"]["flops"]
-        assert flops == pytest.approx(cold.truth.rate(dtype).flops, rel=0.03)
+        assert flops == pytest.approx(cold.truth.require_rate(dtype).flops, rel=0.03)
 
 
 @pytest.mark.slow
@@ -94,7 +101,7 @@ def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
     order: list[tuple[str, bool]] = []
     original = tune.tune_job
 
-    def noted(job: tune.Job, *rest: Any) -> tune.JobEnd:
+    def noted(job: tune.TuningJob, *rest: Any) -> tune.JobResult:
         order.append((job.dtype, job.again))
         return original(job, *rest)
 
@@ -110,9 +117,9 @@ def test_stopping_at_any_moment_keeps_the_best(
     seconds: float, cold: ColdGpu, written: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written by then stands; what was not finished does no harm."""
-    sample = ShortSession.sample
+    sample = ShortSession.sample_seconds
 
-    def stopped(session: ShortSession, run: Run) -> float:
+    def stopped(session: ShortSession, run: TimedRun) -> float:
         if cold.now >= seconds:
             monkeypatch.setattr(ShortSession, "sample", sample)
             raise KeyboardInterrupt
@@ -134,19 +141,19 @@ def test_a_card_that_affords_none_of_the_usual_squares_has_its_first_look(cold: 
     assert main([*arguments, "--output", str(tmp_path / "config.json")]) == 0
     section = files.read_config(tmp_path / "config.json")[cold.identity.key]["float32"]
     flops = section["calibration"]["rate"]["flops"]
-    assert flops == pytest.approx(cold.truth.rate("float32").flops, rel=0.1) and not section["entries"]
+    assert flops == pytest.approx(cold.truth.require_rate("float32").flops, rel=0.1) and not section["entries"]
 
 
 def test_kernels_that_a_first_look_needs_are_compiled_first_of_every_type() -> None:
-    jobs = list(compile_jobs(STORED, CANDIDATES))
-    firsts = [needed_first(Plan.parse(job.plan)) for job in jobs]
+    jobs = list(tuning_compile_jobs(STORED, CANDIDATES))
+    firsts = [is_needed_by_first_look(Plan.parse(job.plan)) for job in jobs]
     assert firsts == sorted(firsts, reverse=True)
     usual = [job.dtype for job in jobs if job.plan == "strassen.batched.pad16 > vendor"]
     assert set(usual) == set(STORED)
     ready = ready_times(jobs)
     plan = Plan.parse("strassen.batched.pad16 > vendor")
-    assert max(ready[x] for dtype in STORED for x in kernel_places(plan, dtype)) < 20
-    last = [i for i, job in enumerate(jobs) if compile_weight(Plan.parse(job.plan)) >= 343]
+    assert max(ready[x] for dtype in STORED for x in kernel_keys(plan, dtype)) < 20
+    last = [i for i, job in enumerate(jobs) if largest_level_products(Plan.parse(job.plan)) >= 343]
     assert [jobs[i].dtype for i in last] == sorted((jobs[i].dtype for i in last), key=STORED.index)
 
 
@@ -159,23 +166,23 @@ def observations(truth: Calibration, dtype: str, plans: tuple[Plan, ...] = ()) -
     found = []
     for side in (2048, 4096, 8192):
         problem = Problem(side, side, side, dtype)
-        for run in (Run(), Run(some, "sums"), *map(Run, plans)):
-            work = cached_work(run.plan, problem)
-            found.append(Observation(problem, run, formula_seconds(run, problem, work, truth)))
+        for run in (TimedRun(), TimedRun(some, "sums"), *map(TimedRun, plans)):
+            work = cached_plan_work(run.plan, problem)
+            found.append(Observation(problem, run, predicted_run_seconds(run, problem, work, truth)))
     return found
 
 
 def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
     truth = scaled(SHEET, 0.8, 1.3)
     seen = observations(truth, "float64")
-    assert has_few_plans(seen)
+    assert has_too_few_plans(seen)
     known = conclude.starting_calibration(SHEET, "float64")
     found = scale_calibration(known, "float64", seen)
-    rate = found.calibration.rate("float64")
-    assert rate.flops == pytest.approx(0.8 * SHEET.rate("float64").flops, rel=1e-3)
+    rate = found.calibration.require_rate("float64")
+    assert rate.flops == pytest.approx(0.8 * SHEET.require_rate("float64").flops, rel=1e-3)
     assert found.calibration.stream == pytest.approx(1.3 * SHEET.stream, rel=1e-3)
     assert set(found.intervals) == {"rate.flops", "stream"}
-    before = replace(known.rate("float64"), flops=rate.flops)
+    before = replace(known.require_rate("float64"), flops=rate.flops)
     assert rate == before and replace(found.calibration, rates=known.rates, stream=known.stream) == known
 
 
@@ -193,7 +200,7 @@ def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_measured_or_follows_from_t
 
 def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
     plans = (Plan.parse("strassen.batched.pad16 > vendor"),)
-    assert not has_few_plans(observations(SHEET, "float64", plans))
+    assert not has_too_few_plans(observations(SHEET, "float64", plans))
 
 
 @pytest.mark.parametrize(("alone", "entries"), [("bfloat16", 1), ("float64", 0)])

@@ -15,7 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_SAMPLE_PART, Run
+from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_SAMPLE_PART, TimedRun
 from fmm.tuner.fit.blocks import fit_block_model
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
@@ -34,15 +34,15 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
     assert tuple(device.dtypes) == TYPES
     journal = Journal("run", device)
     runs = [
-        Run(),
-        Run(PLAN),
-        Run(PLAN, "sums"),
-        Run(PLAN, "products"),
-        Run(VENDOR, "whole", 1),
-        Run(part=SHORTEST_SAMPLE_PART),
+        TimedRun(),
+        TimedRun(PLAN),
+        TimedRun(PLAN, "sums"),
+        TimedRun(PLAN, "products"),
+        TimedRun(VENDOR, "whole", 1),
+        TimedRun(part=SHORTEST_SAMPLE_PART),
     ]
-    with journal.open("probe", Problem(515, 521, 530, dtype)) as timed:
-        samples = timed.rounds(runs, RoundLimits(3))
+    with journal.open_problem("probe", Problem(515, 521, 530, dtype)) as timed:
+        samples = timed.sample_rounds(runs, RoundLimits(3))
     assert not [t.failed for t in journal.recorded if t.failed]
     assert all(len(found) == 3 and min(found) > 0 for found in samples.values())
 
@@ -51,8 +51,8 @@ def test_what_does_not_fit_is_a_row() -> None:
     from fmm.tuner.devices.cuda import CudaDevice
 
     journal = Journal("run", CudaDevice(0))
-    with journal.open("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as timed:
-        assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
+    with journal.open_problem("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as timed:
+        assert timed.sample_rounds([TimedRun()], RoundLimits(1)) == {TimedRun(): []}
     (trial,) = journal.recorded
     assert trial.failed and "memory" in trial.failed
 

@@ -12,13 +12,13 @@ from types import MappingProxyType
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.level_bounds import count_levels, effective_side
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
-from fmm.tuner.findings.crossovers import LevelSample, losing_margins, losing_samples, optimism_by_levels
+from fmm.tuner.findings.crossovers import LevelSample, losing_samples, margins_for_losing_samples, optimism_by_levels
 from fmm.tuner.fit.model import Observation, observation_weights
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.tune_type import tune_type
@@ -27,11 +27,11 @@ from tests.support.marks import quick_and_slow
 
 TWO_LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 ONE_LANE = replace(
-    SIMULATED_CALIBRATION, rates=MappingProxyType({"float64": Rate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10
+    SIMULATED_CALIBRATION, rates=MappingProxyType({"float64": ProductRate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10
 )
 
 
@@ -89,15 +89,15 @@ def test_a_default_tuning_chooses_no_plan_slower_than_the_vendor(slowdown: str) 
 
 def worst_speedup(truth: Calibration, slowdown: str, effort: str, seed: int) -> float:
     """Return the least true speedup of the chosen plans on fresh problems after a tuning."""
-    device = DeepPlansAreSlow(truth=truth, noise=0.02, seed=seed, memory=1 << 33, slowdown=SLOWDOWNS[slowdown])
-    section = tune_type(Journal("run", device, clock=device.clock), "float64", device.efforts[effort]).section
+    device = DeepPlansAreSlow(truth=truth, noise=0.02, seed=seed, memory_bytes=1 << 33, slowdown=SLOWDOWNS[slowdown])
+    section = tune_type(Journal("run", device, clock=device.clock), "float64", device.efforts_by_name[effort]).section
     return min(device.true_speedup(decided_plan(device, p, section), p) for p in fresh_problems(60))
 
 
 def test_held_out_plans_have_up_to_three_levels_on_squares_and_rectangles() -> None:
-    device = DeepPlansAreSlow(truth=TWO_LANES, noise=0.02, seed=1, memory=1 << 33)
+    device = DeepPlansAreSlow(truth=TWO_LANES, noise=0.02, seed=1, memory_bytes=1 << 33)
     journal = Journal("run", device, clock=device.clock)
-    tune_type(journal, "float64", device.efforts["quick"])
+    tune_type(journal, "float64", device.efforts_by_name["quick"])
     held = {(t.size, t.plan) for t in journal.recorded if t.stage == HELD_OUT_STAGE}
     assert {count_levels(Plan.parse(plan)) for _, plan in held} >= {0, 1, 2}
     assert {len(set(size)) == 1 for size, plan in held if count_levels(Plan.parse(plan)) == 2} == {True, False}
@@ -105,8 +105,8 @@ def test_held_out_plans_have_up_to_three_levels_on_squares_and_rectangles() -> N
 
 def test_plans_with_several_levels_weigh_as_much_as_the_vendor() -> None:
     squares = [Problem(side, side, side) for side in (1000, 1500, 2000, 2500, 3000, 3500)]
-    deep = [Observation(p, Run(Plan.parse("winograd > winograd > vendor")), 1.0) for p in squares[:2]]
-    observed = [*(Observation(p, Run(), 1.0) for p in squares), *deep]
+    deep = [Observation(p, TimedRun(Plan.parse("winograd > winograd > vendor")), 1.0) for p in squares[:2]]
+    observed = [*(Observation(p, TimedRun(), 1.0) for p in squares), *deep]
     weights = observation_weights(ONE_LANE, observed)
     assert weights[:6] == [1.0] * 6 and sum(w * w for w in weights[6:]) == pytest.approx(6.0)
     assert observation_weights(replace(ONE_LANE, batches=True), observed) == [1.0] * 8
@@ -122,21 +122,21 @@ def sample(levels: int, side: int, speedup: float, predicted: float) -> LevelSam
 
 def test_an_error_within_the_noise_is_not_corrected() -> None:
     right = [sample(1, side, gain, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055), (3500, 1.045))]
-    assert optimism_by_levels(right)[1].at(3000) == 0
+    assert optimism_by_levels(right)[1].error_at(3000) == 0
     wrong = [sample(1, side, gain / 1.1, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055))]
-    assert optimism_by_levels(wrong)[1].at(3000) == pytest.approx(-0.095, abs=0.01)
-    assert optimism_by_levels(wrong)[3].at(3000) == optimism_by_levels(wrong)[1].at(3000)  # not measured
+    assert optimism_by_levels(wrong)[1].error_at(3000) == pytest.approx(-0.095, abs=0.01)
+    assert optimism_by_levels(wrong)[3].error_at(3000) == optimism_by_levels(wrong)[1].error_at(3000)  # not measured
 
 
 def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
     found = optimism_by_levels([sample(2, 1000 * 2**i, 0.95**i, 1.0) for i in range(5)])[2]
-    assert found.at(16000) == pytest.approx(4 * log(0.95)) and found.at(1000) == pytest.approx(0, abs=1e-9)
-    assert found.at(32000) == pytest.approx(5 * log(0.95)) and found.at(1e6) == pytest.approx(6 * log(0.95))
+    assert found.error_at(16000) == pytest.approx(4 * log(0.95)) and found.error_at(1000) == pytest.approx(0, abs=1e-9)
+    assert found.error_at(32000) == pytest.approx(5 * log(0.95)) and found.error_at(1e6) == pytest.approx(6 * log(0.95))
 
 
 def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:
     lost, won = sample(1, 3000, 0.95, 1.1), sample(1, 3000, 1.0, 1.2)
-    assert losing_margins([won]) == (0.0, 0.0)
-    assert losing_margins([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
+    assert margins_for_losing_samples([won]) == (0.0, 0.0)
+    assert margins_for_losing_samples([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
     assert losing_samples([lost, won], optimism_by_levels([])) == []  # the best plan with one level does not lose
     assert losing_samples([lost], optimism_by_levels([])) == [lost]

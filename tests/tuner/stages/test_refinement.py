@@ -11,7 +11,7 @@ import pytest
 from fmm.config import schema
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
@@ -59,7 +59,7 @@ class Tuned:
         tuned = schema.read_section(section, "test", self.device.identity, self.dtype)
         known, limits = (
             complete_calibration(tuned, None, SHEET),
-            Limits(self.device.memory, default_error_growth(True)),
+            Limits(self.device.memory_bytes, default_error_growth_limit(True)),
         )
         found = {}
         for side in SIDES:
@@ -78,7 +78,7 @@ REFINEMENTS = [("float64", BRIEF), *(pytest.param((dtype, WHOLE), marks=pytest.m
 def tuned(request: pytest.FixtureRequest) -> Iterator[Tuned]:
     dtype, limit = request.param
     truth = with_faster_leaves(scaled(SHEET, 0.93, 1.1), 1.15)
-    device = ColdGpu(truth=truth, noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
+    device = ColdGpu(truth=truth, noise=0.01, gpu=True, chip=H200, memory_bytes=1 << 37, prior_calibration=None)
     first = Journal("first", device, clock=device.clock)
     assert tune_type(first, dtype, GPU_EFFORTS["coarse"]).stopped == ""
     after = Journal("refined", device, clock=device.clock, limit=limit, first_look=first.recorded)

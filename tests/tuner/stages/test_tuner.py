@@ -22,26 +22,33 @@ from fmm.config import certification, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import GPU_ERROR_GROWTH, Limits, choose, rank_candidates
-from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose, rank_candidates
+from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import (
+    CPU_EFFORTS,
+    Effort,
+    RunFailedError,
+    TimedRun,
+    cached_plan_work,
+    predicted_run_seconds,
+)
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.findings.thresholds import level_spread, levels_chosen, li_plan, thresholds
+from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_plan
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, PARAMETERS, PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
-from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.search.race import within_limits
-from fmm.tuner.search.space import build_plan, choices_of_plans, search_space
+from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
+from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.search.race import is_within_limits
+from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.probes import probe_scattered, repeat_noisy_twins
-from fmm.tuner.stages.shapes import ShapesError
+from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
+from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
-from fmm.tuner.trials.record import Header, Trial, TrialFile
-from fmm.tuner.tune_type import Outcome, tune_type
+from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
+from fmm.tuner.tune_type import TypeOutcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
@@ -51,13 +58,13 @@ BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 def tuned(
     device: SimulatedDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG
-) -> tuple[Journal, Outcome]:
+) -> tuple[Journal, TypeOutcome]:
     journal = Journal("run", device or SimulatedDevice())
     return journal, tune_type(journal, "float64", SMALL, wanted)
 
 
 @cache
-def usual_tuning() -> tuple[Journal, Outcome]:
+def usual_tuning() -> tuple[Journal, TypeOutcome]:
     """The default tuning, made once for all tests that only read its result."""
     return tuned()
 
@@ -71,7 +78,7 @@ def test_a_tuning_finds_the_truth() -> None:
     section = outcome.section
     found = schema.read_section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
-    rate, true = found.calibration.rate("float64"), SIMULATED_CALIBRATION.rate("float64")
+    rate, true = found.calibration.require_rate("float64"), SIMULATED_CALIBRATION.require_rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
     assert found.calibration.stream == pytest.approx(SIMULATED_CALIBRATION.stream, rel=0.05)
     assert section["error"]["time"]["median"] < 0.02 and section["error"]["speedup"]["median"] < 0.02
@@ -91,7 +98,7 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
         assert outcome.section is not None
         for name, (low, high) in outcome.section["intervals"].items():
             true = getattr(
-                SIMULATED_CALIBRATION.rate("float64") if name.startswith("rate.") else SIMULATED_CALIBRATION,
+                SIMULATED_CALIBRATION.require_rate("float64") if name.startswith("rate.") else SIMULATED_CALIBRATION,
                 name.removeprefix("rate."),
             )
             held[name] += low <= true <= high
@@ -128,12 +135,13 @@ def fresh(seed: int, truth: Calibration = SIMULATED_CALIBRATION) -> Calibration:
 
 
 TWO_TYPES = replace(
-    SIMULATED_CALIBRATION, rates=MappingProxyType({x: Rate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")})
+    SIMULATED_CALIBRATION,
+    rates=MappingProxyType({x: ProductRate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")}),
 )
 # Two cores that run two products at a time, and the sums beside them.
 LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 
@@ -156,7 +164,13 @@ def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 GPU_TRUTH = Calibration(
-    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+    "fake GPU",
+    "",
+    MappingProxyType({"float64": ProductRate(5e13, 5e4, 30.0, unaligned=1.4)}),
+    4e12,
+    1e5,
+    3e-6,
+    batches=True,
 )
 
 
@@ -165,9 +179,15 @@ GPU_TRUTH = Calibration(
     quick_and_slow([(0.97, "levels"), (0.4, "lt0")], [(1.1, "levels")]),  # a little better, far better, worse
 )
 def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
-    device = SimulatedDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
+    device = SimulatedDevice(
+        truth=GPU_TRUTH,
+        gpu=True,
+        memory_bytes=1 << 40,
+        noise=0.002,
+        vendor_alternative_ratios={"lt0": leaf, "lt1": 1.2},
+    )
     journal = Journal("run", device)
-    outcome = tune_type(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
+    outcome = tune_type(journal, "float64", device.efforts_by_name["quick"], ((16384, 16384, 16384),))
     assert outcome.stopped == "" and outcome.section is not None
     assert outcome.section["error"]["time"]["median"] < 0.02 and outcome.section["error"]["speedup"]["count"] >= 10
     (entry,) = outcome.section["entries"]
@@ -177,20 +197,20 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
     assert bool(raced) == (certified == "levels" and leaf < 1)
     unraced = [t for t in journal.recorded if t.stage != "peer"]  # the time was up before the second race
     if leaf < 1 and certified == "levels":
-        assert [e.plan for e in searched_entries(unraced, 0.0) if e.plan != "vendor"] == []
+        assert [e.plan for e in entries_of_operation(unraced, 0.0) if e.plan != "vendor"] == []
 
 
-@pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
+@pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in CPU_EFFORTS if x != "quick"]))
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
     device = SimulatedDevice()
     journal = Journal("run", device)
-    outcome = tune_type(journal, "float64", EFFORTS[effort])
+    outcome = tune_type(journal, "float64", CPU_EFFORTS[effort])
     assert outcome.stopped == "" and outcome.section is not None
     spent = sum(t.seconds or 0.0 for t in journal.recorded)
-    assert 0.2 * EFFORTS[effort].seconds < spent < 2.2 * EFFORTS[effort].seconds
+    assert 0.2 * CPU_EFFORTS[effort].seconds < spent < 2.2 * CPU_EFFORTS[effort].seconds
     held = {t.size for t in journal.recorded if t.stage == "held out"}
-    assert len(held) == EFFORTS[effort].held_out
+    assert len(held) == CPU_EFFORTS[effort].held_out
     assert not held & {t.size for t in journal.recorded if t.stage != "held out"}
     if effort in ("default", "full"):
         assert outcome.section["error"]["time"]["count"] >= 50
@@ -231,7 +251,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     device = SimulatedDevice()
     replayed = Journal("run", device, journal.recorded, live=False)
     again = tune_type(replayed, "float64", SMALL, BIG)
-    assert device.asked == 0
+    assert device.samples_taken == 0
     assert again.section is not None and outcome.section is not None
     for name in ("calibration", "error", "thresholds", "entries", "noise"):
         assert again.section[name] == outcome.section[name]
@@ -251,7 +271,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     resumed = Journal("run", device, journal.recorded[: int(share * count)])
     outcome = tune_type(resumed, "float64", SMALL, BIG)
     assert outcome.stopped == "" and outcome.section is not None
-    assert device.asked == len(resumed.recorded) - int(share * count)
+    assert device.samples_taken == len(resumed.recorded) - int(share * count)
     # The fake device's noise begins anew with every session, so the rest differs; how much is measured hardly does.
     assert len(resumed.recorded) == pytest.approx(count, rel=0.25)
     assert resumed.recorded[: int(share * count)] == journal.recorded[: int(share * count)]
@@ -289,11 +309,11 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
-    limits, like = RoundLimits(2, unlike=1.1), Run(Plan.parse("winograd > vendor"))
-    assert limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.wants_more(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).wants_more(2, {Run(): [1.0, 3.0]})
+    limits, like = RoundLimits(2, max_ratio_of_two=1.1), TimedRun(Plan.parse("winograd > vendor"))
+    assert limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.needs_more_rounds(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).needs_more_rounds(2, {TimedRun(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -311,9 +331,9 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
     for trial in journal.recorded:
         journal.replay_trial((trial.stage, trial.problem, trial.seed, trial.timed_run))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
-    repeat_noisy_twins(journal, "float64", EFFORTS["quick"])
+    repeat_noisy_aa_pairs(journal, "float64", CPU_EFFORTS["quick"])
     more = len(journal.recorded) - (4 if settled else 8)
-    assert more > 0 and more % (2 * (EFFORTS["quick"].rounds + 1)) == 0
+    assert more > 0 and more % (2 * (CPU_EFFORTS["quick"].rounds + 1)) == 0
     assert ((noise_floor(journal.recorded) or 0.0) <= 0.03) == settled
 
 
@@ -321,8 +341,8 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
         journal = Journal("run", SimulatedDevice())
-        with journal.open("probe", Problem(500, 500, 500)) as timed:
-            timed.rounds([Run(), Run(Plan.parse("winograd > vendor"))], RoundLimits(8))
+        with journal.open_problem("probe", Problem(500, 500, 500)) as timed:
+            timed.sample_rounds([TimedRun(), TimedRun(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
     assert orders[0] == orders[1]
     rounds = [tuple(orders[0][i : i + 2]) for i in range(0, 16, 2)]
@@ -332,27 +352,27 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
 def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that cannot be leaves before the race, and a replay asks the device for nothing."""
     seen: list[str] = []
-    broken, fine = Run(Plan.parse("hasa > vendor")), Run(Plan.parse("winograd > vendor"))
+    broken, fine = TimedRun(Plan.parse("hasa > vendor")), TimedRun(Plan.parse("winograd > vendor"))
 
-    def noted(name: str) -> Callable[[SimulatedSession, Run], Any]:
+    def noted(name: str) -> Callable[[SimulatedSession, TimedRun], Any]:
         original = getattr(SimulatedSession, name)
 
-        def call(session: SimulatedSession, run: Run) -> Any:
+        def call(session: SimulatedSession, run: TimedRun) -> Any:
             seen.append(name)
             return original(session, run)
 
         return call
 
-    for name in ("prepare", "sample"):
+    for name in ("prepare_run", "sample_seconds"):
         monkeypatch.setattr(SimulatedSession, name, noted(name))
     device = SimulatedDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
-    with journal.open("probe", problem) as timed:
-        live = timed.rounds([Run(), broken, fine], RoundLimits(2))
-    assert seen == ["prepare"] * 3 + ["sample"] * 4 and live[broken] == []
+    with journal.open_problem("probe", problem) as timed:
+        live = timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2))
+    assert seen == ["prepare_run"] * 3 + ["sample_seconds"] * 4 and live[broken] == []
     replayed = Journal("run", device, journal.recorded, live=False)
-    with replayed.open("probe", problem) as timed:
-        assert timed.rounds([Run(), broken, fine], RoundLimits(2)) == live
+    with replayed.open_problem("probe", problem) as timed:
+        assert timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
 
 
 class SlowGpu(SimulatedDevice):
@@ -364,8 +384,8 @@ class SlowGpu(SimulatedDevice):
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
 def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
-    found = list(probe_scattered(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
-    assert len(found) == 2 * EFFORTS["quick"].held_out
+    found = list(scattered_shape_plans(SlowGpu(gpu=True), "float64", side, CPU_EFFORTS["quick"]))
+    assert len(found) == 2 * CPU_EFFORTS["quick"].held_out
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
         assert all(min(problem.size) >= 1000 for p in plans if "strassen" in str(p))
@@ -374,7 +394,7 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
 def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
     """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
     for dtype, changed in (("complex128", 1), ("float64", 0)):
-        for _, problem, plans in probe_scattered(SimulatedDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
+        for _, problem, plans in scattered_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, CPU_EFFORTS["quick"]):
             real = [p for p in plans if p.leaf_type(dtype) != dtype]
             assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 
@@ -383,42 +403,49 @@ def test_cheap_runs_get_more_rounds() -> None:
     counts = []
     for n in (256, 4096):
         journal = Journal("run", SimulatedDevice())
-        with journal.open("probe", Problem(n, n, n)) as timed:
-            counts.append(len(timed.rounds([Run()], RoundLimits(2, 9, 0.05))[Run()]))
+        with journal.open_problem("probe", Problem(n, n, n)) as timed:
+            counts.append(len(timed.sample_rounds([TimedRun()], RoundLimits(2, 9, 0.05))[TimedRun()]))
     assert counts == [9, 2]
 
 
 def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
     counts = []
-    for limits in (RoundLimits(3), RoundLimits(3, patient=9), RoundLimits(3, patient=9, dear=1e-9)):
-        with Journal("run", SimulatedDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
-            counts.append(len(timed.rounds([Run()], limits)[Run()]))
+    for limits in (
+        RoundLimits(3),
+        RoundLimits(3, max_uncertain_rounds=9),
+        RoundLimits(3, max_uncertain_rounds=9, max_uncertain_seconds=1e-9),
+    ):
+        with Journal("run", SimulatedDevice(noise=0.3)).open_problem("probe", Problem(256, 256, 256)) as timed:
+            counts.append(len(timed.sample_rounds([TimedRun()], limits)[TimedRun()]))
     assert counts == [3, 9, 3]
 
 
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     class Closed(SimulatedDevice):
-        def open(self, problem: Problem, seed: int) -> Any:
+        def open_session(self, problem: Problem, seed: int) -> Any:
             raise AssertionError
 
-    problem, run = Problem(64, 64, 64), Run()
+    problem, run = Problem(64, 64, 64), TimedRun()
     past = [Trial("run", "probe", problem.size, "float64", "vendor", "whole", 0, 0, i * 0.1, 1.0 + i) for i in range(3)]
     journal = Journal("run", Closed(), past)
-    with journal.open("probe", problem) as timed:
-        assert timed.rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
-        assert journal.elapsed == pytest.approx(0.2)  # the recorded clock
+    with journal.open_problem("probe", problem) as timed:
+        assert timed.sample_rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
+        assert journal.elapsed_seconds == pytest.approx(0.2)  # the recorded clock
         with pytest.raises(AssertionError):
-            timed.sample(run)
+            timed.sample_seconds(run)
 
 
 def test_out_of_memory_is_a_row() -> None:
     class Full(SimulatedDevice):
-        def open(self, problem: Problem, seed: int) -> Any:
+        def open_session(self, problem: Problem, seed: int) -> Any:
             raise MemoryError
 
     journal = Journal("run", Full())
-    with journal.open("probe", Problem(64, 64, 64)) as timed, pytest.raises(FailedError, match="out of memory"):
-        timed.sample(Run())
+    with (
+        journal.open_problem("probe", Problem(64, 64, 64)) as timed,
+        pytest.raises(RunFailedError, match="out of memory"),
+    ):
+        timed.sample_seconds(TimedRun())
     assert journal.recorded[0].failed == "out of memory"
 
 
@@ -453,20 +480,20 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
     search = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     slower = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 1.5))]
-    assert searched_entries(search, 0.0) == []  # it promised something, and was not confirmed
-    assert [e.plan for e in searched_entries(slower, 0.0)] == ["vendor"]
+    assert entries_of_operation(search, 0.0) == []  # it promised something, and was not confirmed
+    assert [e.plan for e in entries_of_operation(slower, 0.0)] == ["vendor"]
     complete = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     complete = [*search, *complete]
-    assert [e.plan for e in searched_entries(complete, 0.0)] == ["winograd > vendor"]
-    assert searched_entries(complete[:-1], 0.0) == [] and searched_entries(complete[:-6], 0.0) == []
+    assert [e.plan for e in entries_of_operation(complete, 0.0)] == ["winograd > vendor"]
+    assert entries_of_operation(complete[:-1], 0.0) == [] and entries_of_operation(complete[:-6], 0.0) == []
     second = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("hasa > vendor", 0.8))]
     loser = [t if t.plan == "vendor" else replace(t, seconds=1.5) for t in complete]
-    assert [e.plan for e in searched_entries([*loser, *second], 0.0)] == ["hasa > vendor"]
-    assert [e.plan for e in searched_entries(loser, 0.0)] == ["vendor"]
+    assert [e.plan for e in entries_of_operation([*loser, *second], 0.0)] == ["hasa > vendor"]
+    assert [e.plan for e in entries_of_operation(loser, 0.0)] == ["vendor"]
 
 
 def test_speedups_are_paired() -> None:
-    vendor, run = Run(), Run(Plan.parse("hasa > vendor"))
+    vendor, run = TimedRun(), TimedRun(Plan.parse("hasa > vendor"))
     assert paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
 
 
@@ -481,9 +508,9 @@ def observed(truth: Calibration, kinds: tuple[str, ...] = ("whole", "sums")) -> 
     found = []
     for n in (200, 500, 900, 1501, 3000):
         for size in ((n, n, n), (n, 2 * n, n // 2), (n // 4, n, n)):
-            for run in (Run(p, kind) for p in plans for kind in kinds if kind == "whole" or p != VENDOR):
+            for run in (TimedRun(p, kind) for p in plans for kind in kinds if kind == "whole" or p != VENDOR):
                 problem = Problem(*size)
-                seconds = formula_seconds(run, problem, cached_work(run.plan, problem), truth)
+                seconds = predicted_run_seconds(run, problem, cached_plan_work(run.plan, problem), truth)
                 found.append(fitting.Observation(problem, run, seconds))
     return found
 
@@ -491,7 +518,7 @@ def observed(truth: Calibration, kinds: tuple[str, ...] = ("whole", "sums")) -> 
 ODD_TRUTH = Calibration(
     "odd",
     "by definition",
-    MappingProxyType({"float64": Rate(3e10, 2e4, 60.0, 40.0, 90.0, 2e10)}),
+    MappingProxyType({"float64": ProductRate(3e10, 2e4, 60.0, 40.0, 90.0, 2e10)}),
     stream=8e9,
     small=1e6,
     launch=1e-4,
@@ -504,10 +531,10 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     start = SimulatedDevice().untuned_model()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
-    for parameter in PARAMETERS:
+    for parameter in FIT_PARAMETERS:
         if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host", "parts"):
-            true = parameter.get(ODD_TRUTH, "float64")
-            assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
+            true = parameter.value_in(ODD_TRUTH, "float64")
+            assert parameter.value_in(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
     assert found.calibration.parts == start.parts  # products of real numbers say nothing about it
 
 
@@ -516,10 +543,10 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
     seen = []
     for n in (400, 900, 1501, 3000):
         for plan in map(Plan.parse, ("vendor", "3m > vendor", "3m > strassen > vendor", "winograd > vendor")):
-            run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
-            seconds = formula_seconds(run, problem, cached_work(plan, problem), truth)
+            run, problem = TimedRun(plan, "whole"), Problem(n, n, n + 1, "complex128")
+            seconds = predicted_run_seconds(run, problem, cached_plan_work(plan, problem), truth)
             seen.append(fitting.Observation(problem, run, seconds))
-    start = replace(SimulatedDevice().untuned_model(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
+    start = replace(SimulatedDevice().untuned_model(), rates={"complex128": ProductRate(1e10, 1e4, 32.0)}, parts=0.5)
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
@@ -527,38 +554,44 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
     start = replace(SimulatedDevice().untuned_model(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration
-    assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
+    assert found.host == pytest.approx(2e-3, rel=0.05) and found.require_rate("float64").flops == pytest.approx(
+        3e10, rel=0.1
+    )
 
 
 @pytest.mark.parametrize("tile", quick_and_slow([64.0], [256.0]))
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
-    rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
+    rate = replace(ODD_TRUTH.require_rate("float64"), tile=tile)
     truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
     start = replace(SimulatedDevice().untuned_model(), batches=True)
-    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.rate("float64")
+    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.require_rate("float64")
     assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
 
 
 def test_what_nothing_informs_stays_as_it_was() -> None:
     start = SimulatedDevice().untuned_model()
-    vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
+    vendors = [o for o in observed(ODD_TRUTH) if o.run_kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
     assert (
-        {"rate.flops", "rate.pipe"} < set(found.intervals) <= {p.name for p in PARAMETERS if "vendor" in p.informed_by}
+        {"rate.flops", "rate.pipe"}
+        < set(found.intervals)
+        <= {p.name for p in FIT_PARAMETERS if "vendor" in p.informed_by}
     )
-    assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
+    assert found.calibration.require_rate("float64").flops == pytest.approx(3e10, rel=0.05)
 
 
 def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
     nothing changes, and no interval."""
     start, large = SimulatedDevice().untuned_model(), ((3000, 3000, 3000), (3000, 6000, 1500))
-    some = [o for o in observed(SIMULATED_CALIBRATION, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
+    some = [
+        o for o in observed(SIMULATED_CALIBRATION, ("whole",)) if o.run_kind == "vendor" and o.problem.size in large
+    ]
     assert len(some) == 2
     found = fitting.fit_calibration(start, "float64", some)
     assert list(found.intervals) == ["rate.flops"]
-    rate = found.calibration.rate("float64")
+    rate = found.calibration.require_rate("float64")
     assert (rate.rows, rate.cols, rate.pipe) == (0.0, 0.0, 0.0) and rate.flops == pytest.approx(1.1e11, rel=0.05)
 
 
@@ -567,7 +600,7 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", noisy)
     assert 4 <= len(found.intervals) < 14
     for name, (low, high) in found.intervals.items():
-        parameter = PARAMETERS_BY_NAME[name]
+        parameter = FIT_PARAMETERS_BY_NAME[name]
         if not parameter.linear:
             assert high / low <= (QUANTITY_TOLERANCE if parameter.unit else FACTOR_TOLERANCE) ** 2 * 1.01, name
 
@@ -576,8 +609,8 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
     clean = observed(SIMULATED_CALIBRATION)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
     found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", dirty)
-    assert found.calibration.rate("float64").flops == pytest.approx(
-        SIMULATED_CALIBRATION.rate("float64").flops, rel=0.05
+    assert found.calibration.require_rate("float64").flops == pytest.approx(
+        SIMULATED_CALIBRATION.require_rate("float64").flops, rel=0.05
     )
 
 
@@ -586,51 +619,53 @@ def test_errors_are_those_of_the_predictions() -> None:
     found = fitting.prediction_errors(SIMULATED_CALIBRATION, seen)
     assert found["time"].median == pytest.approx(0.2) and found["time"].bias == pytest.approx(-0.2)
     assert found["speedup"].median == pytest.approx(0, abs=1e-12)  # what hits both alike cancels
-    assert found["speedup"].count == len([o for o in seen if o.kind == "plan"])
+    assert found["speedup"].count == len([o for o in seen if o.run_kind == "plan"])
     assert fitting.prediction_errors(SIMULATED_CALIBRATION, [])["time"].count == 0
 
 
 def test_n1_is_equation_3s() -> None:
-    found = thresholds(SIMULATED_CALIBRATION, "float64")
-    ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.rate("float64").flops
-    assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD), rel=0.001)
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64")
+    ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.require_rate("float64").flops
+    assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD_WORK), rel=0.001)
     assert found.alpha / found.pi == pytest.approx(ratio, rel=0.001) and found.epsilon is None
     assert found.n1_measured is None
 
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
-    point = int(thresholds(SIMULATED_CALIBRATION, "float64").n1 or 0)
+    point = int(compute_thresholds(SIMULATED_CALIBRATION, "float64").n1 or 0)
     loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
     wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
-    found = thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
     assert found.epsilon is not None and found.epsilon > 0
     ratio = found.alpha / found.pi + found.epsilon
-    assert 2.5 * point < recursion_point(ratio, WINOGRAD) < 3.3 * point
+    assert 2.5 * point < recursion_point(ratio, WINOGRAD_WORK) < 3.3 * point
     assert found.n1_measured == wins[0][0][0]
-    assert thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None  # up to the largest, none gained
+    assert (
+        compute_thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None
+    )  # up to the largest, none gained
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_taus_are_where_the_model_chooses_so_many_levels(levels: int) -> None:
     """A little below a threshold fewer are chosen; the spread is where less or more gain is asked for."""
     known = replace(SIMULATED_CALIBRATION, margin=0.04)
-    spread = level_spread(known, "float64", levels)
+    spread = crossover_range(known, "float64", levels)
     assert spread.value and spread.low and spread.high and spread.low <= spread.value <= spread.high
     for margin, side in ((0.02, spread.value), (0.0, spread.low), (0.04, spread.high)):
         asked = replace(SIMULATED_CALIBRATION, margin=margin)
-        assert levels_chosen(asked, "float64", int(side)) >= levels
-        assert levels_chosen(asked, "float64", int(0.97 * side)) < levels
+        assert chosen_level_count(asked, "float64", int(side)) >= levels
+        assert chosen_level_count(asked, "float64", int(0.97 * side)) < levels
 
 
 def test_where_nothing_pays_a_threshold_is_never() -> None:
     slow = replace(SIMULATED_CALIBRATION, stream=1e7)
-    found = thresholds(slow, "float64")
+    found = compute_thresholds(slow, "float64")
     assert found.recursion_points == (None, None, None) and str(found.tau1) == "never"
     assert str(li_plan("strassen", 30000, found, "vendor")) == "vendor"
 
 
 def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
-    found = thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
     assert read_thresholds(json.loads(json.dumps(found.fields))) == found
     assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
     assert found.tau1.value and found.tau2.value
@@ -648,15 +683,15 @@ CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 @pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])
 def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> None:
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in space.items()))
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least
     for plan, choices in list(plans.items())[::5]:
         assert build_plan(choices) == plan and Plan.parse(str(plan)) == plan
 
 
 def test_the_space_holds_every_candidate() -> None:
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
-    assert set(SimulatedDevice().candidates()) - {VENDOR} <= set(plans)
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
+    assert set(SimulatedDevice().candidate_plans()) - {VENDOR} <= set(plans)
 
 
 @pytest.mark.parametrize(
@@ -673,18 +708,19 @@ def test_the_space_holds_every_candidate() -> None:
 def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
-    assert within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert is_within_limits(SimulatedDevice(gpu=gpu, memory_bytes=1 << 40), Plan.parse(plan), problem) == kept
     assert (
-        expected_error_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_ERROR_GROWTH if gpu else Limits(0).error_growth)
+        expected_error_growth(Plan.parse(plan), dtype, not gpu)
+        <= (GPU_ERROR_GROWTH_LIMIT if gpu else Limits(0).error_growth)
     ) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
-    assert within_limits(SimulatedDevice(), plan, problem)
-    assert not within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
+    assert is_within_limits(SimulatedDevice(), plan, problem)
+    assert not is_within_limits(SimulatedDevice(memory_bytes=30_000_000), plan, problem)
     # the error of six levels exceeds the limit
-    assert not within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
+    assert not is_within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
 
 
 # ---- shapes
@@ -701,24 +737,28 @@ def test_shapes_are_read_by_type(tmp_path: Path) -> None:
 def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "shapes"
     file.write_text(f"5 5 5\n{line}\n")
-    with pytest.raises(ShapesError, match=r"line 2: .*M K N, three whole numbers.*float64"):
+    with pytest.raises(ShapesFileError, match=r"line 2: .*M K N, three whole numbers.*float64"):
         shapes.read_shapes(file, "float64")
-    with pytest.raises(ShapesError, match="cannot read"):
+    with pytest.raises(ShapesFileError, match="cannot read"):
         shapes.read_shapes(tmp_path / "none", "float64")
 
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
-    problem, effort = Problem(1000, 1000, 1000), EFFORTS["quick"]
-    target = effort.seconds / (shapes.LARGEST_PER_BUDGET * effort.rounds)
+    problem, effort = Problem(1000, 1000, 1000), CPU_EFFORTS["quick"]
+    target = effort.seconds / (shapes.LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     assert (
-        shapes.largest_side(problem, target, SimulatedDevice(), effort) == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+        shapes.largest_affordable_side(problem, target, SimulatedDevice(), effort)
+        == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
     assert (
-        shapes.largest_side(problem, target / 64, SimulatedDevice(), effort)
+        shapes.largest_affordable_side(problem, target / 64, SimulatedDevice(), effort)
         == 4000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
-    tight = SimulatedDevice(memory=6 * 8 * 2000**2)
-    assert shapes.largest_side(problem, target / 64, tight, effort) == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    tight = SimulatedDevice(memory_bytes=6 * 8 * 2000**2)
+    assert (
+        shapes.largest_affordable_side(problem, target / 64, tight, effort)
+        == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    )
 
 
 # ---- trials
@@ -727,21 +767,21 @@ def test_the_largest_side_is_what_time_and_memory_allow() -> None:
 def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
     file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
-    file.add(trial)
-    file.add(replace(trial, seconds=None, failed="it broke"))
+    file.add_trial(trial)
+    file.add_trial(replace(trial, seconds=None, failed="it broke"))
     file.close()
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-20])
     again = TrialFile(file.path)
-    again.add(replace(trial, seed=4))
+    again.add_trial(replace(trial, seed=4))
     again.close()
-    again.append("tuning", {**vars(_header("run"))})
-    (found,) = again.tunings()
+    again.append_record("tuning", {**vars(_header("run"))})
+    (found,) = again.read_tunings()
     assert found.trials == (trial, replace(trial, seed=4)) and not found.finished
     file.path.write_bytes(whole)
-    file.append("tuning", {**vars(_header("run"))})
-    file.finish("run", 1.0)
-    (found,) = file.tunings()
+    file.append_record("tuning", {**vars(_header("run"))})
+    file.mark_finished("run", 1.0)
+    (found,) = file.read_tunings()
     assert found.trials[1].failed == "it broke" and found.finished
 
 
@@ -749,33 +789,33 @@ def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
     file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
     file.add_header(_header("run"))
-    file.add(trial)
+    file.add_trial(trial)
     file.close()
     packed = file.path.with_name("trials.jsonl.gz")
     packed.write_bytes(gzip.compress(file.path.read_bytes()))
     file.path.unlink()
-    (found,) = TrialFile(file.path).tunings()
+    (found,) = TrialFile(file.path).read_tunings()
     assert found.trials == (trial,) and not found.finished
-    file.add(replace(trial, seed=4))  # as a resumed tuning does
-    file.finish("run", 1.0)
-    (found,) = TrialFile(file.path).tunings()
+    file.add_trial(replace(trial, seed=4))  # as a resumed tuning does
+    file.mark_finished("run", 1.0)
+    (found,) = TrialFile(file.path).read_tunings()
     assert found.trials == (trial, replace(trial, seed=4)) and found.finished
     whole = packed.read_bytes()
     for damaged in (whole[:-9], whole[:20] + b"damage" + whole[26:], b"never packed"):
         packed.write_bytes(damaged)
         with pytest.raises(OSError):
-            TrialFile(file.path).tunings()
+            TrialFile(file.path).read_tunings()
 
 
-def _header(run: str) -> Header:
-    return Header(run, "cpu-test-2t", {"numpy": "1"}, {}, {"dtype": "float64"}, "fmm-tune", "now")
+def _header(run: str) -> TuningHeader:
+    return TuningHeader(run, "cpu-test-2t", {"numpy": "1"}, {}, {"dtype": "float64"}, "fmm-tune", "now")
 
 
 def test_a_file_of_garbage_has_no_tunings(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_bytes(b'\xff\x00\n[]\n5\n{}\n{"trial": 5}\n{"trial": {}, "x": 1}\n')
-    assert TrialFile(path).tunings() == ()
-    assert TrialFile(tmp_path / "none").tunings() == ()
+    assert TrialFile(path).read_tunings() == ()
+    assert TrialFile(tmp_path / "none").read_tunings() == ()
 
 
 def test_identities_of_one_key_are_equal() -> None:

@@ -12,19 +12,19 @@ from fmm.config import schema
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import TILE_WRITE_STEPS, predict, predict_vendor
-from fmm.perfmodel.work import Tiles, estimated_work
+from fmm.perfmodel.work import LeafTiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.runtime.prepare import launches_on
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
-from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below
+from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below_ladder
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
@@ -32,7 +32,7 @@ from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in probed_plans("cuda") if p.uses_tile_model)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
-RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, tiled_odd=1.3, waves=40.0, inside=0.7)
+RATE = ProductRate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, tiled_odd=1.3, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
 WANTED = (16384, 16384, 16384)
 
@@ -40,10 +40,10 @@ WANTED = (16384, 16384, 16384)
 @pytest.fixture(scope="module")
 def journal() -> Journal:
     device = SimulatedDevice(
-        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
+        truth=TRUTH, gpu=True, memory_bytes=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
     )
     made = Journal("run", device)
-    assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
+    assert not tune_type(made, "float32", device.efforts_by_name["quick"], (WANTED,)).stopped
     return made
 
 
@@ -55,13 +55,13 @@ def section(journal: Journal) -> Tuned:
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
     known = section.calibration
     assert known is not None
-    rate = known.rate("float32")
+    rate = known.require_rate("float32")
     assert rate.tiled == pytest.approx(RATE.tiled, rel=0.03) and rate.flops == pytest.approx(RATE.flops, rel=0.05)
     assert rate.tiled_odd == pytest.approx(RATE.tiled_odd, rel=0.05)
     assert {t.plan for t in journal.recorded if t.stage == "tiles"} == {"vendor", "tile", str(FUSED), str(HYBRID)}
     assert known.tiled_margin < 0.03  # enough was held out to know how good the formula is
     for problem in (Problem(n, n, n, "float32") for n in (3072, 8192)):
-        told, truly = (predict(FUSED, problem, c).seconds for c in (known, TRUTH))
+        told, truly = (predict(FUSED, problem, c).predicted_seconds for c in (known, TRUTH))
         assert told == pytest.approx(truly, rel=0.03)
 
 
@@ -81,16 +81,16 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     """Confirmed or seen in the search alone; where it was never tried, nothing is said."""
     trials = [t for t in journal.recorded if t.plan != str(FUSED) or t.stage in stages]
     slow = [replace(t, seconds=1.5 * t.seconds) if t.seconds and t.plan == str(FUSED) else t for t in trials]
-    lean = [e.plan for e in searched_entries(slow, 0.0) if e.lean]
+    lean = [e.plan for e in entries_of_operation(slow, 0.0) if e.lean]
     assert lean == ([plan] if plan else [])
 
 
 def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
     """Products that are small for a tuning are raced with the plan without workspace alone."""
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
-    assert [(e.plan, e.lean) for e in searched_entries(paired(alone), 0.0)] == [(str(FUSED), True)]
-    assert squares_below(28000)[0] == (3072, 3072, 3072) and squares_below(8192) == []
-    assert {*squares_below(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
+    assert [(e.plan, e.lean) for e in entries_of_operation(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert squares_below_ladder(28000)[0] == (3072, 3072, 3072) and squares_below_ladder(8192) == []
+    assert {*squares_below_ladder(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
 
 
 def paired(trials: list[Trial]) -> list[Trial]:
@@ -123,7 +123,7 @@ def test_alone_it_wins_on_odd_sides_where_it_was_measured(
     rate = replace(RATE, unaligned=1.0, odd=1.0, tiled=0.9, waves=10.0, tiled_odd=tiled_odd, tile=128.0)
     known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
     problem = Problem(*size, "float32")
-    assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.wins] == [ALONE] * wins
+    assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.beats_vendor] == [ALONE] * wins
     assert launches_on(ALONE, problem, H200, False) is not None
 
 
@@ -187,7 +187,7 @@ def test_sums_inside_are_instructions() -> None:
     problem, half = Problem(n, n, n, "float32"), n // 2
     work = estimated_work(FUSED, problem)
     assert (work.traffic, work.passes, work.leaves) == (0, 0, ((half, half, half, 7, 1),))
-    assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
+    assert work.tiles == LeafTiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
     tiles = (half // 64) * (half // 128)
     added = 5 / 7 / 128 + 5 / 7 / 64 + 5 / 7 / half
     expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + (30 + TILE_WRITE_STEPS) / half + 0.7 * added)

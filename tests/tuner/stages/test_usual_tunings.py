@@ -14,11 +14,11 @@ import pytest
 from fmm.config import files, schema
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.problem import Problem
 from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
+from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS, Effort, TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS
@@ -33,7 +33,7 @@ from tests.support.marks import quick_and_slow
 RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
 TWO_CORES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({dtype: Rate(rate, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, rate in RATES.items()}),
+    rates=MappingProxyType({dtype: ProductRate(x, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, x in RATES.items()}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
     seed: int, dtypes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of each type; of all four within a minute and a half by the device's own clock."""
-    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory_bytes=1 << 33)
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path = tmp_path / "config.json"
@@ -66,9 +66,9 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     """A quarter of four minutes, after first passes: as it is planned without a limit, nothing would be held out."""
     found = {}
     for limit in (inf, 39.0):
-        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, EFFORTS["default"].within(tune.SAMPLING_SHARE * limit))
+        outcome = tune_type(journal, dtype, CPU_EFFORTS["default"].limited_to_seconds(tune.SAMPLING_SHARE * limit))
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
@@ -76,13 +76,15 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
 
 
 def test_an_effort_within_so_many_seconds() -> None:
-    usual, look = EFFORTS["default"], GPU_EFFORTS["coarse"]
-    assert usual.within(usual.seconds) is usual and look.within(0.1) is look
-    half, none = usual.within(usual.seconds / 2), usual.within(0.0)
+    usual, look = CPU_EFFORTS["default"], GPU_EFFORTS["coarse"]
+    assert usual.limited_to_seconds(usual.seconds) is usual and look.limited_to_seconds(0.1) is look
+    half, none = usual.limited_to_seconds(usual.seconds / 2), usual.limited_to_seconds(0.0)
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
-    assert none.held_out == EFFORTS["coarse"].held_out
-    for efforts in (EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
-        assert all(effort.within(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values())
+    assert none.held_out == CPU_EFFORTS["coarse"].held_out
+    for efforts in (CPU_EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
+        assert all(
+            effort.limited_to_seconds(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values()
+        )
 
 
 @dataclass
@@ -90,29 +92,29 @@ class SlowlyAskedDevice(BusyDevice):
     """One that takes its time between samples, so that first passes end before anything is held out."""
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return {**EFFORTS, "default": replace(EFFORTS["quick"], held_out=5)}
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return {**CPU_EFFORTS, "default": replace(CPU_EFFORTS["quick"], held_out=5)}
 
 
 @pytest.mark.slow
 def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first pass that is stopped goes on when all types had theirs, on the same shapes; refinements that are stopped
     leave what it found."""
-    device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
     monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
     assert main([*arguments, "--time-limit", "100"]) == 0
-    tunings = TrialFile(tmp_path / "trials.jsonl").tunings()
+    tunings = TrialFile(tmp_path / "trials.jsonl").read_tunings()
     passes = [(t.header.settings["effort"], t.header.settings["dtype"]) for t in tunings]
     assert passes == [(effort, dtype) for effort in ("coarse", "default") for dtype in dtypes]
     for tuning in tunings[:2]:
         held = [t for t in tuning.trials if t.stage == HELD_OUT_STAGE]
-        scattered = EFFORTS["coarse"].held_out - 1  # the last shape, at a crossover, may find no time
+        scattered = CPU_EFFORTS["coarse"].held_out - 1  # the last shape, at a crossover, may find no time
         assert len({t.size for t in held}) >= scattered
-        assert held[-1].elapsed > EFFORTS["coarse"].most, "in a second go"
+        assert held[-1].elapsed > CPU_EFFORTS["coarse"].most, "in a second go"
     for section in files.read_config(path)[device.identity.key].values():
         assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= MIN_HELD_OUT_PAIRS
 
@@ -124,12 +126,12 @@ NEAR = 1.8  # times as long as the vendor
 def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     """The margin is what the model is off by on held-out shapes; of small products, where plans take twice as long,
     that would say nothing."""
-    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
     journal = Journal("run", device, clock=device.clock)
-    section = tune_type(journal, dtype, device.efforts["quick"]).section
+    section = tune_type(journal, dtype, device.efforts_by_name["quick"]).section
     held = observed_medians(journal.recorded, ("held out",))
-    vendor = {o.problem: o.seconds for o in held if o.run == Run()}
-    slower = [o.seconds / vendor[o.problem] for o in held if o.run != Run()]
+    vendor = {o.problem: o.seconds for o in held if o.run == TimedRun()}
+    slower = [o.seconds / vendor[o.problem] for o in held if o.run != TimedRun()]
     assert len(slower) >= MIN_HELD_OUT_PAIRS and max(slower) < NEAR and min(slower) < 1.5, slower
     assert section is not None and section["calibration"]["margin"] < 0.06 and device.now < 21
 
@@ -140,8 +142,8 @@ def test_two_tunings_of_one_kind_agree_within_a_tenth(dtype: str) -> None:
     """Eight quick ones, equal products off by 2 % as on the recorded processor: any two of them."""
     found: dict[str, list[float]] = {"n1": [], "tau1": [], "tau2": []}
     for seed in range(8):
-        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
-        section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts["quick"]).section
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory_bytes=1 << 33)
+        section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts_by_name["quick"]).section
         thresholds = read_thresholds(section and section["thresholds"])
         assert thresholds is not None
         for name, values in found.items():

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from fmm.tuner.trials.record import Header, RecordedTuning, Trial, first_look_trials
+from fmm.tuner.trials.record import RecordedTuning, Trial, TuningHeader, first_look_trials
 
 CARD: Mapping[str, Any] = {"uuid": "a", "clocks.sm": "1500"}
 KEY = "cuda-9.0-132sm-nvidia-h200"
 
 
-def header(run: str, effort: str = "default", **other: Any) -> Header:
+def header(run: str, effort: str = "default", **other: Any) -> TuningHeader:
     settings = {"dtype": other.pop("dtype", "float32"), "effort": effort, "shapes": []}
     known = {"device": KEY, "versions": {"cuda": "13"}, "conditions": CARD, "command": "fmm-tune"}
-    return Header(run=run, settings=settings, started="", **{**known, **other})
+    return TuningHeader(run=run, settings=settings, started="", **{**known, **other})
 
 
 def tuning(run: str, effort: str = "coarse", **other: Any) -> RecordedTuning:

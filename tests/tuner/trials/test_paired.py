@@ -15,7 +15,7 @@ import pytest
 from fmm.config import identity
 from fmm.tuner.trials import environment
 from fmm.tuner.trials import paired as tuner_paired
-from fmm.tuner.trials.paired import PairedRoundLimits, PairedSamples, paired_rounds
+from fmm.tuner.trials.paired import PairedRoundLimits, PairedSamples, measure_paired_rounds
 
 
 class Machine:
@@ -49,33 +49,37 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> None:
-    result = paired_rounds(machine.call("vendor", 3.0), machine.call("candidate", 2.0), PairedRoundLimits(5, 5, 0.0))
+    result = measure_paired_rounds(
+        machine.call("vendor", 3.0), machine.call("candidate", 2.0), PairedRoundLimits(5, 5, 0.0)
+    )
     assert result.vendor == pytest.approx((3.0,) * 5) and result.candidate == pytest.approx((2.0,) * 5)
-    assert result.ratios == pytest.approx((1.5,) * 5)
-    assert result.speedup == pytest.approx(1.5)
-    assert result.interval == pytest.approx((1.5, 1.5))
+    assert result.round_speedups == pytest.approx((1.5,) * 5)
+    assert result.median_speedup == pytest.approx(1.5)
+    assert result.speedup_interval == pytest.approx((1.5, 1.5))
     assert result.repeat == 1
 
 
 def test_a_against_a_is_one(machine: Machine) -> None:
     for seconds in (0.25, 2.0**-13):  # exact in binary
-        result = paired_rounds(machine.call("a", seconds), machine.call("a", seconds), PairedRoundLimits(7, 7, 0.0))
-        assert set(result.ratios) == {1.0} and result.interval == (1.0, 1.0)
+        result = measure_paired_rounds(
+            machine.call("a", seconds), machine.call("a", seconds), PairedRoundLimits(7, 7, 0.0)
+        )
+        assert set(result.round_speedups) == {1.0} and result.speedup_interval == (1.0, 1.0)
 
 
 def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
     """For the noise floor: two series of their own, not one that is compared with itself."""
     times = [1.0 + 0.01 * i for i in range(100)]
     call = machine.call("a", *times)
-    result = paired_rounds(call, call, PairedRoundLimits(4, 4, 0.0))
+    result = measure_paired_rounds(call, call, PairedRoundLimits(4, 4, 0.0))
     assert len(result.vendor) == len(result.candidate) == 4
     assert len({*result.vendor, *result.candidate}) == 8
-    assert all(ratio != 1 for ratio in result.ratios)
+    assert all(ratio != 1 for ratio in result.round_speedups)
 
 
 @pytest.mark.parametrize("seconds", [(1.0, 1.0), (1e-6, 1e-6), (1e-6, 0.5), (0.004, 0.001)])
 def test_every_round_measures_both_in_shuffled_order(machine: Machine, seconds: tuple[float, float]) -> None:
-    result = paired_rounds(
+    result = measure_paired_rounds(
         machine.call("v", seconds[0]), machine.call("c", seconds[1]), PairedRoundLimits(40, 40, 0.0), seed=3
     )
     warm, timed = machine.calls[:2], machine.calls[2:]
@@ -91,7 +95,7 @@ def test_the_shuffling_follows_the_seed(machine: Machine) -> None:
     orders = []
     for seed in (0, 0, 1):
         machine.calls.clear()
-        paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(30, 30, 0.0), seed)
+        measure_paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(30, 30, 0.0), seed)
         orders.append(list(machine.calls))
     assert orders[0] == orders[1] != orders[2]
 
@@ -107,19 +111,23 @@ REPEATS = [
 
 @pytest.mark.parametrize(("vendor", "candidate", "repeat"), REPEATS)
 def test_short_calls_are_repeated(machine: Machine, vendor: float, candidate: float, repeat: int) -> None:
-    result = paired_rounds(machine.call("v", vendor), machine.call("c", candidate), PairedRoundLimits(2, 2, 0.0))
+    result = measure_paired_rounds(
+        machine.call("v", vendor), machine.call("c", candidate), PairedRoundLimits(2, 2, 0.0)
+    )
     assert result.repeat == pytest.approx(repeat, rel=0.01)
     assert result.vendor == pytest.approx((vendor,) * 2, rel=1e-6)  # seconds a call, not a sample
     assert result.candidate == pytest.approx((candidate,) * 2, rel=1e-6)
 
 
 def test_a_call_too_short_for_the_clock_is_not_repeated_for_ever(machine: Machine) -> None:
-    result = paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), PairedRoundLimits(2, 2, 0.0))
+    result = measure_paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), PairedRoundLimits(2, 2, 0.0))
     assert 1000 <= result.repeat <= 1_000_000
 
 
 def test_the_first_calls_are_not_samples(machine: Machine) -> None:
-    result = paired_rounds(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), PairedRoundLimits(3, 3, 0.0))
+    result = measure_paired_rounds(
+        machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), PairedRoundLimits(3, 3, 0.0)
+    )
     assert result.vendor == result.candidate == pytest.approx((1.0,) * 3)
 
 
@@ -136,15 +144,17 @@ LENGTHS = [
 
 @pytest.mark.parametrize(("least", "most", "seconds", "count"), LENGTHS)
 def test_how_long_it_goes_on(machine: Machine, least: int, most: int, seconds: float, count: int) -> None:
-    result = paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(least, most, seconds))
-    assert len(result.ratios) == count
+    result = measure_paired_rounds(
+        machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(least, most, seconds)
+    )
+    assert len(result.round_speedups) == count
 
 
 def test_a_machine_that_slows_down_hits_both_alike(machine: Machine) -> None:
     vendor = machine.call("v", 1.0, drift=0.01)
-    result = paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), PairedRoundLimits(31, 31, 0.0))
+    result = measure_paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), PairedRoundLimits(31, 31, 0.0))
     assert result.vendor[-1] > 1.5 * result.vendor[0]
-    assert result.speedup == pytest.approx(1, abs=0.02)
+    assert result.median_speedup == pytest.approx(1, abs=0.02)
 
 
 def test_what_a_call_raises_leaves(machine: Machine) -> None:
@@ -152,7 +162,7 @@ def test_what_a_call_raises_leaves(machine: Machine) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        paired_rounds(machine.call("v", 1.0), failing, PairedRoundLimits(1, 1, 0.0))
+        measure_paired_rounds(machine.call("v", 1.0), failing, PairedRoundLimits(1, 1, 0.0))
 
 
 # ---- the interval
@@ -164,7 +174,7 @@ RANKS = [(1, 1), (2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (20, 
 @pytest.mark.parametrize(("count", "rank"), RANKS)
 def test_the_interval_runs_from_rank_to_rank(count: int, rank: int) -> None:
     ratios = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
-    found = PairedSamples(tuple(ratios), (1.0,) * count).interval
+    found = PairedSamples(tuple(ratios), (1.0,) * count).speedup_interval
     assert found == (float(rank), float(count + 1 - rank))
 
 
@@ -185,7 +195,7 @@ def test_the_interval_covers_the_median(distribution: str, count: int) -> None:
     rng = np.random.default_rng(count)
     inside = 0
     for _ in range(1500):
-        low, high = PairedSamples(tuple(draw(rng, count)), (1.0,) * count).interval
+        low, high = PairedSamples(tuple(draw(rng, count)), (1.0,) * count).speedup_interval
         inside += low <= true <= high
     assert inside / 1500 > 0.95 - 3 * (0.05 * 0.95 / 1500) ** 0.5
 
@@ -194,13 +204,13 @@ def test_the_interval_covers_the_median(distribution: str, count: int) -> None:
 def test_the_interval_holds_the_median_and_narrows(count: int) -> None:
     ratios = np.random.default_rng(count).permutation(np.linspace(0.5, 1.5, count))
     result = PairedSamples(tuple(ratios), (1.0,) * count)
-    low, high = result.interval
-    assert min(ratios) <= low <= result.speedup <= high <= max(ratios)
+    low, high = result.speedup_interval
+    assert min(ratios) <= low <= result.median_speedup <= high <= max(ratios)
 
 
 def test_no_rounds_of_unequal_length() -> None:
     with pytest.raises(ValueError, match="zip"):
-        _ = PairedSamples((1.0, 2.0), (1.0,)).ratios
+        _ = PairedSamples((1.0, 2.0), (1.0,)).round_speedups
 
 
 def test_the_record_holds_the_raw_samples() -> None:
@@ -240,7 +250,7 @@ NAMES = {
 def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "processor_name", lambda: name)
     monkeypatch.setattr(environment, "blas_threads", lambda: 4)
-    assert environment.device_folder() == NAMES[name]
+    assert environment.results_folder_name() == NAMES[name]
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])

@@ -12,13 +12,13 @@ from functools import cache, lru_cache
 from importlib import resources
 
 ENTRY_NAME = "fmm_tile"  # name of the entry point of products, and of the kernels that run before and after them
-Body = str | Sequence[str]  # code of an entry point: one call, written on the entry point's line, or several lines
-_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
+EntryBody = str | Sequence[str]  # code of an entry point: one call, written on the entry point's line, or several lines
+_INCLUDE_PATTERN = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 def entry_source(
     parameters: str,
-    body: Body,
+    body: EntryBody,
     header: str,
     bounds: Sequence[object],
     *,
@@ -32,11 +32,13 @@ def entry_source(
     `__launch_bounds__`: threads of a thread block, then optionally the least number of thread blocks on a
     multiprocessor. `clusters` is the number of thread blocks in a cluster, 0 for none.
     """
-    return whole_source(header, [*before, *entry_point_lines(parameters, body, bounds, clusters=clusters, entry=entry)])
+    return source_with_headers(
+        header, [*before, *entry_point_lines(parameters, body, bounds, clusters=clusters, entry=entry)]
+    )
 
 
 def entry_point_lines(
-    parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY_NAME
+    parameters: str, body: EntryBody, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY_NAME
 ) -> tuple[str, ...]:
     """Return the lines of one entry point; the arguments are those of `entry_source`."""
     cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
@@ -47,13 +49,13 @@ def entry_point_lines(
     return attributes, signature, *(line if line.startswith("#") else f"    {line}" for line in body), "}"
 
 
-def whole_source(header: str, lines: Iterable[str]) -> str:
+def source_with_headers(header: str, lines: Iterable[str]) -> str:
     """Return the text of a header and of all headers that it includes, followed by these lines."""
-    return with_headers("\n".join([f'#include "{header}"', "", *lines]) + "\n")
+    return inline_headers("\n".join([f'#include "{header}"', "", *lines]) + "\n")
 
 
 @lru_cache(maxsize=512)
-def with_headers(text: str) -> str:
+def inline_headers(text: str) -> str:
     """Return a source in which the text of each header replaces the first `#include` of that header."""
     seen: set[str] = set()
 
@@ -62,9 +64,9 @@ def with_headers(text: str) -> str:
         if name in seen:
             return ""
         seen.add(name)
-        return _INCLUDE.sub(header_once, header_text(name).replace("#pragma once\n", "", 1))
+        return _INCLUDE_PATTERN.sub(header_once, header_text(name).replace("#pragma once\n", "", 1))
 
-    return _INCLUDE.sub(header_once, text)
+    return _INCLUDE_PATTERN.sub(header_once, text)
 
 
 @cache

@@ -84,7 +84,7 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
 def _load(kernel: Kernel) -> LoadedKernel:
     if kernel.architecture:
         return _load_for_architecture(kernel)
-    module = cupy.RawModule(code=kernel.source, options=kernel.options)
+    module = cupy.RawModule(code=kernel.cuda_source, options=kernel.options)
     function = module.get_function(kernel.entry)
     if kernel.shared:
         function.max_dynamic_shared_size_bytes = kernel.shared
@@ -93,7 +93,7 @@ def _load(kernel: Kernel) -> LoadedKernel:
 
 def _load_for_architecture(kernel: Kernel) -> LoadedKernel:
     module = cupy.cuda.function.Module()
-    module.load(compile_for_architecture(kernel.source, kernel.architecture, kernel.options))
+    module.load(compile_for_architecture(kernel.cuda_source, kernel.architecture, kernel.options))
     function = module.get_function(kernel.entry)
     driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))

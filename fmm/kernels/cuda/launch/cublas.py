@@ -17,7 +17,7 @@ from cupy_backends.cuda.libs import cublas as _cublas  # this import loads the l
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
-from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
 from fmm.kernels.plans.level import PlanError
 
@@ -67,9 +67,9 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
-    candidate = op.use.number
+    candidate = op.leaf_use.number
     if candidate is None:
-        functions = _FUNCTIONS_3M if op.use.leaf.name == "vendor3m" else _FUNCTIONS
+        functions = _FUNCTIONS_3M if op.leaf_use.leaf.name == "vendor3m" else _FUNCTIONS
         return _CublasCall(op, DTYPES[element.stored], functions[element.stored])
     alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.pieces]
     return CandidateCall(op, element, candidate, alignments)
@@ -224,7 +224,7 @@ class _CublasCall:
             return [next(types)(value) for value in values]
 
         self.parts = [converted(values) for values in parts]
-        self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
 
     def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (j, y), (k, z) = self.where
@@ -245,7 +245,7 @@ class _RankCall:
         self.head = triangle, operation, op.n, op.k, self.scalars.ctypes.data
         self.beta = self.scalars.ctypes.data + self.scalars.itemsize
         self.leading = op.factor.leading, op.dest.leading
-        self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
 
     def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (k, z) = self.where
@@ -300,14 +300,14 @@ class CandidateCall:
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
-        self.scratch_bytes = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
+        self.scratch_bytes = op.leaf_use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _lt_library()
         self.scalars = host_scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
         self.operation = self._operation(op)
-        self.where = [(BASES.index(x.base), x.offset) for x in factors]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in factors]
         self.candidate = self._candidate(number, alignments)
         self.algorithm = ctypes.addressof(self.candidate.algorithm)
         alpha = self.scalars.ctypes.data

@@ -40,17 +40,26 @@ from fmm.kernels.cuda.launch.streams import (
     sync_calls,
     thread_handle,
 )
-from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
+from fmm.kernels.cuda.launch_list import (
+    ADDRESS_BASES,
+    COUNTERS,
+    FLAG,
+    HOST_COUNT,
+    Launch,
+    LaunchList,
+    StreamSync,
+    VendorCall,
+)
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, address_alignment
 from fmm.kernels.plans.sums import ADDEND
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
 # the flag.)
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Index of each base's address among the addresses of a call; the counters' addresses follow.
-ADDRESS_NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
+ADDRESS_NUMBERS = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
 class Addresses(NamedTuple):
@@ -67,12 +76,12 @@ class Addresses(NamedTuple):
     @property
     def alignment(self) -> Alignment:
         """The powers of two that divide the first four addresses; the addend counts as C does."""
-        return alignment_of(self.a, self.b, self.c | self.addend, self.workspace)
+        return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
     def aligned(self) -> bool:
         """True if all operands and the workspace have the alignment of memory that libraries allocate."""
-        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % LIBRARY_ALIGNMENT[0]
+        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property
     def memory_addresses(self) -> tuple[int, ...]:
@@ -132,7 +141,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: MathMode = "tf32" if launches.vendor_uses_tf32 else "ieee"
+        self.math: MathMode = "tf32" if launches.needs_tf32_mode else "ieee"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -167,7 +176,7 @@ class Player:
 
     def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
-        divides = dict(zip(BASES, self.launches.alignment, strict=True))
+        divides = dict(zip(ADDRESS_BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):
             if isinstance(step, Launch):
                 may_run_early = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
@@ -185,7 +194,7 @@ class Player:
         """Make every launch and call in order, each on its stream, on the current device.
 
         Only while the stream is captured: `counters` are the graph's own, and `scratch` is memory for cuBLAS,
-        GRAPH_SCRATCH bytes for each stream that calls it.
+        GRAPH_SCRATCH_BYTES bytes for each stream that calls it.
 
         The leading sums are launched before the other calls are prepared, so that an idle device starts some
         microseconds earlier.
@@ -220,8 +229,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        streams = acquire_streams(self.launches, self.device, stream, handle)
+        streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._filled_parameters(addresses, counters)
@@ -236,7 +244,7 @@ class Player:
             calls += setup_calls(context, self.math, mode)
             restoring += restore_calls(context, self.math, mode)
             if scratch:
-                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
         for step in self._rest:
             if isinstance(step, _OwnLaunch):
                 calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))
@@ -275,8 +283,7 @@ class Player:
 
     def create_streams(self) -> None:
         """Create this thread's streams and cuBLAS handle, since none can be created while a stream is captured."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        acquire_streams(self.launches, self.device, 0, handle)
+        acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Return counters for one graph, which may run concurrently with others."""

@@ -27,18 +27,13 @@ def make_context_current(device: int) -> None:
     runtime.setDevice(device)
 
 
-def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
-    """Return the streams that a list uses, each that calls cuBLAS with a handle. The first is the caller's stream."""
+def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[StreamContext]:
+    """Return the streams that a list uses, the first of them the caller's; streams that call cuBLAS have a handle."""
     if launches.stream_count == 1:
-        return [StreamContext(handle, stream, 0)]
-    own_streams = _thread_streams.own.by_device.setdefault(device, [])
-    while len(own_streams) < launches.stream_count:
-        own_streams.append(_reuse_or_create(device))
-    for pooled in own_streams[1 : launches.vendor_stream_count]:
-        pooled.handle = pooled.handle or new_handle()
-    first, *others = own_streams[: launches.stream_count]
+        return [StreamContext(thread_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
+    first, *others = _own_streams(device, launches.stream_count, launches.vendor_stream_count)
     return [
-        StreamContext(handle, stream, first.event.ptr),
+        StreamContext(first.handle, stream, first.event.ptr),
         *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
     ]
 
@@ -49,12 +44,9 @@ def thread_handle(device: int) -> int:
     CuPy destroys its own handle of a thread when the thread ends, and waits for the device; the driver crashes
     (580.159) if another thread ends meanwhile. This handle is left to another thread.
     """
-    own_streams = _thread_streams.own.by_device.setdefault(device, [])
-    if not own_streams:
-        own_streams.append(_reuse_or_create(device))
-    first = own_streams[0]
-    first.handle = first.handle or new_handle()
-    return int(first.handle)
+    streams = _thread_streams.own.by_device.get(device)
+    first = streams[0] if streams and streams[0].handle else _own_streams(device, 1, 1)[0]
+    return first.handle
 
 
 def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
@@ -104,6 +96,16 @@ class _ThreadStreams(threading.local):
 
 
 _thread_streams = _ThreadStreams()
+
+
+def _own_streams(device: int, count: int, handle_count: int) -> list[_PooledStream]:
+    """Return the calling thread's first `count` streams on the device; the first `handle_count` have a handle."""
+    streams = _thread_streams.own.by_device.setdefault(device, [])
+    while len(streams) < count:
+        streams.append(_reuse_or_create(device))
+    for pooled in streams[:handle_count]:
+        pooled.handle = pooled.handle or new_handle()
+    return streams[:count]
 
 
 def _reuse_or_create(device: int) -> _PooledStream:

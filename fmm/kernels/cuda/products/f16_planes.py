@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
@@ -136,13 +136,13 @@ class OperandPlanes:
         counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.pitch, *counts)
 
-    def slots(self, first: int) -> tuple[Slot, ...]:
+    def slots(self, first: int) -> tuple[AddressSlot, ...]:
         """Return the addresses of operand, planes and exponents, for a struct that begins at word `first`."""
         x = self.source
         return (
-            Slot(first, x.base, x.offset),
-            Slot(first + 1, self.base, self.offset),
-            Slot(first + 2, self.base, self.exponents),
+            AddressSlot(first, x.base, x.offset),
+            AddressSlot(first + 1, self.base, self.offset),
+            AddressSlot(first + 2, self.base, self.exponents),
         )
 
     def tensor_map(self, most: int) -> TensorMap:
@@ -261,18 +261,18 @@ class ExponentSpread:
         """Offset of the end of these parts, in bytes."""
         return self.balance_offset + PLANE_ALIGN
 
-    def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
+    def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[AddressSlot, ...]]:
         """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
-        slots: list[Slot] = []
+        slots: list[AddressSlot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
             operand = x.parameters(kernel)
             first = sum(map(len, parts)) // 8
             after = first + len(operand) // 8
             parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
-            slots += [*x.slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
-            slots.append(Slot(after + 2, "W", self.balance_offset))
+            slots += [*x.slots(first), AddressSlot(after, "W", inner[i]), AddressSlot(after + 1, "W", inner[1 - i])]
+            slots.append(AddressSlot(after + 2, "W", self.balance_offset))
         return b"".join(parts), tuple(slots)
 
 
@@ -303,7 +303,7 @@ def checked_split_launches(
         source,
         (BALANCE_BLOCKS * multiprocessors, 1, 1),
         parameters + bytes(8),
-        (*slots, Slot(len(parameters) // 8, "W", x.balance_offset)),
+        (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
     )
     first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
     return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

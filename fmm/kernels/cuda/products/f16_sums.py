@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
+from fmm.kernels.cuda.launch_list import MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import GemmOp, OperandSide
 from fmm.kernels.cuda.products.f16_planes import OPERAND_SIDES, OperandPlanes, operand_planes
 from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
-from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
+from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, program_struct_lines
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, MAX_GRID_BLOCKS, BlockArray, SumOp
 
 EXTENT_THREADS, WARP_THREADS, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # number of blocks that the bit mask of a sum can name
@@ -79,7 +79,7 @@ def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], sepa
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
         return None
-    planes, (size, bases) = operand_planes(product), split.alignment
+    planes, (size, bases) = operand_planes(product), split.vector_alignment
     sums = [
         PlaneSums(split, x, side, separate)
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
@@ -108,8 +108,8 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and kernel.vector_width > 1
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
-        and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= GRID_LIMIT
+        and 8 * x.count + VECTOR_BYTES + ARRAY_STRUCT_BYTES <= MAX_PARAMETER_BYTES
+        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= MAX_GRID_BLOCKS
     )
 
 
@@ -135,7 +135,7 @@ def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
-    return _source(parameters, call, kernel.launch_bounds, step_lines(kernel))
+    return _source(parameters, call, kernel.launch_bounds, program_struct_lines(kernel))
 
 
 def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
@@ -165,7 +165,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
-    slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)
+    slots = AddressSlot(0, a.base, a.offset), _extents_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
 
@@ -175,22 +175,22 @@ def _bound_launch(x: PlaneSums) -> Launch:
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.block_masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(bounds_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
-    slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
+    slots = _extents_slot(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
-def _extents_slot(x: PlaneSums, word: int) -> Slot:
+def _extents_slot(x: PlaneSums, word: int) -> AddressSlot:
     """Return the slot of the largest numbers of blocks."""
-    return Slot(word, x.planes.source.base, x.planes.source.offset)
+    return AddressSlot(word, x.planes.source.base, x.planes.source.offset)
 
 
 def _sum_launch(x: PlaneSums) -> Launch:
     """Return the launch that forms the sums and writes their planes."""
     op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
     parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
-    words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
-    slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
-    slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
+    words, after = ARRAY_STRUCT_BYTES // 8, len(op.parameters) // 8
+    slots = [AddressSlot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
+    slots += [AddressSlot(after, planes.base, planes.offset), AddressSlot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
     kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"

@@ -14,8 +14,17 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap, VendorCall
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
+from fmm.kernels.cuda.launch_list import (
+    FLAG,
+    TENSOR_MAP_BYTES,
+    TENSOR_MAP_WORDS,
+    AddressSlot,
+    Kernel,
+    Launch,
+    TensorMap,
+    VendorCall,
+)
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, MatrixView
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -91,7 +100,7 @@ class F16x3Op:
     keep: float
     clusters: int  # number of clusters that are resident on the device at a time
     spread: ExponentSpread | None = None  # the spread of exponents, for a componentwise product
-    addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
+    addend: MatrixView | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:
         return id(self)
@@ -142,7 +151,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     spread = ExponentSpread(a, b, b.end_offset) if op.checked else None
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
-    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
+    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.triangle_extent))
     missing = tuple(missing_planes(op, (a, b)))
     return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
@@ -156,13 +165,16 @@ def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, in
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     """Return the launch that multiplies the planes; if `flagged`, it raises the flag for an inf or NaN in C."""
-    words = [i * MAP_WORDS for i in range(len(op.maps))]
-    after = len(op.maps) * MAP_WORDS
-    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
-    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
-    slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
+    words = [i * TENSOR_MAP_WORDS for i in range(len(op.maps))]
+    after = len(op.maps) * TENSOR_MAP_WORDS
+    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
+    slots += [AddressSlot(after, op.dest.base, op.dest.offset), AddressSlot(after + 1, op.left.base, op.left.exponents)]
+    slots += [
+        AddressSlot(after + 2, op.right.base, op.right.exponents),
+        *([AddressSlot(after + 3, FLAG)] if flagged else []),
+    ]
     addend = op.addend or op.dest
-    slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
+    slots += [AddressSlot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
@@ -237,8 +249,12 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
     m, n, c = op.n, op.m, op.dest
     counts = m, n, op.count
     parameters = struct.pack("<7q3if", *[0] * 5, c.leading, c.stride, *counts, complex(op.alpha).real)
-    slots = [Slot(0, c.base, c.offset), Slot(1, c.base, c.offset)]
-    slots += [Slot(2, a.base, a.exponents), Slot(3, b.base, b.exponents), *([Slot(4, FLAG)] if flagged else [])]
+    slots = [AddressSlot(0, c.base, c.offset), AddressSlot(1, c.base, c.offset)]
+    slots += [
+        AddressSlot(2, a.base, a.exponents),
+        AddressSlot(3, b.base, b.exponents),
+        *([AddressSlot(4, FLAG)] if flagged else []),
+    ]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
     kernel = Kernel(unscale_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"

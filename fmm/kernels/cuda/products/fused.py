@@ -11,24 +11,24 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, View
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, MatrixView
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.products.tiling import Along
-from fmm.kernels.plans.fused_order import StreamTasks, launch_stages
+from fmm.kernels.plans.fused_order import StreamLaunches, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
-Terms = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
+Terms = Sequence[tuple[float, MatrixView]]  # a linear combination of blocks: coefficients and blocks
 
 
 class Blocks(NamedTuple):
     """The blocks of A, B and C, row by row."""
 
-    a: Sequence[View]
-    b: Sequence[View]
-    c: Sequence[View]
+    a: Sequence[MatrixView]
+    b: Sequence[MatrixView]
+    c: Sequence[MatrixView]
 
 
 class FusedLaunches:
@@ -58,7 +58,7 @@ class FusedLaunches:
         for stage in launch_stages(self.scheme, self.tasks):
             yield [ops for stream in stage if (ops := list(self._stream_launches(stream)))]
 
-    def _stream_launches(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
+    def _stream_launches(self, stream: StreamLaunches) -> Iterator[TileOp | TileGroup]:
         """Yield the launches of one stream, one for each task."""
         may_overlap = False
         for task in stream:
@@ -85,7 +85,7 @@ class FusedLaunches:
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
 
 
-def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
+def _block_terms(matrix: Matrix, product: int, blocks: Sequence[MatrixView]) -> list[tuple[int, float, MatrixView]]:
     """Return number, coefficient and view of each nonempty block that a product uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
@@ -115,11 +115,11 @@ def tile_op_with_sums(
 def tile_op_with_update(
     leaf: LeafUse,
     dtype: str,
-    left: View,
-    right: View,
+    left: MatrixView,
+    right: MatrixView,
     update: AdditionProgram,
-    reads: Sequence[View],
-    writes: Sequence[View],
+    reads: Sequence[MatrixView],
+    writes: Sequence[MatrixView],
 ) -> TileOp:
     """Return one product whose epilogue is `update`, the update of C's blocks in a kernel of a step table.
 
@@ -141,12 +141,12 @@ def tile_op_with_update(
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _operand_along(x: View, inner: int, transposed: bool) -> Along:
+def _operand_along(x: MatrixView, inner: int, transposed: bool) -> Along:
     """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A and 1 for its B."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
-def _row_major_piece(x: View, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
+def _row_major_piece(x: MatrixView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
     """Return a block as the kernel sees it: the transpose of a column-major one."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

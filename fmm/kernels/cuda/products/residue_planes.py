@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
@@ -151,16 +151,16 @@ class ResidueOperand:
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
-    def slots(self, first: int) -> tuple[Slot, ...]:
+    def slots(self, first: int) -> tuple[AddressSlot, ...]:
         """Return the slots of the addresses, for a struct that begins at word `first`."""
         x = self.source
         copy = self.planes if self.bytes_from else self.transposed_copy
-        transposed_copy = (Slot(first + 1, "W", copy),) if self.along == "outer" else ()
+        transposed_copy = (AddressSlot(first + 1, "W", copy),) if self.along == "outer" else ()
         return (
-            Slot(first, x.base, x.offset),
+            AddressSlot(first, x.base, x.offset),
             *transposed_copy,
-            Slot(first + 2, self.base, self.exponents),
-            Slot(first + 3, self.base, self.planes),
+            AddressSlot(first + 2, self.base, self.exponents),
+            AddressSlot(first + 3, self.base, self.planes),
         )
 
     def tensor_map(self, first: int, moduli: int, most: int) -> TensorMap:

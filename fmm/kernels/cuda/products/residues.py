@@ -15,7 +15,7 @@ from types import MappingProxyType
 from fmm.dtypes import BYTE, DTYPES, RING_TYPES
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
+from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
@@ -42,7 +42,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instructions,
 )
-from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_plane_layout
+from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_BYTES, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
@@ -133,10 +133,10 @@ def residue_op(
 
 def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
-    if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
+    if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
-    planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
+    planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN_BYTES)
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, transposed_copy=op.scratch)
 
 
@@ -242,12 +242,12 @@ def residue_product_source(kernel: ResidueKernel) -> str:
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     """Return the launch that multiplies the planes of these moduli, which begin at number `first` of all moduli."""
     product = op.product(first, len(moduli))
-    words = [i * MAP_WORDS for i in range(len(product.maps))]
-    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
+    words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
+    slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
     parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: StepKind = "product" if op.writes_c else "sums"
+    does: LaunchPurpose = "product" if op.writes_c else "sums"
     kernel = Kernel(residue_product_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
@@ -302,8 +302,8 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs C, in float64 or float32, from the planes of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
-    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
-    slots += [Slot(9, FLAG)] if flagged else []
+    slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
+    slots += [AddressSlot(9, FLAG)] if flagged else []
     kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
@@ -353,8 +353,8 @@ def _result_bytes(op: ResidueOp) -> bytes:
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
-def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
-    return Slot(0, op.dest.base, op.dest.offset), Slot(1, "W", op.planes)
+def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
+    return AddressSlot(0, op.dest.base, op.dest.offset), AddressSlot(1, "W", op.planes)
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:

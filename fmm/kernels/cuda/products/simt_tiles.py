@@ -17,8 +17,8 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
+from fmm.kernels.cuda.launch_list import FLAG, MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
@@ -145,7 +145,7 @@ class TileGroup:
     def fits_one_launch(self) -> bool:
         """True if gemm_simt.cuh can do all in one launch: one variant, no product waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
-        return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
+        return alike and self.order != "turns" and len(self.parameters) <= MAX_PARAMETER_BYTES
 
     @cached_property
     def kernel(self) -> TileKernel:
@@ -199,14 +199,25 @@ def pointer_words(op: TileOp | TileGroup) -> range:
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """Return the TileOp of a GEMM with this strategy; the row-major product is C^T = B^T A^T."""
     left, right, along = row_major_operands(op)
-    kernel = TileKernel(s, dtype, along=along, paths=leaf_paths(op.use), triangle=triangle_tiles(op.extent))
+    kernel = TileKernel(
+        s, dtype, along=along, paths=leaf_paths(op.leaf_use), triangle=triangle_tiles(op.triangle_extent)
+    )
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = BlockTerm(left.base, left.offset, op.n, op.k)
     b = BlockTerm(right.base, right.offset, op.k, op.m)
     c = BlockTerm(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (BlockStrides(x.leading, x.stride) for x in (left, right, op.dest))
     return TileOp(
-        kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open_strategy=leaf_strategy(op.use) is None
+        kernel,
+        (a,),
+        (b,),
+        (c,),
+        (u, v, w),
+        op.n,
+        op.m,
+        op.k,
+        op.count,
+        open_strategy=leaf_strategy(op.leaf_use) is None,
     )
 
 
@@ -215,7 +226,7 @@ _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
-def with_addend(op: TileOp, addend: View) -> TileOp:
+def with_addend(op: TileOp, addend: MatrixView) -> TileOp:
     """Return the same product with a separate addend in place of old C; the addend has the layout of BLAS's C."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
@@ -266,9 +277,9 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
-    names = ("Medium",) if op.kernel.mma_depth and not chip.has_warp_float64 else ("", "Huge", "Medium")
+    names = ("Medium",) if op.kernel.mma_depth and not chip.has_float64_mma else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
+    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_bytes_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
 
@@ -278,19 +289,19 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     access: Access = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
-    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
-        slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
+        slots.append(AddressSlot(len(op.parameters) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
     kernel = Kernel(simt_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
+        tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_float64_mma),
         kernel,
         op.grid,
         op.parameters,
         tuple(slots),
-        overlaps=op.may_overlap and fills_chip and chip.overlaps_launches,
+        overlaps=op.may_overlap and fills_chip and chip.can_overlap_launches,
         aligned=access == "vector",
     )
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import row_major_operands
 
@@ -28,12 +28,12 @@ PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lo
 def small_launch(op: GemmOp, dtype: str) -> Launch:
     """Return the one launch of a product of any size."""
     left, right, along = row_major_operands(op)
-    part, (m, n) = TRIANGLE_PARTS[op.extent], (op.n, op.m)
+    part, (m, n) = TRIANGLE_PARTS[op.triangle_extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
     steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
     parameters = struct.pack("<15q2d", *numbers, alpha, beta)  # struct SmallProduct of gemm_small.cuh
-    slots = tuple(Slot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
+    slots = tuple(AddressSlot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
     kernel = Kernel(small_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
     rows, columns = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
     tiles = rows * columns if part == "ALL" else rows * (rows + 1) // 2

@@ -18,12 +18,12 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import (
     COUNTERS,
     FLAG,
-    MAP_WORDS,
-    PARAMETER_BYTES,
+    MAX_PARAMETER_BYTES,
     TENSOR_MAP_BYTES,
+    TENSOR_MAP_WORDS,
+    AddressSlot,
     Kernel,
     Launch,
-    Slot,
     TensorMap,
 )
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
@@ -148,13 +148,13 @@ class TmaOp:
     @property
     def map_words(self) -> range:
         """The 8-byte words of the parameters at which the maps begin."""
-        return range(0, MAP_WORDS * len(self.maps), MAP_WORDS)
+        return range(0, TENSOR_MAP_WORDS * len(self.maps), TENSOR_MAP_WORDS)
 
     @property
     def dest_words(self) -> range:
         """The words that hold the pointers of C's blocks."""
         words = struct.calcsize(BLOCK_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
-        first = MAP_WORDS * len(self.maps)
+        first = TENSOR_MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
     @property
@@ -206,7 +206,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     # The first product to write a block of C keeps its share of the old value.
     into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
-    fits = kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= PARAMETER_BYTES
+    fits = kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= MAX_PARAMETER_BYTES
     return launch if fits else None
 
 
@@ -303,12 +303,12 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     inf or NaN to C.
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
-    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
-    slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
+    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
+    slots += [AddressSlot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
     if op.turns:
-        slots.append(Slot(op.turns_word, COUNTERS))
+        slots.append(AddressSlot(op.turns_word, COUNTERS))
     if flagged and any(x.base == "C" for x in op.dest):
-        slots.append(Slot(op.flag_word, FLAG))
+        slots.append(AddressSlot(op.flag_word, FLAG))
     s = op.kernel.strategy
     kernel = Kernel(tma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     maps = tuple(zip(op.map_words, op.maps, strict=True))

@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, TriangleExtent, View
+from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, TensorMap
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MatrixView, TriangleExtent
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -186,7 +186,7 @@ class WgmmaOp(Generic[KernelType]):
     keep: float
     sides: tuple[int, int]  # rows and columns of C
     clusters: int  # number of clusters that are resident on the device at a time
-    addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
+    addend: MatrixView | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:
         return id(self)
@@ -238,7 +238,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
         map_of(op.dest, m, n, True, 64),
     )
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = WgmmaKernel(dtype, s, along, op.extent)
+    kernel = WgmmaKernel(dtype, s, along, op.triangle_extent)
     keep = 0.0 if adds else beta.real / alpha.real
     return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.addend)
 
@@ -261,7 +261,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # An instruction transposes tiles of 16-bit numbers only.
-    if op.extent == "lower" or (op.extent == "full" and itemsize > 2):
+    if op.triangle_extent == "lower" or (op.triangle_extent == "full" and itemsize > 2):
         return False
     # The addend is read in pairs of numbers.
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
@@ -316,10 +316,10 @@ def best_wgmma_sizes(
 
 def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """Return the launch; the addresses of all three bases must be multiples of 16 bytes."""
-    words = [i * MAP_WORDS for i in range(len(op.maps))]
-    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    words = [i * TENSOR_MAP_WORDS for i in range(len(op.maps))]
+    slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
     dest = op.addend or op.maps[2].piece
-    slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
+    slots += (AddressSlot(len(op.maps) * TENSOR_MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""

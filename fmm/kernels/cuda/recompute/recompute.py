@@ -3,7 +3,7 @@
 Every kernel that writes C raises a flag where it stores an inf or NaN. The launches here follow a plan's own, and
 return at once if the flag is down. Types in TILED_STRATEGIES are recomputed by the tiled kernel (recompute_tiled.cuh),
 others by a simple one (recompute_simple.cuh). The host never waits: it reads a count in its own memory at some later
-call, and `Backoff` then leaves the next products to the vendor.
+call, and `VendorBackoff` then leaves the next products to the vendor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
-from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
+from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.ops import MatrixView, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
@@ -26,7 +26,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 SIMPLE_THREADS = 256  # per thread block, as in recompute_simple.cuh
-RECOMPUTE_ENTRY, SCAN_ENTRY = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
+RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
 # By type, the tiled kernel's strategy: one for all sizes, so that few kernels are compiled. The first product of a type
 # waits for this kernel. So it is not the fastest one (Square), but one that compiles in half the time and recomputes at
 # 3/4 of that speed (H200).
@@ -48,7 +48,7 @@ def can_recompute(problem: Problem) -> bool:
 
 
 def recompute_launches(
-    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: View | None = None
+    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: MatrixView | None = None
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is up; they follow the plan's launches.
 
@@ -57,12 +57,16 @@ def recompute_launches(
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole
-    scan = (_simple_launch(problem, SCAN_ENTRY, chip),) if unseen else ()
-    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, RECOMPUTE_ENTRY, chip, addend)
+    scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if unseen else ()
+    again = (
+        _tiled_recompute_launch(problem, chip, alignment)
+        if tiled
+        else _simple_recompute_launch(problem, RECOMPUTE_ENTRY_NAME, chip, addend)
+    )
     return (*scan, again)
 
 
-def _simple_launch(problem: Problem, entry: str, chip: Chip, addend: View | None = None) -> Launch:
+def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: MatrixView | None = None) -> Launch:
     """Return a launch of a simple kernel. Its parameters are struct Rescue of recompute_simple.cuh.
 
     These are pointers and strides of A, B and C, sizes, the flag, the host's count, pointer and strides of what beta
@@ -74,27 +78,33 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip, addend: View | None
     old = addend.strides if addend else (0, 0)
     lower = problem.fill == "lower"
     parameters = struct.pack("<18q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *scalars)
-    slots = [Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)]
-    slots += [Slot(14, addend.base, addend.offset)] if addend else []
+    slots = [
+        AddressSlot(0, "A"),
+        AddressSlot(3, "B"),
+        AddressSlot(6, "C"),
+        AddressSlot(12, FLAG),
+        AddressSlot(13, HOST_COUNT),
+    ]
+    slots += [AddressSlot(14, addend.base, addend.offset)] if addend else []
     label = "recompute_simple: " + (
-        "looks for inf and NaN" if entry == SCAN_ENTRY else "computes again if there is any"
+        "looks for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes again if there is any"
     )
-    kernel = Kernel(simple_source, (problem.stored, entry), entry, SIMPLE_THREADS)
+    kernel = Kernel(simple_recompute_source, (problem.stored, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
-def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
+def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
     """Return the launch of the tiled kernel. As many thread blocks as are resident at a time share the tiles.
 
     Its parameters are struct Again of recompute_tiled.cuh: those of a tiled product, with its flag last, and the host's
     count.
     """
-    op = recomputed_product(problem)
+    op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
     parameters = op.parameters + bytes(8)
     words = len(parameters) // 8
-    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
-    slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
+    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots += [AddressSlot(words - 2, FLAG), AddressSlot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
     kernel = Kernel(simt_source, source_arguments, ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
@@ -104,7 +114,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     )
 
 
-def recomputed_product(problem: Problem) -> TileOp:
+def tiled_recompute_op(problem: Problem) -> TileOp:
     """Return C = A B by the tiled kernel, which computes only if the flag is up."""
     s = TILED_STRATEGIES[problem.stored]
     views = operand_views(problem)
@@ -115,8 +125,8 @@ def recomputed_product(problem: Problem) -> TileOp:
 
 
 @lru_cache(maxsize=2 * len(STORED_TYPES))
-def simple_source(dtype: str, entry: str) -> str:
-    """Return the whole CUDA source of one simple kernel: `RECOMPUTE_ENTRY` or `SCAN_ENTRY`.
+def simple_recompute_source(dtype: str, entry: str) -> str:
+    """Return the whole CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
     Each kernel has its own source, so that a first product compiles both side by side, or only the one that it needs.
     """
@@ -124,7 +134,7 @@ def simple_source(dtype: str, entry: str) -> str:
     # Sums per thread along either side of its tile: as many as 64 registers hold, with 16 threads a side.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::Rescue", (SIMPLE_THREADS, 1)
-    calls = {RECOMPUTE_ENTRY: f"rescue<{element.cpp}, {each}>", SCAN_ENTRY: f"scan<{element.cpp}>"}
+    calls = {RECOMPUTE_ENTRY_NAME: f"rescue<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}
     return entry_source(parameters, f"fmm::classical::{calls[entry]}(p);", "recompute_simple.cuh", bounds, entry=entry)
 
 
@@ -135,7 +145,7 @@ MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
 @dataclass
-class Backoff:
+class VendorBackoff:
     """Exponential backoff: after a recomputed product, the next ones go to the vendor.
 
     Data with inf or NaN tend to recur, and computing a product twice costs more than the vendor's product.

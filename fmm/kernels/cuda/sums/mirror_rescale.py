@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
-from fmm.kernels.cuda.ops import MirrorOp, View
-from fmm.kernels.plans.sums import LineExponents, Rescaled
+from fmm.kernels.cuda.launch_list import FLAG, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.ops import MatrixView, MirrorOp
+from fmm.kernels.plans.sums import LineExponents, RescaledCopy
 
 MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
-MIRROR_ENTRY = "fmm_mirror"
+MIRROR_ENTRY_NAME = "fmm_mirror"
 
 
 class MirrorVariant(NamedTuple):
@@ -32,41 +32,41 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
     """Return the launch of a mirror; with `flagged`, an inf or NaN stored in C raises the flag."""
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
-    slots = [Slot(0, op.source.base, op.source.offset), Slot(3, op.dest.base, op.dest.offset)]
+    slots = [AddressSlot(0, op.source.base, op.source.offset), AddressSlot(3, op.dest.base, op.dest.offset)]
     raises = flagged and op.writes_result
-    slots += [Slot(9, FLAG)] if raises else []
-    variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
-    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), MIRROR_ENTRY, MIRROR_THREADS)
+    slots += [AddressSlot(9, FLAG)] if raises else []
+    variant = MirrorVariant(op.is_in_place, op.alpha != 0, op.beta != 0, op.full, raises)
+    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile_side, variant), MIRROR_ENTRY_NAME, MIRROR_THREADS)
     result = "the upper triangle is the lower one's mirror" if op.full else "the lower triangle"
-    label = f"mirror_triangle: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
-    return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
+    label = f"mirror_triangle: {result}{'' if op.is_in_place else ', from a temporary' if op.alpha else ', scaled'}"
+    return Launch("sums", label, kernel, (op.tile_count, 1, 1), parameters, tuple(slots))
 
 
 @lru_cache(maxsize=256)
 def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
-    """Return the whole CUDA source, with entry point `MIRROR_ENTRY`."""
+    """Return the whole CUDA source, with entry point `MIRROR_ENTRY_NAME`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
     body = (f"fmm::mirror_triangle<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
-    return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
+    return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY_NAME)
 
 
 # ---- scaling by powers of two
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
-RESCALE_ENTRY = "fmm_rescale"
-SignedExponents = tuple[View | None, int]  # a vector of exponents or None, and the sign that multiplies them
+RESCALE_ENTRY_NAME = "fmm_rescale"
+SignedExponents = tuple[MatrixView | None, int]  # a vector of exponents or None, and the sign that multiplies them
 
 
 @dataclass(frozen=True)
-class ExponentsOp:
+class LineExponentsOp:
     """The exponents of the rows (axis 0) or columns (axis 1) of a matrix."""
 
     label: str
-    source: View
-    dest: View
+    source: MatrixView
+    dest: MatrixView
     axis: int
     shifts: SignedExponents = (None, 0)
-    against: View | None = None
+    against: MatrixView | None = None
     writes_result = False
 
 
@@ -75,8 +75,8 @@ class RescaleOp:
     """A matrix with its rows and columns scaled by powers of two, copied or in place."""
 
     label: str
-    source: View
-    dest: View
+    source: MatrixView
+    dest: MatrixView
     rows: SignedExponents = (None, 0)
     cols: SignedExponents = (None, 0)
 
@@ -85,20 +85,20 @@ class RescaleOp:
         return self.dest.base == "C"
 
 
-ScalingOp = ExponentsOp | RescaleOp
+ScalingOp = LineExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     """Return the launch of either operation; with `flagged`, an inf or NaN stored in C raises the flag."""
-    return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
+    return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> ScalingOp:
+def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[MatrixView], dest: MatrixView) -> ScalingOp:
     """Return the operation of a plan's scaling step."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
-        return ExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
+        return LineExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
     rows = vectors.pop(0) if step.row_sign else None
     cols = vectors.pop(0) if step.col_sign else None
     return RescaleOp(step.label, source, dest, (rows, step.row_sign), (cols, step.col_sign))
@@ -109,12 +109,12 @@ class _ParameterWords:
 
     def __init__(self) -> None:
         self.words: list[int] = []
-        self.slots: list[Slot] = []
+        self.slots: list[AddressSlot] = []
 
-    def add_address(self, x: View | None) -> None:
+    def add_address(self, x: MatrixView | None) -> None:
         """Add the address of a view; a null pointer for None."""
         if x is not None:
-            self.slots.append(Slot(len(self.words), x.base, x.offset))
+            self.slots.append(AddressSlot(len(self.words), x.base, x.offset))
         self.words.append(0)
 
     def add_numbers(self, *values: int) -> None:
@@ -125,12 +125,12 @@ class _ParameterWords:
         self.add_address(vector)
         self.add_numbers(vector.right if vector else 0, sign)
 
-    def launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
+    def packed_launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
         parameters = struct.pack(f"<{len(self.words)}q", *self.words)
         return Launch("sums", label, kernel, (blocks, 1, 1), parameters, tuple(self.slots))
 
 
-def exponents_launch(op: ExponentsOp) -> Launch:
+def exponents_launch(op: LineExponentsOp) -> Launch:
     """Return the launch that finds exponents. Its parameters are struct LineExponents of rescale.cuh."""
     x, parameters = op.source, _ParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
@@ -142,9 +142,9 @@ def exponents_launch(op: ExponentsOp) -> Launch:
     parameters.add_numbers(op.dest.right)
     adjacent = abs(steps[0]) < abs(steps[1])  # lines interleave in memory instead of following each other
     kernel = Kernel(
-        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY, RESCALE_THREADS
+        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY_NAME, RESCALE_THREADS
     )
-    return parameters.launch(
+    return parameters.packed_launch(
         f"line_exponents: {op.label}",
         kernel,
         -(-sides[0] // (ADJACENT_LINES_PER_BLOCK if adjacent else LINES_PER_BLOCK)),
@@ -164,13 +164,15 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     parameters.add_exponents(op.rows)
     parameters.add_exponents(op.cols)
     raises = flagged and op.writes_result
-    parameters.slots += [Slot(len(parameters.words), FLAG)] if raises else []
+    parameters.slots += [AddressSlot(len(parameters.words), FLAG)] if raises else []
     parameters.add_numbers(0)
     column_major = abs(y.down) < abs(y.right)
     kernel = Kernel(
-        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY, RESCALE_THREADS
+        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY_NAME, RESCALE_THREADS
     )
-    return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE))
+    return parameters.packed_launch(
+        f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -178,4 +180,4 @@ def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[boo
     """Return the whole CUDA source; `flags` are the function's template arguments behind the type."""
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
-    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY)
+    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY_NAME)

@@ -14,16 +14,16 @@ from typing import NamedTuple, cast
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
-from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, transposed_view
-from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
+from fmm.kernels.cuda.launch_list import FLAG, MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.ops import MatrixView, distance_between_views, is_column_major, transposed_view
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
 
-PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
-ARRAY_BYTES = 56  # bytes of struct Array in block_sums.cuh
-GRID_LIMIT = 65535  # largest number of thread blocks along the second and third axis of a grid
+PlacedView = tuple[Place, MatrixView]  # a block's place in the plan, and its memory
+ARRAY_STRUCT_BYTES = 56  # bytes of struct Array in block_sums.cuh
+MAX_GRID_BLOCKS = 65535  # largest number of thread blocks along the second and third axis of a grid
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SumOp:
         return id(self)
 
     @cached_property
-    def smallest_block(self) -> tuple[int, int]:
+    def smallest_block_shape(self) -> tuple[int, int]:
         """Rows and columns that every block of this launch has at least."""
         sizes = [block_size(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in sizes), 0), max(min(c for _, c in sizes), 0)
@@ -51,7 +51,7 @@ class SumOp:
         """struct Parameters of block_sums.cuh with null pointers; each array's pointer is its first word."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
-        sizes = self.rows, self.cols, *self.smallest_block
+        sizes = self.rows, self.cols, *self.smallest_block_shape
         return arrays + struct.pack(f"<{len(scalars) + 1}dq4i", *scalars, 0.0, 0, *sizes)
 
     @property
@@ -59,7 +59,7 @@ class SumOp:
         return any(self.arrays[block.array].base == "C" for block in self.kernel.writes)
 
     @cached_property
-    def access(self) -> Access:
+    def access(self) -> AccessWidth:
         """`vector` if every block is aligned, provided that the bases of its arrays are."""
         width = self.kernel.vector_width
         size = width * DTYPES[self.kernel.element].itemsize
@@ -73,7 +73,7 @@ class SumOp:
         return "vector" if fits and width > 1 else "scalar"
 
     @cached_property
-    def alignment(self) -> tuple[int, frozenset[str]]:
+    def vector_alignment(self) -> tuple[int, frozenset[str]]:
         """The alignment in bytes that `vector` access needs, and the bases that need this alignment."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.column_major)
         return self.kernel.vector_width * DTYPES[self.kernel.element].itemsize, bases
@@ -81,9 +81,9 @@ class SumOp:
     @cached_property
     def grid(self) -> tuple[int, int, int]:
         """Thread blocks along columns and rows; the rows of a very tall launch continue on the third axis."""
-        height, width = self.kernel.tile
+        height, width = self.kernel.tile_shape
         down = -(-self.rows // height)
-        deep = -(-down // GRID_LIMIT)
+        deep = -(-down // MAX_GRID_BLOCKS)
         return -(-self.cols // width), -(-down // deep), deep
 
 
@@ -101,13 +101,13 @@ def sum_op(
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
     fitter = ArrayFitter((*reads, *writes))
-    arrays, block_indices, batches = fitter.fit()
+    arrays, block_indices, batches = fitter.fit_arrays()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, and half the registers per value.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
         arrays = [as_real_array(x) for x in arrays]
-    if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
+    if len(arrays) * ARRAY_STRUCT_BYTES + 16 * len(scalars) + 64 > MAX_PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
     read, written = block_indices[: len(reads)], block_indices[len(reads) :]
     kernel = SumKernel(
@@ -118,26 +118,28 @@ def sum_op(
         aliased_places(reads, writes),
         len(arrays),
         frozenset(
-            a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in block_indices if s.array == a)
+            a
+            for a in batches
+            if all(is_block_this_large(arrays[a], s, rows, cols) for s in block_indices if s.array == a)
         ),
         element,
         transposed_arrays(arrays, read, written),
         fitter.parts,
     )
-    kernel = _interned_kernel(kernel)
+    kernel = _shared_kernel(kernel)
     if cols % kernel.vector_width:
-        kernel = _interned_kernel(replace(kernel, unchecked=frozenset()))
+        kernel = _shared_kernel(replace(kernel, unchecked=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
-def copy_op(label: str, source: View, dest: View) -> SumOp | None:
+def copy_op(label: str, source: MatrixView, dest: MatrixView) -> SumOp | None:
     """Return the copy of a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
     place = whole_matrix("source", dest.rows, dest.cols)
     return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)
-def _interned_kernel(kernel: SumKernel) -> SumKernel:
+def _shared_kernel(kernel: SumKernel) -> SumKernel:
     """Return one object for equal kernels, so that their statement order and width are found only once."""
     return kernel
 
@@ -172,16 +174,16 @@ def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch
 
     With `flagged`, an inf or NaN stored in C raises the flag.
     """
-    size, bases = op.alignment
+    size, bases = op.vector_alignment
     aligned = all(alignment[base] % size == 0 for base in bases)
-    access: Access = op.access if aligned else "scalar"
+    access: AccessWidth = op.access if aligned else "scalar"
     source_arguments = op.kernel, access, flagged and op.writes_result
-    words = ARRAY_BYTES // 8
-    slots = [Slot(words * i, x.base, x.offset) for i, x in enumerate(op.arrays)]
-    slots.append(Slot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
+    words = ARRAY_STRUCT_BYTES // 8
+    slots = [AddressSlot(words * i, x.base, x.offset) for i, x in enumerate(op.arrays)]
+    slots.append(AddressSlot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
     how = "16 bytes at a time" if access == "vector" else "one number at a time"
     label = f"block_sums, {op.label}: reads {len(op.kernel.reads)} blocks, writes {len(op.kernel.writes)}, {how}"
-    kernel = Kernel(sum_source, source_arguments, SUM_ENTRY, SUM_THREADS)
+    kernel = Kernel(sum_source, source_arguments, SUM_ENTRY_NAME, SUM_THREADS)
     return Launch("sums", label, kernel, op.grid, op.parameters, tuple(slots), aligned=access == "vector")
 
 
@@ -211,7 +213,7 @@ def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
     )
 
 
-def holds_block(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
+def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
     """Return True if the block is at least this large."""
     size = block_size(array, block)
     return size[0] >= rows and size[1] >= cols
@@ -260,17 +262,17 @@ class ArrayFitter:
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays that are read or written in parts
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
-    def fit(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
+    def fit_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
         """Return the arrays, the block index of each place, and the arrays that hold several temporaries."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
-        alone = [i for members in by_matrix.values() if not self._add_grid(members) for i in members]
-        for run in self._equal_block_runs(sorted(alone)):
-            self._add_stack(run)
+        alone = [i for members in by_matrix.values() if not self._add_block_grid(members) for i in members]
+        for run in self._runs_of_equal_blocks(sorted(alone)):
+            self._add_layered_array(run)
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
-    def _add_grid(self, members: Sequence[int]) -> bool:
+    def _add_block_grid(self, members: Sequence[int]) -> bool:
         """Add one array for these places of one matrix; return False if they do not form a grid of blocks.
 
         In a grid, every block begins at a multiple of the block size and is smaller only at the matrix's edge; no block
@@ -303,26 +305,26 @@ class ArrayFitter:
             self.block_indices[i] = BlockIndex(len(self.arrays) - 1, *corner, int(p.part == "im"))
         return True
 
-    def _equal_block_runs(self, members: Sequence[int]) -> Iterator[list[int]]:
+    def _runs_of_equal_blocks(self, members: Sequence[int]) -> Iterator[list[int]]:
         """Yield runs of equal blocks at equal distances."""
         run: list[int] = []
         for i in members:
-            if run and not self._continues_run(run, i):
+            if run and not self._continues_block_run(run, i):
                 yield run
                 run = []
             run.append(i)
         if run:
             yield run
 
-    def _continues_run(self, run: Sequence[int], i: int) -> bool:
+    def _continues_block_run(self, run: Sequence[int], i: int) -> bool:
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
-        first, last = (constant_distance(pair) for pair in (nearest[:2], nearest[-2:]))
+        first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
-    def _add_stack(self, run: Sequence[int]) -> None:
+    def _add_layered_array(self, run: Sequence[int]) -> None:
         """Add one array for equal blocks at equal distances, or for one block."""
         views = [self.placed[i][1] for i in run]
-        v, distance = views[0], constant_distance(views) or 0
+        v, distance = views[0], distance_between_views(views) or 0
         array = BlockArray(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
         if len(run) > 1:
             self.batches.append(len(self.arrays))

@@ -10,12 +10,12 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, in_order_of_demand
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order_lines_by_use
 
-Aliases = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
+AliasPairs = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
 # Limits of the search for an order of the inputs: orders tried, and inputs in all of them together (a quarter of a
 # second for three levels).
-MAX_ORDERS = 1000
+MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
 
@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
+def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
     """Return the order with the fewest live values: the program's own, by demand, or forwarding inputs.
 
     A split has few inputs and many outputs: it loads all inputs at once, and stores outputs as they are made. A join is
@@ -47,19 +47,19 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     many sums are unfinished at a time (strassen^3: 85 in the products' own order, 43 in the order found).
     """
     orders = (
-        _line_order(program),
-        _line_order(in_order_of_demand(program)),
+        _line_by_line_order(program),
+        _line_by_line_order(order_lines_by_use(program)),
         _order_of_forwarded_inputs(program, aliases),
     )
-    return min(orders, key=peak_values)
+    return min(orders, key=peak_live_values)
 
 
-def peak_values(events: Sequence[Statement]) -> int:
+def peak_live_values(events: Sequence[Statement]) -> int:
     """Return the largest number of values that are live at a time."""
-    return max(_live_values(events), default=0)
+    return max(_live_value_counts(events), default=0)
 
 
-def _live_values(events: Sequence[Statement]) -> list[int]:
+def _live_value_counts(events: Sequence[Statement]) -> list[int]:
     """Return the number of live values at each statement."""
     last: dict[int, int] = {}
     for at, event in enumerate(events):
@@ -75,53 +75,56 @@ def _live_values(events: Sequence[Statement]) -> list[int]:
     return counts
 
 
-def _line_order(program: AdditionProgram) -> tuple[Statement, ...]:
+def _line_by_line_order(program: AdditionProgram) -> tuple[Statement, ...]:
     """Return all loads in the order of first use (they wait for memory together), then the sums line by line."""
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [Statement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
-        events += _store_events(program, value)
+        events += _store_statements(program, value)
     for value, terms in enumerate(program.lines, program.inputs):
-        events += [_term_event(value, i, source, c) for i, (c, source) in enumerate(terms)] or [
+        events += [_term_statement(value, i, source, c) for i, (c, source) in enumerate(terms)] or [
             Statement("start", value)
         ]
-        events += _store_events(program, value)
+        events += _store_statements(program, value)
     return tuple(events)
 
 
-def _term_event(value: int, index: int, source: int, factor: Coefficient) -> Statement:
+def _term_statement(value: int, index: int, source: int, factor: Coefficient) -> Statement:
     return Statement("add" if index else "start", value, source, factor)
 
 
-def _store_events(program: AdditionProgram, value: int) -> Iterator[Statement]:
+def _store_statements(program: AdditionProgram, value: int) -> Iterator[Statement]:
     return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _order_of_forwarded_inputs(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
+def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
     """Return the best order of forwarded inputs that a short search finds by swapping digits of their numbers.
 
     The inputs are numbered in a mixed radix of prime factors, the smallest first or last. The products of a composed
     scheme are numbered likewise, with a digit for each factor. So a good order of Strassen's seven products is one of
     its compositions as well.
     """
-    free = _Forwarding(program, aliases).free
+    free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
     systems = dict.fromkeys((tuple(factors), tuple(reversed(factors))))
     return min((_find_best_order(program, aliases, free, system) for system in systems), key=_register_pressure)
 
 
 def _find_best_order(
-    program: AdditionProgram, aliases: Aliases, free: Sequence[int], system: Sequence[int]
+    program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[Statement, ...]:
     """Return the best order found by swapping digits of the inputs' numbers in this system of radices.
 
     Digits are swapped as long as that leaves fewer values live.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
-    best = _Forwarding(program, aliases, _digit_order(free, system, digits)).run()
+    best = _InputForwarder(program, aliases, _values_in_digit_order(free, system, digits)).ordered_statements()
     swaps = sum(1 for _ in _digit_swaps(digits))
-    for _ in range(min(MAX_ORDERS, MAX_ORDERED_INPUTS // program.inputs) // swaps if swaps else 0):
-        trials = [(_Forwarding(program, aliases, _digit_order(free, system, d)).run(), d) for d in _digit_swaps(digits)]
+    for _ in range(min(MAX_TRIED_ORDERS, MAX_ORDERED_INPUTS // program.inputs) // swaps if swaps else 0):
+        trials = [
+            (_InputForwarder(program, aliases, _values_in_digit_order(free, system, d)).ordered_statements(), d)
+            for d in _digit_swaps(digits)
+        ]
         events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
         if _register_pressure(events) >= _register_pressure(best):
             break
@@ -138,7 +141,7 @@ def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple
 
 def _register_pressure(events: Sequence[Statement]) -> tuple[int, int]:
     """Return the largest number of live values, and their sum over all statements."""
-    alive = _live_values(events)
+    alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
 
 
@@ -148,7 +151,9 @@ def _prime_factors(number: int) -> list[int]:
     return [factor, *_prime_factors(number // factor)] if factor else []
 
 
-def _digit_order(values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
+def _values_in_digit_order(
+    values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
+) -> list[int]:
     """Return the values by number, after each digit of the number in this system is replaced."""
     order = [0]
     for radix in system:
@@ -156,13 +161,13 @@ def _digit_order(values: Sequence[int], system: Sequence[int], digits: dict[int,
     return [values[n] for n in order if n < len(values)]
 
 
-class _Forwarding:
+class _InputForwarder:
     """Loads the inputs one by one, and adds each available value at once to every line that needs it.
 
     An old value that a line overwrites (C in alpha A B + beta C) comes last, when nothing else is missing.
     """
 
-    def __init__(self, program: AdditionProgram, aliases: Aliases, order: Sequence[int] = ()) -> None:
+    def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
         self.program, self.aliases, self.order = program, aliases, order
         self.events: list[Statement] = []
         self.missing = [len(terms) for terms in program.lines]  # terms that each line lacks
@@ -178,44 +183,44 @@ class _Forwarding:
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
-    def free(self) -> list[int]:
+    def freely_ordered_inputs(self) -> list[int]:
         """The inputs that may be loaded in any order."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
-    def run(self) -> tuple[Statement, ...]:
+    def ordered_statements(self) -> tuple[Statement, ...]:
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
                 self.events.append(Statement("start", number))
-                self._finish(number)
+                self._finish_value(number)
         for value in (*self.order, *range(self.program.inputs)):
             if value in self.needed_by and value not in self.finished:
-                self._load(value)
-                self._finish(value)
+                self._load_value(value)
+                self._finish_value(value)
         return tuple(self.events)
 
-    def _load(self, value: int) -> None:
+    def _load_value(self, value: int) -> None:
         if value not in self.loaded:
             self.loaded.add(value)
             self.events.append(Statement("load", value))
 
-    def _finish(self, value: int) -> None:
+    def _finish_value(self, value: int) -> None:
         """Store a complete value, and add it to the lines that need it."""
         self.finished.add(value)
-        for store in _store_events(self.program, value):
+        for store in _store_statements(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.needed_by):
-                self._load(read)  # before its place is written over
+                self._load_value(read)  # before its place is written over
             self.events.append(store)
         for number, c in self.needed_by.get(value, []):
-            self.events.append(_term_event(number, number in self.started, value, c))
+            self.events.append(_term_statement(number, number in self.started, value, c))
             self.started.add(number)
             self.missing[number - self.program.inputs] -= 1
-            self._continue_line(number)
+            self._continue_sum_line(number)
 
-    def _continue_line(self, number: int) -> None:
+    def _continue_sum_line(self, number: int) -> None:
         """Continue a line after another term: finish it, or load its old value if only that is missing."""
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
-            self._finish(number)
+            self._finish_value(number)
         elif missing == 1 and old is not None and old not in self.finished:
-            self._load(old)
-            self._finish(old)
+            self._load_value(old)
+            self._finish_value(old)

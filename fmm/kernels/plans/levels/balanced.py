@@ -11,7 +11,7 @@ from typing import Final
 
 from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.text_files import ABOVE_WITHOUT_OPTIONS
+from fmm.kernels.algorithms.text_files import FORM_ABOVE_WITHOUT_OPTIONS
 from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
@@ -19,7 +19,11 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # parts of m, k and n, by the side that is halved
+PARTS_BY_HALVED_SIDE = {
+    "m": (2, 1, 1),
+    "k": (1, 2, 1),
+    "n": (1, 1, 2),
+}  # parts of m, k and n, by the side that is halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -47,7 +51,7 @@ class BalancedLevel(LevelWithSteps):
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
             return LevelSteps((), (Product(*whole, plan.rest),))
-        rows, inner, cols = HALVED_PARTS[side]
+        rows, inner, cols = PARTS_BY_HALVED_SIDE[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
         second = ACCUMULATE if side == "k" else PLAIN  # both halves of k contribute to the same C
@@ -141,7 +145,7 @@ def _parse_quarters(text: str) -> QuartersLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    yield CandidateLevel(QUARTERS_TEXT, (ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
+    yield CandidateLevel(QUARTERS_TEXT, (FORM_ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
 
 
 register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidate_levels))

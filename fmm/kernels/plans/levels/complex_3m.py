@@ -20,7 +20,7 @@ from math import sqrt
 from typing import Any, Final
 
 from fmm.dtypes import COMPLEX
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, update_from_temporary
@@ -42,12 +42,12 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugat
 # operands of R are twice as large. Together that is twice the variance: the error in norm grows by sqrt(2).
 # On numbers of one sign, R is four times as large as P and Q, and so is its error. R - P - Q then has 18 times the
 # variance of P, and P - Q has twice that of P; four real products have four times that of P together: sqrt(5).
-COMPLEX_FACTS: Final[dict[str, Any]] = {
+COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX,
     "number_below": "real",
     "takes_alpha_beta": True,
     "error_growth": sqrt(2),
-    "positive_growth": sqrt(5),
+    "error_growth_one_sign": sqrt(5),
     "error_note": "in norm: a real or imaginary part that is small beside the other can have a larger error",
 }
 
@@ -71,18 +71,18 @@ class ComplexLevel(LevelWithSteps):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ThreeProducts(ComplexLevel):
+class Complex3mLevel(ComplexLevel):
     """A complex product as three real ones with the same sides."""
 
     order: Traversal
 
-    def with_conjugation(self, a: bool, b: bool) -> ThreeProducts:
+    def with_conjugation(self, a: bool, b: bool) -> Complex3mLevel:
         return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
         """Return all splits, the products, then the join; or one product at a time, for the order `sequential`."""
         if self.order == "sequential":
-            return self._one_by_one(inner, sides, alpha, beta)
+            return self._sequential_steps(inner, sides, alpha, beta)
         m, k, n = sides
         lefts, rights, dests = (self._temporary_places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
         splits = (
@@ -96,7 +96,7 @@ class ThreeProducts(ComplexLevel):
         )
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
 
-    def _one_by_one(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def _sequential_steps(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return steps that add each real product to C before the next one begins.
 
         This order needs a third of the temporaries.
@@ -132,29 +132,29 @@ class ThreeProducts(ComplexLevel):
         return f"real and imaginary parts, {sums} passes of sums"
 
 
-def complex_3m_level(order: Traversal = "stacked", conjugates: tuple[bool, bool] = (False, False)) -> ThreeProducts:
+def complex_3m_level(order: Traversal = "stacked", conjugates: tuple[bool, bool] = (False, False)) -> Complex3mLevel:
     """Return the level `3m` with this order of products."""
     options = [order] if order != "stacked" else []
-    return ThreeProducts(
-        text=".".join(["3m", *options, *conjugate_options(conjugates)]),
+    return Complex3mLevel(
+        text=".".join(["3m", *options, *conjugation_option_names(conjugates)]),
         order=order,
         traversal=order,
         conjugates=conjugates,
         products=3,
         depth=0,
         splits=False,
-        **COMPLEX_FACTS,
+        **COMPLEX_LEVEL_FIELDS,
     )
 
 
-def conjugate_options(conjugates: tuple[bool, bool]) -> list[str]:
+def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
     """Return the options for the operands that a level conjugates."""
     return [name for name, i in CONJUGATION_OPTIONS.items() if conjugates[i]]
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def _count_blocks_of_level(level: ThreeProducts, inner: Plan) -> BlockCounts:
+def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
         m, k, n = (side | 1 for side in sides)
@@ -175,7 +175,7 @@ def _split_step(
 ) -> Sum:
     """Return the step that forms real operands from a complex matrix."""
     sign = -1 if conjugated else 1
-    program = separate_sums([(re, sign * im) for re, im in operands], 2)
+    program = separate_sums_program([(re, sign * im) for re, im in operands], 2)
     return Sum(f"split {name}", program, _real_and_imaginary_parts(name, rows, cols), tuple(places))
 
 
@@ -192,7 +192,7 @@ def _update_step(
     Parts of C that do not change are not written.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
-    return _without_unused_reads(Sum(label, program, (*products, *result), result).simplified_sums)
+    return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)
 
 
 @lru_cache(maxsize=1024)
@@ -201,10 +201,10 @@ def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> Additio
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
     rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
-    return separate_sums(rows, len(real))
+    return separate_sums_program(rows, len(real))
 
 
-def _without_unused_reads(step: Sum) -> Sum:
+def _remove_unused_reads(step: Sum) -> Sum:
     """Return the same step without reads that its program does not use."""
     program = step.program
     used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
@@ -220,7 +220,7 @@ def _without_unused_reads(step: Sum) -> Sum:
 _TEXT = re.compile(r"3m((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> ThreeProducts | None:
+def _parse(text: str) -> Complex3mLevel | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums_program
 from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.level import CandidateLevel, LevelCut, LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.complex_3m import (
-    COMPLEX_FACTS,
+    COMPLEX_LEVEL_FIELDS,
     COMPLEX_PARTS,
     CONJUGATION_OPTIONS,
     PRODUCT_OPERANDS,
     PRODUCT_WEIGHTS,
     ComplexLevel,
-    conjugate_options,
+    conjugation_option_names,
 )
 from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
@@ -39,7 +39,7 @@ MAX_SCHEME_PRODUCTS = 49
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ThreeProductsOfBlocks(ComplexLevel):
+class Complex3mSchemeLevel(ComplexLevel):
     """The level 3m and a scheme's level of each real product in one pass. All real products are one batch."""
 
     scheme_level: SchemeLevel
@@ -49,7 +49,7 @@ class ThreeProductsOfBlocks(ComplexLevel):
         assert self.scheme_level.scheme is not None
         return self.scheme_level.scheme
 
-    def with_conjugation(self, a: bool, b: bool) -> ThreeProductsOfBlocks:
+    def with_conjugation(self, a: bool, b: bool) -> Complex3mSchemeLevel:
         return complex_blocks_level(self.scheme_level, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
@@ -68,11 +68,11 @@ class ThreeProductsOfBlocks(ComplexLevel):
             [Place(name, i * height, 0, height, width) for i in range(count)]
             for name, height, width in (("S", rows, inside), ("T", inside, cols), ("M", rows, cols))
         )
-        split_a = Sum("split A", split_program(s.u, self.conjugates[0]), _both_parts(a), tuple(lefts))
-        split_b = Sum("split B", split_program(s.v, self.conjugates[1]), _both_parts(b), tuple(rights))
+        split_a = Sum("split A", split_program(s.u, self.conjugates[0]), _real_and_imaginary_places(a), tuple(lefts))
+        split_b = Sum("split B", split_program(s.v, self.conjugates[1]), _real_and_imaginary_places(b), tuple(rights))
         batch = ProductBatch(tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True)))
         program = join_program(s.w, complex(alpha), complex(beta))
-        written = _both_parts(c)
+        written = _real_and_imaginary_places(c)
         join = Sum("join", program, (*dests, *(written if beta else ())), written)
         return LevelSteps(temporary_sizes([split_a, split_b, *batch.products]), (split_a, split_b, batch, join))
 
@@ -89,15 +89,15 @@ class ThreeProductsOfBlocks(ComplexLevel):
 
 def complex_blocks_level(
     scheme_level: SchemeLevel, conjugates: tuple[bool, bool] = (False, False)
-) -> ThreeProductsOfBlocks:
+) -> Complex3mSchemeLevel:
     """Return the level `3m(...)` of a batched scheme level; raise PlanError for other levels."""
     inside = str(scheme_level).replace(".batched", "")
-    text = ".".join([f"3m({inside})", *conjugate_options(conjugates)])
+    text = ".".join([f"3m({inside})", *conjugation_option_names(conjugates)])
     if not scheme_level.batched or scheme_level.scheme is None:
         raise PlanError(f"{text}: only a scheme's level can be one pass with 3m, as in 3m(strassen^2.pad16)")
     if scheme_level.products > MAX_SCHEME_PRODUCTS:
         raise PlanError(f"{text}: in one pass with 3m, a scheme of at most {MAX_SCHEME_PRODUCTS} products")
-    return ThreeProductsOfBlocks(
+    return Complex3mSchemeLevel(
         text=text,
         scheme_level=scheme_level,
         conjugates=conjugates,
@@ -105,22 +105,22 @@ def complex_blocks_level(
         products=3 * scheme_level.products,
         depth=scheme_level.depth,
         splits=scheme_level.splits,
-        bilinear=scheme_level.scheme,  # COMPLEX_FACTS hold the error growth of the three products
+        bilinear=scheme_level.scheme,  # COMPLEX_LEVEL_FIELDS hold the error growth of the three products
         cut=LevelCut(scheme_level.scheme.size, scheme_level.unit),
-        **COMPLEX_FACTS,
+        **COMPLEX_LEVEL_FIELDS,
     )
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def _count_blocks_of_level(level: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
+def _count_blocks_of_level(level: Complex3mSchemeLevel, inner: Plan) -> BlockCounts:
     return count_blocks(lambda unit, sides: level.block_steps(inner, unit or 1, sides), level.scheme.size, 1, (0, 1, 2))
 
 
 # ---- splitting and joining
 
 
-def _both_parts(blocks: Sequence[Place]) -> tuple[Place, ...]:
+def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
     """Return the places of the real and then of the imaginary parts of each block."""
     return tuple(replace(block, part=part) for block in blocks for part in COMPLEX_PARTS)
 
@@ -138,7 +138,7 @@ def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
     sign = -1 if conjugated else 1
     columns = list(zip(*matrix, strict=True))
     rows = [[x for c in column for x in (c * re, sign * c * im)] for column in columns for re, im in PRODUCT_OPERANDS]
-    return separate_sums(rows, 2 * len(matrix))
+    return separate_sums_program(rows, 2 * len(matrix))
 
 
 @lru_cache(maxsize=256)
@@ -147,16 +147,16 @@ def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgr
     weights = [alpha * w for w in PRODUCT_WEIGHTS]
     rows: list[list[Coefficient]] = []
     for number, row in enumerate(matrix):
-        own = [[_whole_as_int(getattr(w, part) * c) for c in row for w in weights] for part in ("real", "imag")]
+        own = [[_whole_number_as_int(getattr(w, part) * c) for c in row for w in weights] for part in ("real", "imag")]
         old = ([beta.real, -beta.imag], [beta.imag, beta.real]) if beta else ([], [])
         for real, previous in zip(own, old, strict=True):
             blank: list[Coefficient] = [0] * (2 * len(matrix) if beta else 0)
-            blank[2 * number : 2 * number + len(previous)] = [_whole_as_int(x) for x in previous]
+            blank[2 * number : 2 * number + len(previous)] = [_whole_number_as_int(x) for x in previous]
             rows.append([*real, *blank])
-    return separate_sums(rows, len(rows[0]))
+    return separate_sums_program(rows, len(rows[0]))
 
 
-def _whole_as_int(x: Coefficient) -> Coefficient:
+def _whole_number_as_int(x: Coefficient) -> Coefficient:
     """Return the same number, as an int if it is whole."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
@@ -167,7 +167,7 @@ def _whole_as_int(x: Coefficient) -> Coefficient:
 _TEXT = re.compile(r"3m\(([^()]*)\)((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> ThreeProductsOfBlocks | None:
+def _parse(text: str) -> Complex3mSchemeLevel | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

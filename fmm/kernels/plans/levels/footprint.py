@@ -17,7 +17,7 @@ from fmm.problem import Shape
 COUNTING_SIDES = (97, 101, 103)
 
 # number of blocks, and the sides (0, 1, 2 for m, k, n) that their rows and columns have
-BlockStack = tuple[int, int, int]
+BlockGroup = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BlockCounts:
     passes: int
     moved: Sides
     # numbers of blocks in temporaries, grouped by the blocks' sides
-    held: tuple[tuple[BlockStack, ...], tuple[BlockStack, ...]]
+    held: tuple[tuple[BlockGroup, ...], tuple[BlockGroup, ...]]
     in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
 
     def elements(self, blocks: Sides, sides: Sides) -> Sides:
@@ -51,7 +51,7 @@ class BlockCounts:
         return found[0], found[1], found[2]
 
 
-def side_order(sides: Sides) -> Shape:
+def side_ranks(sides: Sides) -> Shape:
     """Return the rank of each side by length: 0 for the shortest, then 1, 2. Of equal sides k ranks first, then m."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
@@ -68,13 +68,13 @@ def count_blocks(
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
     found = steps(usual, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
-    moved = [(place.rows, place.cols) for step in sums for place in (*step.needed_reads, *step.writes)]
+    moved = [(place.rows, place.cols) for step in sums for place in (*step.used_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
-    held = _stack_temporaries(found, marks), _stack_temporaries(padded, marks)
+    held = _group_temporaries(found, marks), _group_temporaries(padded, marks)
     return BlockCounts(len(sums), _count_in_blocks(moved, marks), held, (found.in_place, padded.in_place))
 
 
-def _stack_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockStack, ...]:
+def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...]:
     """Return all temporaries, grouped by their two sides."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:

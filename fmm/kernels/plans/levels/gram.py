@@ -18,7 +18,7 @@ from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy, whole_matrix
+from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
 MAX_CUTS = 9
 # Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
@@ -40,14 +40,14 @@ class Gram(LevelWithSteps):
     diagonal_leaf: str  # text of the leaf for blocks on the diagonal; empty for the plan's leaf
 
     @property
-    def copies_b(self) -> bool:
+    def needs_b_copy(self) -> bool:
         """True if blocks on the diagonal read a row-major copy of B."""
         return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
 
-    def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
+    def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
@@ -73,8 +73,8 @@ class Gram(LevelWithSteps):
         copies: list[RowMajorCopy] = []
         if self.diagonal_leaf and not diagonal.levels:
             diagonal = replace(diagonal, leaf=self.named_leaves[0])
-            if self.copies_b:
-                copies.append(row_major_copy(whole_matrix("B", k, n), whole_matrix("T", k, n)))
+            if self.needs_b_copy:
+                copies.append(row_major_copy_step(whole_matrix("B", k, n), whole_matrix("T", k, n)))
         blocks: list[Product] = []
         for at in range(0, max(n, 1), side):  # at least one block, also for an empty product
             rows = min(side, n - at)

@@ -25,13 +25,13 @@ from fmm.problem import Shape
 FLOAT64_BYTES = 8
 EXPONENT_BYTES = 4
 LINE_BYTES = 16  # bytes; lines of planes are multiples of this number
-PART_ALIGN = 256  # bytes; every part of the workspace begins at a multiple of this number
+PART_ALIGN_BYTES = 256  # bytes; every part of the workspace begins at a multiple of this number
 STRASSEN_PRODUCTS = 7  # number of products of a level of recursion below the residues
 # Bytes of workspace above which only some planes of A and B exist at a time; A and B are then read several times.
-MAX_WORKSPACE = 52 << 30
+MAX_WORKSPACE_BYTES = 52 << 30
 INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
 # text of these levels in a plan, by their number
-LEVELS_BELOW: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
+INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 
 # ---- the layout in the workspace
@@ -69,7 +69,7 @@ class PlaneLayout:
     @property
     def exponents(self) -> tuple[int, int]:
         """Bytes of the exponents of the rows of A and of the columns of B."""
-        rows, cols = (round_up(EXPONENT_BYTES * self.count * lines, PART_ALIGN) for lines in (self.m, self.n))
+        rows, cols = (round_up(EXPONENT_BYTES * self.count * lines, PART_ALIGN_BYTES) for lines in (self.m, self.n))
         return rows, cols
 
     @property
@@ -81,15 +81,18 @@ class PlaneLayout:
     def transposed(self) -> tuple[int, int]:
         """Bytes of A and of B as copies that are contiguous along the inner dimension."""
         each = self.item * self.count * self.transposed_stride
-        return round_up(each * self.m, PART_ALIGN), round_up(each * self.n, PART_ALIGN)
+        return round_up(each * self.m, PART_ALIGN_BYTES), round_up(each * self.n, PART_ALIGN_BYTES)
 
     @cached_property
     def together(self) -> int:
-        """The number of moduli that A and B are split for at a time: all, or as many as fit into MAX_WORKSPACE."""
-        if self._total(self.moduli) <= MAX_WORKSPACE:
+        """Return the number of moduli for which A and B are split at a time.
+
+        All moduli are split at a time, or as many as fit into MAX_WORKSPACE_BYTES.
+        """
+        if self._total(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
-        each, rest = sum(round_up(x, PART_ALIGN) for x in self.planes[:2]), self._total(0)
-        return max(min((MAX_WORKSPACE - rest) // each, self.moduli - 1), 1)
+        each, rest = sum(round_up(x, PART_ALIGN_BYTES) for x in self.planes[:2]), self._total(0)
+        return max(min((MAX_WORKSPACE_BYTES - rest) // each, self.moduli - 1), 1)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -98,33 +101,33 @@ class PlaneLayout:
         If all moduli are split at once, the planes of C overwrite the transposed operands.
         """
         left, right, result = self.planes
-        sizes = [*self.exponents, *(round_up(self.together * x, PART_ALIGN) for x in (left, right))]
+        sizes = [*self.exponents, *(round_up(self.together * x, PART_ALIGN_BYTES) for x in (left, right))]
         found = [0]
         for size in sizes:
             found.append(found[-1] + size)
         planes = found[-1]
         transposed = planes
         if self.together != self.moduli:
-            transposed += round_up(self.moduli * result, PART_ALIGN)
-        return *found, transposed, planes + self._after_planes(self.together)
+            transposed += round_up(self.moduli * result, PART_ALIGN_BYTES)
+        return *found, transposed, planes + self._bytes_after_planes(self.together)
 
     @property
     def scratch(self) -> int:
         """Bytes of workspace."""
         return self.offsets[-1]
 
-    def _after_planes(self, together: int) -> int:
+    def _bytes_after_planes(self, together: int) -> int:
         """Return the bytes of workspace after the planes of A and B."""
-        result = round_up(self.moduli * self.planes[2], PART_ALIGN)
+        result = round_up(self.moduli * self.planes[2], PART_ALIGN_BYTES)
         return max(result, sum(self.transposed)) if together == self.moduli else result + sum(self.transposed)
 
     def _total(self, together: int) -> int:
-        planes = sum(round_up(together * x, PART_ALIGN) for x in self.planes[:2])
-        return sum(self.exponents) + planes + self._after_planes(together)
+        planes = sum(round_up(together * x, PART_ALIGN_BYTES) for x in self.planes[:2])
+        return sum(self.exponents) + planes + self._bytes_after_planes(together)
 
 
 @lru_cache(maxsize=1024)
-def integer_moduli(dtype: str, k: int) -> int:
+def integer_moduli_count(dtype: str, k: int) -> int:
     """Return the number of moduli of a product of integers with k terms in a sum.
 
     8-bit integers keep C modulo 2^8, and need this modulus alone. For bool, C must show if the number of true terms is
@@ -139,7 +142,7 @@ def integer_moduli(dtype: str, k: int) -> int:
 
 def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Return the bytes of workspace for a batch of products of integers of `itemsize` bytes."""
-    moduli = max(integer_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    moduli = max(integer_moduli_count(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
     return residue_workspace_bytes(itemsize, moduli, levels, m, k, n, count)
 
 
@@ -154,8 +157,8 @@ def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tu
     A prepared operand has no inner levels.
     """
     planes = moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
-    exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN)
-    return round_up(item * lines * length, PART_ALIGN), exponents + planes
+    exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)
+    return round_up(item * lines * length, PART_ALIGN_BYTES), exponents + planes
 
 
 # ---- the steps
@@ -167,7 +170,7 @@ class NormExponents(LineExponents):
 
 
 @dataclass(frozen=True)
-class IntoPlanes(Sum):
+class SplitIntoPlanes(Sum):
     """Sums of integers, and the residues of each sum: a plane for every sum and modulus.
 
     float64 and float32 numbers are first scaled and rounded to integers. Planes of all sums modulo the first number
@@ -178,7 +181,7 @@ class IntoPlanes(Sum):
 
 
 @dataclass(frozen=True)
-class FromPlanes(Sum):
+class JoinFromPlanes(Sum):
     """C from planes of products in the same order: sums of them modulo each number, then the integers with these
     residues, scaled back."""
 
@@ -197,7 +200,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
         # 8-bit operands are residues themselves, so that nothing is split
         return LevelSteps((), (Product(*operands, inner),))
-    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _programs_below(depth)
+    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _inner_programs(depth)
     count = moduli * len(programs.left.outputs)
     lefts, rights, dests = (
         [Place(name, i * height, 0, height, width) for i in range(count)]
@@ -212,20 +215,22 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     splits = [_split_step(a, programs.left, lefts, moduli), _split_step(b, programs.right, rights, moduli)]
     products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
     program = updating_program(_join_program(programs.join, moduli), params.alpha, params.beta)
-    join = FromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli)
+    join = JoinFromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli)
     temporaries = temporary_sizes([*measures, *splits, *products])
     return LevelSteps(temporaries, (*measures, *splits, ProductBatch(products), join))
 
 
-def _split_step(blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int) -> IntoPlanes:
+def _split_step(
+    blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int
+) -> SplitIntoPlanes:
     """Return the step that forms each sum once, and its residues."""
     repeated = AdditionProgram(program.inputs, program.lines, program.outputs * moduli)
-    return IntoPlanes(f"residues of {blocks[0].name}", repeated, tuple(blocks), tuple(planes), moduli)
+    return SplitIntoPlanes(f"residues of {blocks[0].name}", repeated, tuple(blocks), tuple(planes), moduli)
 
 
 @lru_cache(maxsize=4)
-def _programs_below(depth: int) -> SchemePrograms:
-    return scheme(LEVELS_BELOW[depth]).programs if depth else SchemePrograms(COPY, COPY, COPY)
+def _inner_programs(depth: int) -> SchemePrograms:
+    return scheme(INNER_LEVEL_TEXTS[depth]).programs if depth else SchemePrograms(COPY, COPY, COPY)
 
 
 @lru_cache(maxsize=64)

@@ -28,10 +28,10 @@ from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.residue_planes import (
     INNER_ALGORITHM,
-    LEVELS_BELOW,
+    INNER_LEVEL_TEXTS,
     STRASSEN_PRODUCTS,
-    FromPlanes,
-    integer_moduli,
+    JoinFromPlanes,
+    integer_moduli_count,
     integer_workspace_bytes,
     prepared_plane_layout,
     residue_steps,
@@ -46,7 +46,7 @@ BYTES_LEAF: Final = "bytes"
 # By type: the valid numbers of moduli, and the largest number of inner levels. (With two levels below, float32 would
 # gain nothing.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
-MAX_LEVELS_BELOW: Final = {"float64": 2, "float32": 1}
+MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
 # Integers that allow a level below: sums of two fit in 64 bits, and they are larger than a byte.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands. Prepared operands have no level below: with levels the planes of A and of B
@@ -77,29 +77,31 @@ class ResiduesLevel(LevelInLeaf):
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of a plan that ends in this level; integers are taken to have 8 bytes."""
-        return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_for("int64", k))
+        return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
-    def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+    def lower_product_in_leaf(
+        self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
+    ) -> LevelSteps:
         """Return the steps for numbers of `itemsize` bytes. bool needs its `dtype`."""
-        return self.steps(plan, size, params, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
+        return self.steps(plan, size, params, self.moduli_count_for(dtype or f"int{8 * itemsize}", size[1]))
 
-    def moduli_for(self, dtype: str, k: int) -> int:
+    def moduli_count_for(self, dtype: str, k: int) -> int:
         """Return the number of moduli for a product of this type, with k terms in a sum."""
-        return self.moduli or integer_moduli(dtype, k)
+        return self.moduli or integer_moduli_count(dtype, k)
 
     def steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps modulo `moduli` numbers, of a plan that ends in this level."""
         return residue_steps(
-            size, depth_below(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF), scaled=self.moduli > 0
+            size, inner_depth(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF), scaled=self.moduli > 0
         )
 
     def describe(self, steps: LevelSteps) -> str:
-        joins = [step for step in steps.steps if isinstance(step, FromPlanes)]
+        joins = [step for step in steps.steps if isinstance(step, JoinFromPlanes)]
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
-    def work_share(self, steps: LevelSteps) -> float:
+    def multiplication_cost(self, steps: LevelSteps) -> float:
         """One multiplication is a product of bytes for each modulus."""
-        return next((1 / step.moduli for step in steps.steps if isinstance(step, FromPlanes)), 1.0)
+        return next((1 / step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1.0)
 
 
 def residues_level(moduli: int = 0) -> ResiduesLevel:
@@ -137,7 +139,7 @@ class ResidueLeaf(NamedTuple):
 
     @property
     def text(self) -> str:
-        return " > ".join(filter(None, (str(self.level), LEVELS_BELOW[self.depth], BYTES_LEAF)))
+        return " > ".join(filter(None, (str(self.level), INNER_LEVEL_TEXTS[self.depth], BYTES_LEAF)))
 
     @property
     def dtype(self) -> str:
@@ -151,11 +153,11 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli in counts:
-            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_LEVELS_BELOW[dtype] + 1)]
+            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_INNER_LEVELS[dtype] + 1)]
     return MappingProxyType({leaf.text: leaf for leaf in leaves})
 
 
-def depth_below(leaf: str) -> int:
+def inner_depth(leaf: str) -> int:
     """Return the number of levels of recursion below the residues, in a leaf of this text."""
     return residue_leaves()[leaf].depth
 
@@ -169,7 +171,7 @@ def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
     kind = "as many numbers as their type and the inner dimension need"
     return Leaf(
         leaf.text,
-        f"integers, exactly, by products of 8-bit integers modulo {kind}{_fewer_products(leaf.depth)}",
+        f"integers, exactly, by products of 8-bit integers modulo {kind}{_saved_products_text(leaf.depth)}",
         ("cuda",),
         types=(),
         types_alone=types,
@@ -190,7 +192,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
     moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.dtype
     return Leaf(
         leaf.text,
-        f"{dtype} by products of 8-bit integers modulo {moduli} numbers{_fewer_products(depth)}",
+        f"{dtype} by products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
         ("cuda",),
         types=(dtype,),
         kernel_triangles=() if depth or dtype != "float64" else (dtype,),
@@ -214,7 +216,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
     )
 
 
-def _fewer_products(depth: int) -> str:
+def _saved_products_text(depth: int) -> str:
     return f", with {STRASSEN_PRODUCTS**depth} in the place of {8**depth}" if depth else ""
 
 

@@ -19,7 +19,7 @@ from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import Place, Sum, find_exponents, rescaling_step, whole_matrix
+from fmm.kernels.plans.sums import Place, Sum, exponent_step, rescaling_step, whole_matrix
 
 ScaledSides = Literal["both", "inside", "outside"]
 SCALED_SIDES: tuple[ScaledSides, ...] = ("both", "inside", "outside")
@@ -42,12 +42,12 @@ class ScaledLevel(LevelWithSteps):
         inner = rows = cols = None
         if self.inside:
             first, inner = _exponent_vector("D1", k), _exponent_vector("D2", k)
-            steps.append(find_exponents("columns of A", a, 1, first))
-            steps.append(find_exponents("rows of B", b, 0, inner, against=first))
+            steps.append(exponent_step("columns of A", a, 1, first))
+            steps.append(exponent_step("rows of B", b, 0, inner, against=first))
         if self.outside:
             rows, cols = _exponent_vector("R", m), _exponent_vector("Q", n)
-            steps.append(find_exponents("rows of A", a, 0, rows, shifts=inner, sign=1))
-            steps.append(find_exponents("columns of B", b, 1, cols, shifts=inner, sign=-1))
+            steps.append(exponent_step("rows of A", a, 0, rows, shifts=inner, sign=1))
+            steps.append(exponent_step("columns of B", b, 1, cols, shifts=inner, sign=-1))
         steps.append(rescaling_step("scale A", a, left, (rows, -1), (inner, 1)))
         steps.append(rescaling_step("scale B", b, right, (inner, -1), (cols, -1)))
         steps.append(Product(left, right, c, plan.rest))

@@ -29,10 +29,10 @@ from typing import Final
 
 from fmm.dtypes import FLOATS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme, scheme_names, short_spelling
+from fmm.kernels.algorithms.catalogue import candidate_schemes, canonical_expression, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import (
-    PROVED_UNEQUAL,
+    TABLES_PROVED_UNEQUAL,
     StepTable,
     candidate_step_tables,
     step_table,
@@ -51,9 +51,9 @@ from fmm.kernels.plans.level import (
     PlanError,
     Traversal,
     register_level,
-    unknown_algorithm,
+    unknown_algorithm_error,
 )
-from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_order
+from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_ranks
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
@@ -141,11 +141,11 @@ class SchemeLevel(LevelWithSteps):
         m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
         padded_table = self.table is not None and self.block_unit is not None
-        if padded_table and (refusal := _table_refusal(self, inner, _length_ranks(blocks))):
+        if padded_table and (refusal := _table_error_text(self, inner, _length_ranks(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        order = side_order(blocks) if self.table else SHORTEST_K_ORDER
+        order = side_ranks(blocks) if self.table else SHORTEST_K_RANKS
         counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
         moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
         if padded_table and not (m and n):  # C is computed in a padded temporary
@@ -178,7 +178,9 @@ class SchemeLevel(LevelWithSteps):
         stages = fused_order.launch_stages(self.scheme, self.tasks)
         streams = fused_order.count_streams(self.scheme, self.tasks)
         how = f"on {streams} streams in {len(stages)} stages" if len(stages) > 1 else f"on {streams} streams"
-        kernels = fused_order.list_variants(fused_order.blocks_touched(self.scheme, p) for p in range(self.products))
+        kernels = fused_order.variants_text(
+            fused_order.count_touched_blocks(self.scheme, p) for p in range(self.products)
+        )
         what = "launches" if self.tasks else "products"
         return f"{self}: {self.launches} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
 
@@ -197,7 +199,7 @@ def scheme_level(
     _check_option("traversal", traversal, TRAVERSALS)
     is_table = algorithm in step_table_names()
     if not is_table:
-        algorithm = _scheme_name(algorithm)
+        algorithm = _canonical_name(algorithm)
     elif traversal != "sequential":
         raise PlanError(f"the step table {algorithm} is sequential, not {traversal}")
     if tasks and traversal != "fused":
@@ -221,9 +223,9 @@ def build_scheme_level(
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
     peeled = fringe == "peel"
     # With its strips, a peeled fused level is a sequential one.
-    fuses_last_level = traversal == "fused" and not peeled and scheme is not None
+    can_fuse_last_level = traversal == "fused" and not peeled and scheme is not None
     return SchemeLevel(
-        text=".".join([name, *_unusual_options(name, traversal, fringe, tasks)]),
+        text=".".join([name, *_nondefault_options(name, traversal, fringe, tasks)]),
         algorithm=name,
         fringe=fringe,
         scheme=scheme,
@@ -240,14 +242,14 @@ def build_scheme_level(
         traversal=traversal,
         tasks=tasks,
         takes_alpha_beta=traversal not in ("sequential", "fused") and not peeled,
-        sums_inside=fuses_last_level or table is not None,
-        fused_products=FusedProducts(bilinear, unit, tasks) if fuses_last_level else None,
+        sums_inside=can_fuse_last_level or table is not None,
+        fused_products=FusedProducts(bilinear, unit, tasks) if can_fuse_last_level else None,
     )
 
 
-def _unusual_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
+def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
     """Yield the options that differ from the algorithm's defaults, in the order of a plan's text."""
-    if traversal and traversal != usual_traversal(name):
+    if traversal and traversal != default_traversal(name):
         yield traversal
     yield from tasks
     if traversal and fringe != _declared_fringe(name, traversal):
@@ -262,20 +264,20 @@ def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
     return None if signs else FLOATS
 
 
-def usual_traversal(algorithm: str) -> Traversal:
+def default_traversal(algorithm: str) -> Traversal:
     """Return the default traversal: a step table has its own order."""
     return "sequential" if algorithm in step_table_names() else "stacked"
 
 
 @clear_on_registration
 @lru_cache(maxsize=256)
-def usual_fringe(algorithm: str, traversal: Traversal) -> str:
+def default_fringe(algorithm: str, traversal: Traversal) -> str:
     """Return the default fringe: unequal blocks wherever they are possible, since they multiply no zeros.
 
     Raise PlanError for a user's step table that declares unequal blocks, and is wrong on them.
     """
     declared = _declared_fringe(algorithm, traversal)
-    needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in PROVED_UNEQUAL
+    needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
     if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
         raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
     return declared
@@ -292,15 +294,15 @@ def _check_option(what: str, value: object, valid: tuple[str, ...]) -> None:
         raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
 
 
-def _scheme_name(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Return the short spelling of a scheme or a composition; raise PlanError if it does not exist."""
     names = _factor_names(name)
     for table in (n for n in names if n in step_table_names()):
         raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
     for unknown in (n for n in names if n not in scheme_names()):
-        raise unknown_algorithm(unknown)
+        raise unknown_algorithm_error(unknown)
     scheme(name)
-    return short_spelling(name)
+    return canonical_expression(name)
 
 
 def _factor_names(expression: str) -> list[str]:
@@ -320,7 +322,7 @@ def _length_ranks(blocks: Sides) -> Shape:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _table_refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
+def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
     try:
         m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
@@ -330,7 +332,7 @@ def _table_refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     return ""
 
 
-SHORTEST_K_ORDER: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
+SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
 
 
 @clear_on_registration
@@ -355,8 +357,8 @@ def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
     for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
         valid = ", ".join(TRAVERSALS + FRINGES + PAD_OPTIONS + FUSED_OPTIONS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
-    traversal = next((t for t in TRAVERSALS if t in traversals), usual_traversal(algorithm))
-    fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
+    traversal = next((t for t in TRAVERSALS if t in traversals), default_traversal(algorithm))
+    fringe = fringes[0] if fringes else default_fringe(algorithm, traversal)
     return scheme_level(algorithm, traversal, fringe, tasks)
 
 

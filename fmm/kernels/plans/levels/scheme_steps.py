@@ -43,13 +43,13 @@ def stacked_steps(
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
         size = left.rows, right.cols
-        dest = _tall_block("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
+        dest = _block_of_tall_temporary("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(
             Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner)
         )
     program = programs.updating_program(scheme.programs.join, alpha, beta)
     if not batched and not beta:
-        products = _placed_in_c(products, program, c)
+        products = _place_products_in_c(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | ProductBatch, ...] = (ProductBatch(tuple(products)),) if batched else tuple(products)
@@ -76,7 +76,7 @@ def _split_step(
         if not batched and size == (shape or size) and program.outputs[p] < program.inputs:
             places.append(blocks[program.outputs[p]])
         elif batched:
-            places.append(_tall_block(letter, p, *(shape or size)))
+            places.append(_block_of_tall_temporary(letter, p, *(shape or size)))
         else:
             places.append(whole_matrix(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
@@ -84,7 +84,9 @@ def _split_step(
     return places, Sum(f"split {blocks[0].name}", sums, tuple(blocks), tuple(places[i] for i in written))
 
 
-def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]) -> list[Product]:
+def _place_products_in_c(
+    products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]
+) -> list[Product]:
     """Return the products, as many as possible computed in a block of C, to which the join then adds.
 
     A block can hold a product that no line of the join reads after the block's own line. This saves memory, and time: a
@@ -104,7 +106,7 @@ def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: 
     return [replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products)]
 
 
-def _tall_block(name: str, index: int, rows: int, cols: int) -> Place:
+def _block_of_tall_temporary(name: str, index: int, rows: int, cols: int) -> Place:
     """Return one of the equal blocks on top of each other in one tall temporary."""
     return Place(name, index * rows, 0, rows, cols)
 
@@ -149,7 +151,7 @@ def _sum_operand(
 
 @lru_cache(maxsize=1024)
 def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
-    return programs.separate_sums([coefficients], len(coefficients))
+    return programs.separate_sums_program([coefficients], len(coefficients))
 
 
 def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
@@ -192,7 +194,7 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
     for name, size, grid in (("A", (m, k), parts[:2]), ("B", (k, n), parts[1:]), ("C", shape, (parts[0], parts[2]))):
         places = operand_blocks("C'" if padded and name == "C" else name, *size, (grid[0], grid[1]), unit)
         blocks |= {f"{name}{i // grid[1] + 1}{i % grid[1] + 1}": place for i, place in enumerate(places)}
-    steps = _SizedTable(table, blocks, inner, full).run()
+    steps = _TableLowering(table, blocks, inner, full).run()
     if padded:
         result = whole_matrix("C'", *shape).cropped_place(m, n)
         steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
@@ -200,7 +202,7 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-class _SizedTable:
+class _TableLowering:
     """One walk through a step table, which tracks the rectangle that every block of memory holds."""
 
     def __init__(
@@ -230,7 +232,7 @@ class _SizedTable:
             writes.append(self._place(name, *self.full.get(kind, size), kind, step))
         update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
         if product is None:
-            self.steps += [simplified_sums] if (simplified_sums := update.simplified_sums).writes else []
+            self.steps += [simplified_sum] if (simplified_sum := update.simplified_sum).writes else []
         elif self._can_fuse((*update.reads[1:], *update.writes)):
             self.steps.append(ProductWithSums(product, update))
         else:

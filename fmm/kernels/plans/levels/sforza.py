@@ -22,7 +22,7 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
 MAX_RECURSION = 6
-LOOSE_TRIANGLE = GemmParams(op="gram", fill="loose")
+LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 Steps = list[Sum | Product]
 
@@ -51,24 +51,24 @@ class SforzaLevel(LevelWithSteps):
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
 
-    def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
+    def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """Return the steps of Algorithm 1 on even sides, then the products that odd sides leave over."""
         if params.op != "gram":
             raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
         half, inner = n // 2, k // 2
         if not half or not inner:
             whole = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
-            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE),))
+            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE_PARAMS),))
         a = {f"{i + 1}{j + 1}": Place("B", i * inner, j * half, inner, half) for i in (0, 1) for j in (0, 1)}
         t = {f"{i + 1}{j + 1}": Place("A", j * half, i * inner, half, inner) for i in (0, 1) for j in (0, 1)}
         steps: Steps = []
         for dest, left, right in (((0, 0), "1", "1"), ((1, 1), "2", "2"), ((1, 0), "2", "1")):
             c = Place("C", dest[0] * half, dest[1] * half, half, half)
-            steps += self._sum_of_two(plan, c, [(t[f"{i}{left}"], a[f"{i}{right}"]) for i in (1, 2)])
+            steps += self._two_product_steps(plan, c, [(t[f"{i}{left}"], a[f"{i}{right}"]) for i in (1, 2)])
         steps += _odd_side_products(plan, n, k)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
-    def _sum_of_two(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
+    def _two_product_steps(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
         """Yield the steps of a block of C: two products, each into a temporary, and their sum."""
         width = factors[0][0].cols
         base, on_diagonal = self.is_base_case(c.rows, width), c.row == c.col
@@ -77,7 +77,7 @@ class SforzaLevel(LevelWithSteps):
         if base:
             inner = rest
         elif on_diagonal:
-            inner, params = replace(plan, levels=(self.inner_level, *plan.rest.gram_plan.levels)), LOOSE_TRIANGLE
+            inner, params = replace(plan, levels=(self.inner_level, *plan.rest.gram_plan.levels)), LOOSE_TRIANGLE_PARAMS
         else:
             inner = replace(rest, levels=(_strassen_level(),) * (self.recursion - 1) + rest.levels)
         for name, (left, right) in zip(("W1", "W2"), factors, strict=True):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.cuda.launch_list import StreamSync
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, MatrixView, operand_views
 from fmm.kernels.cuda.record import LaunchRecorder, OperationList, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import CROSSWISE_WARP_ROWS, SUM_THREADS
-from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
+from fmm.kernels.cuda.sums.sum_launch import MAX_GRID_BLOCKS, BlockArray, SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 from fmm.problem import Layout, Problem
@@ -74,7 +74,7 @@ def columns(op: SumOp, access: str) -> Any:
 
 
 @given(
-    rows=st.one_of(st.integers(1, 3 * GRID_LIMIT), st.integers(1, 2**31 - 1)),
+    rows=st.one_of(st.integers(1, 3 * MAX_GRID_BLOCKS), st.integers(1, 2**31 - 1)),
     cols=st.integers(1, 5000),
     dtype=st.sampled_from(sorted(STORED_TYPES)),
     access=st.sampled_from(("vector", "scalar")),
@@ -85,7 +85,7 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
     found = columns(op, access)
     assert (np.bincount(found[found < cols], minlength=cols) == 1).all()
     _, down, deep = op.grid
-    assert 1 <= down <= GRID_LIMIT and 1 <= deep <= GRID_LIMIT
+    assert 1 <= down <= MAX_GRID_BLOCKS and 1 <= deep <= MAX_GRID_BLOCKS
     # Row z * down + y: each number below down * deep once, so that every row is there, and few thread blocks idle.
     assert rows <= down * deep < rows + deep
 
@@ -105,7 +105,7 @@ def test_every_element_has_one_thread_in_transposing_splits(rows: int, cols: int
     split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.column_major
     op = replace(split, rows=rows, cols=cols)
-    (across, down, deep), (height, width) = op.grid, op.kernel.tile
+    (across, down, deep), (height, width) = op.grid, op.kernel.tile_shape
     taken = np.zeros((down * deep * height, across * width), int)
     r, c = tile(op)
     for y, x in product(range(0, down * deep * height, height), range(0, across * width, width)):
@@ -148,7 +148,11 @@ def unpacked(op: SumOp) -> Any:
 def test_parameters_describe_the_launch(problem: Problem, plan: Plan) -> None:
     for op in sums(record_operations(plan, problem)):
         found = unpacked(op)
-        assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.smallest_block)
+        assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (
+            op.rows,
+            op.cols,
+            *op.smallest_block_shape,
+        )
         assert [complex(*found.scalars[2 * i : 2 * i + 2]) for i in range(op.kernel.scalars)] == list(op.scalars)
         for x, packed in zip(op.arrays, found.arrays, strict=True):
             assert packed.data is None  # the backend fills in the address
@@ -163,7 +167,7 @@ def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> N
     """With bases aligned as the launch requires, so is every thread's first byte."""
     for op in sums(record_operations(plan, problem)):
         item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.vector_width
-        size, _ = op.alignment
+        size, _ = op.vector_alignment
         assert size == lanes * item <= 16
         for spot in (*op.kernel.reads, *op.kernel.writes) if op.access == "vector" else ():
             x = op.arrays[spot.array]
@@ -175,7 +179,7 @@ def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> N
             assert x.col == 1 and (first % size == 0).all()
             # Accesses without a test: within `inner`, and in arrays whose layers are as large as the launch.
             whole = spot.array in op.kernel.unchecked
-            rows, cols = (op.rows, op.cols) if whole else op.smallest_block
+            rows, cols = (op.rows, op.cols) if whole else op.smallest_block_shape
             assert not whole or cols % lanes == 0
             if rows and cols:
                 assert rows <= min(x.height, x.rows - spot.i * x.height)
@@ -199,7 +203,7 @@ class Watched(LaunchRecorder):
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]

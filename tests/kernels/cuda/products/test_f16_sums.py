@@ -21,7 +21,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import fuse_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -76,7 +76,7 @@ def test_other_splits_write_no_planes() -> None:
     # Products of another operand, or of fewer.
     elsewhere = [op for op in record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(2048)).ops[:2]]
     assert plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
-    assert LIBRARY_ALIGNMENT and other is not split
+    assert ALLOCATOR_ALIGNMENT and other is not split
 
 
 SLOW = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_sums_stay_in_registers(level: str, architecture: str) -> None:
     for i, launch in enumerate(found):
         name = struct_names[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
         size = f"static_assert(sizeof({name}) == {len(launch.parameters)});"
-        jobs.append((launch.label, f"{launch.kernel.source}{size}\n", architecture, ("--std=c++17",)))
+        jobs.append((launch.label, f"{launch.kernel.cuda_source}{size}\n", architecture, ("--std=c++17",)))
     for r in in_parallel(report, jobs):
         assert r.local == 0, r
 
@@ -121,7 +121,7 @@ extern "C" int launch(const void* parameters, int across, int down, int threads)
 
 
 def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
-    text = for_the_host(launch.kernel.source)
+    text = for_the_host(launch.kernel.cuda_source)
     params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
     assert params is not None
     driver = DRIVER.format(entry=ENTRY_NAME, params=params[1])

@@ -208,7 +208,7 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     steps = vendor_f16x3_steps(op, SMS, NOTHING, True)
     assert not isinstance(steps, str)
     split, *calls, end = steps
-    assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.source
+    assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.cuda_source
     memory = np.full(f16x3_workspace(m, k, n, 1) // 2, np.nan, np.float16)
     places = {split.slots[i].base: split.slots[i + 1].offset for i in (0, 3)}  # where the planes of A, of B begin
     for i, (name, x) in enumerate(matrices.items()):
@@ -249,7 +249,7 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ):
         assert isinstance(vendor_f16x3_steps(gemm(problem), SMS, NOTHING, True), str)
     found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(A100))
-    assert any("not f16x3, because" in line for line in found.describe())
+    assert any("not f16x3, because" in line for line in found.step_labels())
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_two_launches_cost_one_start_on_a_slow_host() -> None:
     vendor."""
     slow = replace(datasheet_calibration("h200"), host=38e-6)
     problem = Problem(1024, 1024, 1024, "float32")
-    own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
+    own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).predicted_seconds for leaf in ("f16x3", "vendor"))
     assert own < 45e-6 < vendor
     assert choose(problem, slow, Limits(1 << 36, 16.0)).best.plan.leaf == "f16x3"
 
@@ -343,7 +343,9 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
     other = replace(calibration, rates={**calibration.rates, "f16x3": planes})
     for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
         problem = Problem(n, n, n, "float32")
-        own, vendor = (quick_prediction(Plan.parse(leaf), problem, other).seconds for leaf in ("f16x3", "vendor"))
+        own, vendor = (
+            quick_prediction(Plan.parse(leaf), problem, other).predicted_seconds for leaf in ("f16x3", "vendor")
+        )
         assert 0.85 * measured <= vendor / own <= 1.05 * measured
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
+from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
@@ -43,7 +43,7 @@ def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
 def only_product(problem: Problem) -> tuple[GemmOp, int]:
     found = record_operations(Plan.parse("f16x3"), problem)
     (op,) = found.ops
-    op = op.whole if isinstance(op, MirroredOp) else op
+    op = op.as_full_product if isinstance(op, MirroredGemm) else op
     assert isinstance(op, GemmOp)
     return op, found.workspace
 
@@ -159,7 +159,7 @@ def test_a_batch() -> None:
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
-    assert not multiplied(op, NARROW, memory, one.use.leaf.scratch(m, k, n, count))
+    assert not multiplied(op, NARROW, memory, one.leaf_use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
         found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))

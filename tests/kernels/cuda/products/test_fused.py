@@ -22,14 +22,14 @@ from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import (
-    FIGURE_6,
+    FIGURE_6_VARIANTS,
     MAX_STREAMS,
-    Operands,
-    blocks_touched,
+    OperandBlocks,
     count_launches,
+    count_touched_blocks,
     launch_stages,
-    list_variants,
     variant_name,
+    variants_text,
 )
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
@@ -61,20 +61,20 @@ def products(tape: OperationList) -> Iterator[TileOp]:
 @pytest.mark.parametrize(("text", "level"), [("strassen-huang.fused", 1), ("strassen-huang^2.fused", 2)])
 def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
     """One kernel for each variant, with the number of products in the figure."""
-    printed = {w: count for at, _, w, count in FIGURE_6 if at == level}
+    printed = {w: count for at, _, w, count in FIGURE_6_VARIANTS if at == level}
     found = Counter(op.kernel for op in products(recorded(text)))
     assert {kernel.operands: count for kernel, count in found.items()} == printed
     assert len(found) == len(printed) == (4, 10)[level - 1]
 
 
-NAMES: list[tuple[Operands, str]] = [
+NAMES: list[tuple[OperandBlocks, str]] = [
     ((1, 1, 1), "GEMM"), ((2, 2, 2), "Var#0"), ((2, 1, 2), "Var#3"), ((4, 4, 4), "Var#0"), ((4, 2, 2), "Var#9"),
     ((3, 3, 3), "W(3,3,3)"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("w", "expected"), NAMES)
-def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
+def test_variants_have_the_papers_names(w: OperandBlocks, expected: str) -> None:
     assert variant_name(w) == expected
 
 
@@ -85,7 +85,7 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
     said = explain.plan_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
     assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
-    assert list_variants(blocks_touched(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+    assert variants_text(count_touched_blocks(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
 # ---- which products are one launch, and which run side by side
@@ -99,7 +99,7 @@ def test_figure_7() -> None:
         (((2,),), ((3,),)),  # M2 beside M3
         (((0,),),),  # M0
     )
-    assert not any(huang_fig7().column("difference"))
+    assert not any(huang_fig7().column_cells("difference"))
 
 
 SHAPES = [
@@ -137,7 +137,7 @@ def test_concurrent_products_write_different_blocks(text: str, options: tuple[st
         seen += [p for lane in stage for task in lane for p in task]
         assert len(stage) <= (MAX_STREAMS if "atomic" in options else 2)
         for task in (task for lane in stage for task in lane):
-            assert len({blocks_touched(found, p) for p in task}) == 1
+            assert len({count_touched_blocks(found, p) for p in task}) == 1
             assert "atomic" in options or len(written(task)) == len(set(written(task)))
         blocks = [{i for task in lane for i in written(task)} for lane in stage]
         assert "atomic" in options or len(set().union(*blocks)) == sum(map(len, blocks))
@@ -201,7 +201,11 @@ def test_atomic_updates_move_c_once_more() -> None:
         for x, beta in (("", 2), (".atomic", 2), (".atomic", 1))
     )
     assert (added.bytes_read, added.bytes_written) == (4 * 64 * 64, 4 * 64 * 64)
-    assert (kept.bytes, kept.launches) == (inside.bytes, inside.launches) == (added.bytes - 8 * 64 * 64, 7)
+    assert (
+        (kept.total_bytes, kept.launches)
+        == (inside.total_bytes, inside.launches)
+        == (added.total_bytes - 8 * 64 * 64, 7)
+    )
 
 
 @pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])

@@ -123,7 +123,7 @@ def test_every_kind_of_data(size: tuple[int, int, int]) -> None:
 def recomputed() -> int:
     """Return the number of products recomputed so far on this stream."""
     cupy.cuda.get_current_stream().synchronize()
-    return stream_flag(cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr).recomputed
+    return stream_flag(cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr).recomputed_count
 
 
 @pytest.mark.parametrize("size", SIZES[:2])
@@ -190,7 +190,7 @@ def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip_of(cupy.cuda.runtime.getDevice())))
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
-    return c, tuple(launches.describe())
+    return c, tuple(launches.step_labels())
 
 
 PLANE_SHAPES = [(720, 1072, 592), (1100, 900, 1300), (2048, 130, 260)]
@@ -343,7 +343,7 @@ def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     problem = Problem(m, k, n, "float32", layouts, alpha)  # type: ignore[arg-type]
     chip = replace(chip_of(cupy.cuda.runtime.getDevice()), tensor_maps=False)
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip))
-    assert any("f16_unscale" in line for line in launches.describe())
+    assert any("f16_unscale" in line for line in launches.step_labels())
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
     return c

@@ -75,7 +75,7 @@ def test_the_driver_agrees_with_the_datasheet() -> None:
     same = found.limits.capability, found.multiprocessors
     entries = [x for x in map(datasheet_of, datasheet_names()) if (x.capability, x.sms) == same]
     assert min(found.clock, found.bandwidth, found.cache) > 1e6
-    assert not entries or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in entries)
+    assert not entries or any(found.bandwidth == pytest.approx(x.global_memory_bandwidth, rel=0.1) for x in entries)
     assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in entries)
     assert (
         fastest_float32_tile((8192, 8192, 8192), found).m_s >= 64

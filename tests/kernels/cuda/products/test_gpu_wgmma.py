@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import Launch, StreamSync
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -97,7 +97,7 @@ def check(
     assert c.untouched()
 
 
-def used(plan: str, problem: Problem, alignment: Alignment = LIBRARY_ALIGNMENT) -> list[bool]:
+def used(plan: str, problem: Problem, alignment: Alignment = ALLOCATOR_ALIGNMENT) -> list[bool]:
     """Return True if our kernel computes each of the products."""
     steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
@@ -128,7 +128,7 @@ def test_the_vendor_does_unsupported_products(dtype: str) -> None:
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
     usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
-    assert used("tile", usual, (2, *LIBRARY_ALIGNMENT[1:])) == [False]
+    assert used("tile", usual, (2, *ALLOCATOR_ALIGNMENT[1:])) == [False]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [dtype != "tf32"]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2j)) == [False]
 

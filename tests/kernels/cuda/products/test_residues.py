@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.residues import (
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.levels import residue_planes
-from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli, prepared_plane_layout
+from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count, prepared_plane_layout
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
@@ -512,13 +512,13 @@ def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
 
 
 def test_moduli_that_integers_need() -> None:
-    assert [integer_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
-    assert integer_moduli("uint32", 131072) == 11 and integer_moduli("int64", 131072) == 19
+    assert [integer_moduli_count(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
+    assert integer_moduli_count("uint32", 131072) == 11 and integer_moduli_count("int64", 131072) == 19
     for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
         bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
-        count = integer_moduli(dtype, k)
+        count = integer_moduli_count(dtype, k)
         assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
-    assert prod(moduli(integer_moduli("bool", 131072))) > 2 * 131072
+    assert prod(moduli(integer_moduli_count("bool", 131072))) > 2 * 131072
 
 
 # ---- NVRTC
@@ -578,7 +578,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     jobs = [
         ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
         ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_integer_source(0, integer_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_integer_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
@@ -618,7 +618,7 @@ def test_launches_of_integers(dtype: str) -> None:
             Plan.parse("residues > bytes"), Problem(512, 512, 512, dtype, layouts), chip_target(H200)
         )
         assert len(found.launches) == (1 if dtype in ("int8", "uint8") else 3) + turns
-        assert f"{dtype} by {integer_moduli(dtype, 512)} product" in found.launches[-1].label
+        assert f"{dtype} by {integer_moduli_count(dtype, 512)} product" in found.launches[-1].label
     with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
         record_launches(
             Plan.parse("residues > bytes"), Problem(64, 64, 64, dtype), chip_target(replace(H200, version=89))
@@ -659,7 +659,7 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(11)
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
     expected, _ = product_on_host(a, b, FAST)
-    monkeypatch.setattr(residue_planes, "MAX_WORKSPACE", 30000)
+    monkeypatch.setattr(residue_planes, "MAX_WORKSPACE_BYTES", 30000)
     workspace.cache_clear()
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.hardware.datasheets import Capability, capability_limits
+from fmm.hardware.datasheets import CapabilityLimits, capability_limits
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
     DOUBLE,
@@ -32,10 +32,10 @@ from fmm.kernels.cuda.products.simt_kernel import (
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.fused_order import FIGURE_6
+from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.block_model import GEMM, registers_needed, resident_blocks
+from fmm.perfmodel.block_model import GEMM_OPERANDS, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -61,7 +61,7 @@ def kernel(
 # ---- NVRTC
 
 
-def limits(architecture: str) -> Capability:
+def limits(architecture: str) -> CapabilityLimits:
     digits = architecture.removeprefix("sm_")
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
@@ -86,7 +86,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     blocks = active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
-    assert summed or abs(blocks - resident_blocks(s, GEMM, on)) <= 1 + blocks // 4, r
+    assert summed or abs(blocks - resident_blocks(s, GEMM_OPERANDS, on)) <= 1 + blocks // 4, r
     if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
         assert blocks >= s.blocks, r
 
@@ -96,7 +96,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one architecture."""
     nvrtc()
-    variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
+    variants = [w for level, number, w, _ in FIGURE_6_VARIANTS if level == 1 and number]
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, H200_STRATEGIES.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
@@ -282,8 +282,8 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
     whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
     medium = named_strategy("Medium")
 
-    def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
-        return View(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
+    def view(base: str, row: int, col: int, rows: int, cols: int) -> MatrixView:
+        return MatrixView(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
 
     ops = []
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, View
+from fmm.kernels.cuda.ops import GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_update
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
@@ -70,7 +70,7 @@ def operation(
     assert kernel.product
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
-    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
+    views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
     op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
@@ -80,7 +80,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
     """Compute the assignments one after the other, as in the table of kernels."""
     assert kernel.product
     values, (left, right) = dict(values), kernel.product
-    values[PRODUCT_SOURCE] = values[left].astype(np.float64) @ values[right]
+    values[PRODUCT_SYMBOL] = values[left].astype(np.float64) @ values[right]
     for target, terms in kernel.assignments:
         values[target] = sum(complex(c).real * values[name] for c, name in terms)
     return values

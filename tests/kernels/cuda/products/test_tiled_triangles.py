@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.device_code.entry_source import with_headers
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
+from fmm.kernels.cuda.device_code.entry_source import inline_headers
+from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.tiling import RASTER_ROWS, count_triangle_tiles
@@ -47,7 +47,7 @@ extern "C" void tile(int down, int across, int group, int number, int* found) {{
 def test_every_tile_of_the_lower_triangle_is_computed_once(high: int, wide: int, group: int) -> None:
     """Exactly the tiles that touch the lower triangle; neighbours in the order share rows or columns."""
     required_compiler()
-    text = with_headers('#include "gemm_common.cuh"\n') + DRIVER.format(high=high, wide=wide)
+    text = inline_headers('#include "gemm_common.cuh"\n') + DRIVER.format(high=high, wide=wide)
     library, found = tiled_library(text), (ctypes.c_int * 3)()
     for n in (1, 200, 257, 2048, 2049, 4000):
         down, across = -(-n // high), -(-n // wide)
@@ -92,8 +92,8 @@ def played(problem: Problem, leaf: str) -> None:
     before = memory["C"].copy()
     a, b, c = (x.astype(np.float64) for x in views.values())
     (op,) = record_operations(Plan.parse(leaf), problem).ops
-    gemm = op.whole if isinstance(op, MirroredOp) else op
-    assert isinstance(gemm, GemmOp) and gemm.extent == problem.fill
+    gemm = op.as_full_product if isinstance(op, MirroredGemm) else op
+    assert isinstance(gemm, GemmOp) and gemm.triangle_extent == problem.fill
     made = tiled_product(gemm, dtype)
     assert made.kernel.triangle == problem.fill
     launched(made, memory)
@@ -120,7 +120,7 @@ def test_triangles_on_the_host(leaf: str, dtype: str, orders: str, gap: int) -> 
 def test_a_batch_of_triangles_is_one_launch() -> None:
     problem = Problem(8192, 512, 8192, "float64", op="gram")
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
-    assert isinstance(op, GemmOp) and (op.extent, op.count, op.use.leaf.name) == ("loose", 4, "tile")
+    assert isinstance(op, GemmOp) and (op.triangle_extent, op.count, op.leaf_use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
     one = count_triangle_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
     assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
@@ -143,7 +143,7 @@ def test_triangles_of_a_transposed_copy_on_the_host(order: Literal["C", "F"], op
     memory["W"] = buffer(tape.workspace)
     seen = []
     for step in tape.ops:
-        if isinstance(step, GemmOp) and step.use.leaf.name == "tile":
+        if isinstance(step, GemmOp) and step.leaf_use.leaf.name == "tile":
             made = tiled_product(step, "float32")
             words = tile_words(made, memory)
             launch_words(compiled_for_the_host(made.kernel, made.access).launch, words, made.grid[0], made.grid[2])

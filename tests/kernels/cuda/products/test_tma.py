@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
-from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
+from fmm.kernels.cuda.launch_list import MAX_PARAMETER_BYTES
+from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
@@ -28,7 +28,7 @@ from fmm.kernels.cuda.products.tma_tiles import (
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, fastest_tma_tile, launch_seconds
+from fmm.perfmodel.block_model import GEMM_OPERANDS, fastest_tma_tile, launch_seconds
 from fmm.problem import Fill, Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -65,7 +65,7 @@ def test_triangles_stay_in_registers(fill: Fill) -> None:
 
 def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
     (op,) = record_operations(Plan.parse("tile"), problem).ops
-    gemm = op.whole if isinstance(op, MirroredOp) else op
+    gemm = op.as_full_product if isinstance(op, MirroredGemm) else op
     assert isinstance(gemm, GemmOp)
     made = tma_op(tiled_product(gemm, "float32"), s, SMS)
     assert made is not None and made.kernel.triangle == problem.fill
@@ -218,7 +218,7 @@ def test_parameters_fit_the_drivers_limit() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
         for s in TMA_SIZES if plan == "tile" else (TMA_FUSED_SIZES,):
             op = launch_of(plan, Problem(n, n, n, "float32"), s)
-            assert len(op.parameters) <= PARAMETER_BYTES
+            assert len(op.parameters) <= MAX_PARAMETER_BYTES
             assert op.kernel.shared <= SM90_SHARED_BYTES
             assert op.grid[0] == sum(part.tiles for part in op.parts)
 
@@ -244,7 +244,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     tiled = tiled_product(op, "float32")
     time, s = fastest_tma_tile(tiled, H200)
     assert s in TMA_SIZES and tiled.open_strategy
-    assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
+    assert (time < launch_seconds(tiled.kernel.strategy, GEMM_OPERANDS, (side, side, side), H200)) is faster
 
 
 # ---- one triangle

@@ -8,7 +8,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
+from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -55,7 +55,7 @@ MIXED = [
 
 def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    assert op.use.leaf.name == "tile"
+    assert op.leaf_use.leaf.name == "tile"
     return op
 
 
@@ -205,7 +205,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 def test_chips_on_which_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
-        assert gemm(problem, plan).use.leaf.name == "tile"
+        assert gemm(problem, plan).leaf_use.leaf.name == "tile"
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
         with pytest.raises(PlanError, match=f"not {dtype}"):
             record_operations(Plan.parse(plan), problem)
@@ -259,8 +259,8 @@ def test_an_update_of_a_triangle_reads_the_old_numbers() -> None:
     """In the same launch: numbers are complete before they are mirrored, so the copy engine does not add."""
     problem = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
     (op,) = record_operations(Plan.parse("tile"), problem).ops
-    assert isinstance(op, MirroredOp)
-    made = wgmma_op(op.whole, "bfloat16", SMS)
+    assert isinstance(op, MirroredGemm)
+    made = wgmma_op(op.as_full_product, "bfloat16", SMS)
     assert made is not None and (made.factor, made.adds, made.keep) == (2, False, 0.5)
     (found,) = record_launches(Plan.parse("tile"), problem, chip_target(H200)).launches
     assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp, TriangleExtent, TriangleOutput
+from fmm.kernels.cuda.ops import GemmOp, MirroredGemm, TriangleExtent, TriangleOutput
 from fmm.kernels.cuda.products import wgmma_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
@@ -65,8 +65,8 @@ def placed(x: Array, order: str, dtype: str, gap: int = 16) -> tuple[Array, Arra
 
 
 def made_op(problem: Problem, sizes: WgmmaSizes, plan: str = "tile", **changed: Any) -> WgmmaOp[Any]:
-    found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredOp)]
-    op = found[0].whole if isinstance(found[0], MirroredOp) else found[0]
+    found = [op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp | MirroredGemm)]
+    op = found[0].as_full_product if isinstance(found[0], MirroredGemm) else found[0]
     wgmma_op.cache_clear()
     with (
         mock.patch.object(wgmma_tiles, "WGMMA_SIZES", (sizes,)),

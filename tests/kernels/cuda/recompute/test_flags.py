@@ -28,8 +28,8 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 def known(flags: Any) -> int:
     """Return the number of flags, in use or idle."""
-    flags._collect_flags()
-    return len(flags._thread.flags.by_stream) + sum(map(len, flags._idle.values()))
+    flags._sort_abandoned_flags()
+    return len(flags._thread_flags.flags.by_stream) + sum(map(len, flags._idle_flags.values()))
 
 
 def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
@@ -72,12 +72,14 @@ def test_a_flag_stays_with_its_stream(flags: Any) -> None:
 def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> None:
     for stream in range(3 * flags.MAX_FLAGS_PER_THREAD):
         flags.stream_flag(0, stream).prepared[1] = "a call"
-    kept = flags._thread.flags.by_stream
+    kept = flags._thread_flags.flags.by_stream
     assert list(kept) == [
         (0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)
     ]
-    flags._collect_flags()
-    assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
+    flags._sort_abandoned_flags()
+    assert (
+        sum(bool(flag.prepared) for idle in flags._idle_flags.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
+    )
 
 
 def test_flag_memory_stops_growing(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +121,11 @@ def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.Mon
     first = flags.stream_flag(0, 0)
     chunk, number = first.place
     chunk.counts[number] = 5
-    assert first.recomputed == 5 and not first.allows_plan()
+    assert first.recomputed_count == 5 and not first.allows_plan()
     again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).place == first.place)
-    assert again.recomputed == 0 and again.allows_plan()
+    assert again.recomputed_count == 0 and again.allows_plan()
     chunk.counts[number] = 6
-    assert again.recomputed == 1 and not again.allows_plan()
+    assert again.recomputed_count == 1 and not again.allows_plan()
 
 
 def test_reset_flags(flags: Any) -> None:

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.recompute.recompute import (
     TILED_STRATEGIES,
     may_create_nonfinite,
     recompute_launches,
-    recomputed_product,
+    tiled_recompute_op,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
@@ -162,7 +162,7 @@ def test_a_recompute_fills_the_device_once() -> None:
     """As many thread blocks as are resident; a small product has fewer tiles."""
     large, small = (relaunch(Problem(n, n, n, "float32")) for n in (8192, 200))
     assert large.grid == (132 * TILED_STRATEGIES["float32"].blocks, 1, 1) and small.grid == (4, 1, 1)
-    tf32 = recomputed_product(Problem(64, 64, 64, "tf32"))
+    tf32 = tiled_recompute_op(Problem(64, 64, 64, "tf32"))
     assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
 
 
@@ -228,7 +228,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_recompute_kernels_stay_in_registers(architecture: str) -> None:
     nvrtc()
-    rows, columns = (recomputed_product(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
+    rows, columns = (tiled_recompute_op(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
     wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
     if architecture == "sm_90":
         wanted += [(rows, "scalar"), (columns, "vector")]
@@ -248,7 +248,7 @@ def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> No
 @pytest.mark.parametrize("dtype", TILED_STRATEGIES)
 def test_recompute_kernels_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
-    text = simt_source(recomputed_product(Problem(64, 64, 64, dtype)).kernel, "vector")
+    text = simt_source(tiled_recompute_op(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?
@@ -263,4 +263,4 @@ def test_integers_are_never_recomputed(dtype: str) -> None:
     assert not any(slot.base in (FLAG, HOST_COUNT) for launch in launches.launches for slot in launch.slots)
     nvrtc()
     for kernel in {launch.kernel for launch in launches.launches}:
-        compile_cuda(kernel.source, kernel.architecture or "sm_90", *kernel.options)
+        compile_cuda(kernel.cuda_source, kernel.architecture or "sm_90", *kernel.options)

@@ -13,15 +13,15 @@ import pytest
 from fmm.kernels.cpu.numpy_backend import rescale_arrays
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.sums.mirror_rescale import (
-    RESCALE_ENTRY,
+    RESCALE_ENTRY_NAME,
     RESCALE_THREADS,
-    ExponentsOp,
+    LineExponentsOp,
     RescaleOp,
     exponents_launch,
     rescale_launch,
     rescale_source,
 )
-from fmm.kernels.plans.sums import find_exponents, rescaling_step, whole_matrix
+from fmm.kernels.plans.sums import exponent_step, rescaling_step, whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -29,13 +29,13 @@ from tests.support.sums_on_host import kernel_in_turns
 
 DRIVER = f"""
 template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
-template <class Told> void enter(const void* p) {{ {RESCALE_ENTRY}(*static_cast<const Told*>(p)); }}
+template <class Told> void enter(const void* p) {{ {RESCALE_ENTRY_NAME}(*static_cast<const Told*>(p)); }}
 template <class Told> void start(void (*)(Told), const void* p, int blocks) {{
     run(enter<Told>, p, blocks, 1, {RESCALE_THREADS});
 }}
 extern "C" int launch(const void* parameters, int blocks) {{
-    start({RESCALE_ENTRY}, parameters, blocks);
-    return told_bytes({RESCALE_ENTRY});
+    start({RESCALE_ENTRY_NAME}, parameters, blocks);
+    return told_bytes({RESCALE_ENTRY_NAME});
 }}
 """
 Matrix = np.ndarray[Any, Any]
@@ -75,7 +75,7 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
         shifts, other = (rng.integers(-40, 40, (1, count)).astype(dtype) for count in (length, lines))
         found, wanted = np.full((1, lines), 77, dtype), np.full((1, lines), 77, dtype)
         held = {"A": x, "S": shifts, "O": other, "D": found}
-        op = ExponentsOp(
+        op = LineExponentsOp(
             "x", view_of("A", x), view_of("D", found), axis, (view_of("S", shifts) if sign else None, sign),
             view_of("O", other) if against else None,
         )  # fmt: skip
@@ -84,7 +84,7 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
             *([whole_matrix("S", 1, length)] if sign else []),
             *([whole_matrix("O", 1, lines)] if against else []),
         ]
-        step = find_exponents(
+        step = exponent_step(
             "x", whole_matrix("A", m, n), axis, whole_matrix("D", 1, lines), vectors[0] if sign else None, sign,
             vectors[-1] if against else None,
         )  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, SumKernel, sum_source
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
+from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, SumKernel, sum_source
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Layout, Problem
@@ -44,7 +44,7 @@ def host() -> Any:
     required_compiler()
     libraries: dict[Any, Any] = {}
 
-    def launch(op: SumOp, bases: dict[str, int], access: Access, flag: int = 0) -> None:
+    def launch(op: SumOp, bases: dict[str, int], access: AccessWidth, flag: int = 0) -> None:
         key = op.kernel, access, bool(flag)
         if key not in libraries:
             libraries[key] = _compiled(*key)
@@ -57,12 +57,12 @@ def host() -> Any:
     return launch
 
 
-def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
+def _for_the_host(kernel: SumKernel, access: AccessWidth, flag: bool) -> str:
     return header("sum_host.h") + for_the_host(sum_source(kernel, access, flag))
 
 
-def _compiled(kernel: SumKernel, access: Access, flag: bool) -> Any:
-    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=SUM_ENTRY, threads=SUM_THREADS)
+def _compiled(kernel: SumKernel, access: AccessWidth, flag: bool) -> Any:
+    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=SUM_ENTRY_NAME, threads=SUM_THREADS)
     return shared_library(_for_the_host(kernel, access, flag) + driver, FLAGS)
 
 
@@ -177,7 +177,7 @@ def _check_on_host(op: SumOp, problem: Problem, kind: Any, shift: int, host: Any
         x.matrix[...] = narrow(rng.integers(-3, 4, x.matrix.shape), kind)
     gaps = {name: x.memory.copy() for name, x in operands.items()}
     expected = _expected(op, operands, kind)
-    access: Access = op.access if shift == 0 else "scalar"
+    access: AccessWidth = op.access if shift == 0 else "scalar"
     host(op, {name: x.address for name, x in operands.items()}, access)
     for spot, rows, cols, values in expected:
         np.testing.assert_array_equal(wide(_place(op, spot, operands, kind, rows, cols)), values)
@@ -286,8 +286,14 @@ def test_parameters_match_the_cuda_struct(wrong: int, tmp_path: Path) -> None:
     ).ops[-1]
     assert isinstance(op, SumOp) and op.kernel.scalars == 2
     arrays, scalars = op.kernel.arrays, op.kernel.scalars
-    flag = arrays * ARRAY_BYTES + 8 * (2 * scalars + 1) + wrong
-    numbers = {"arrays": arrays, "scalars": scalars, "array": ARRAY_BYTES, "flag": flag, "size": len(op.parameters)}
+    flag = arrays * ARRAY_STRUCT_BYTES + 8 * (2 * scalars + 1) + wrong
+    numbers = {
+        "arrays": arrays,
+        "scalars": scalars,
+        "array": ARRAY_STRUCT_BYTES,
+        "flag": flag,
+        "size": len(op.parameters),
+    }
     path = tmp_path / "layout.cpp"
     path.write_text(_for_the_host(op.kernel, "scalar", False) + LAYOUT.format(**numbers), encoding="utf-8")
     command = [required_compiler(), *FLAGS, "-c", str(path), "-o", f"{path}.o"]

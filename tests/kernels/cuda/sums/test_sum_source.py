@@ -17,8 +17,8 @@ from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, sum_source
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.cuda.sums.sum_order import peak_values
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, SumOp
+from fmm.kernels.cuda.sums.sum_order import peak_live_values
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from tests.support.marks import quick_and_slow
@@ -74,9 +74,9 @@ def test_few_values_are_live() -> None:
     """Live values: fewer than 90 for three levels in one pass, and 45 in joins, which read 343."""
     programs = scheme("strassen^3").programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
-    found = [peak_values(kernel.statements) for kernel in kernels("strassen^3.batched", "float64", 512)]
+    found = [peak_live_values(kernel.statements) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
-    assert [peak_values(k.statements) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
+    assert [peak_live_values(k.statements) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     """An old value of C is loaded when its sum is complete: with beta at most one more value is live."""
     for beta, bound in ((0, most), (0.5, most + 1)):
         join = launches(f"{name}.batched.pad16", "float32", 512, 2.5, beta)[-1].kernel
-        assert peak_values(join.statements) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
+        assert peak_live_values(join.statements) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
         loads = [event.value for event in join.statements if event.kind == "load"]
         assert sorted(loads) == list(range(join.program.inputs))
 
@@ -282,7 +282,7 @@ def test_sums_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
     sums = (launches(plan, dtype, 576, 0.3, -7.0)[-1] for plan in ("strassen.batched.pad16", "dps.sequential"))
     texts = [sum_source(op.kernel, access) for op, access in zip(sums, ("vector", "scalar"), strict=True)]
-    for text in (*texts, recompute.simple_source(dtype, recompute.RECOMPUTE_ENTRY)):
+    for text in (*texts, recompute.simple_recompute_source(dtype, recompute.RECOMPUTE_ENTRY_NAME)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
@@ -294,9 +294,9 @@ def test_parameters_have_the_size_of_the_cuda_struct(architecture: str) -> None:
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
     assert op.kernel.scalars == 2
     text = sum_source(op.kernel, "scalar") + (
-        f'static_assert(sizeof(fmm::Array) == {ARRAY_BYTES}, "array");\n'
+        f'static_assert(sizeof(fmm::Array) == {ARRAY_STRUCT_BYTES}, "array");\n'
         f'static_assert(sizeof(fmm::Parameters<{op.kernel.arrays}, 2>) == {len(op.parameters)}, "size");\n'
     )
     compile_cuda(text, architecture, *CPP17)
     with pytest.raises(AssertionError, match="array"):
-        compile_cuda(text.replace(f"== {ARRAY_BYTES}", "== 8"), architecture, *CPP17)
+        compile_cuda(text.replace(f"== {ARRAY_STRUCT_BYTES}", "== 8"), architecture, *CPP17)
