@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import TAU_NAMES, ConfigError, Interval, Raw, Thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, JsonValue, ThresholdInterval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
@@ -146,8 +146,8 @@ class ComparedThreshold:
     name: str
     first: float | None
     second: float | None
-    first_interval: Interval | None  # of 95 %; None if the tuning recorded none
-    second_interval: Interval | None
+    first_interval: ThresholdInterval | None  # of 95 %; None if the tuning recorded none
+    second_interval: ThresholdInterval | None
 
     @property
     def difference(self) -> float | None:
@@ -196,7 +196,7 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
     names = [x for x in THRESHOLD_NAMES if x not in TAU_NAMES or has_emulation[0] == has_emulation[1]]
     intervals = [[x.intervals.get(name) for x in (first, second)] for name in names]
     with_emulation = [
-        ComparedThreshold(name, first.value(name), second.value(name), *ends)
+        ComparedThreshold(name, first.threshold_value(name), second.threshold_value(name), *ends)
         for name, ends in zip(names, intervals, strict=True)
     ]
     return (*with_emulation, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(has_emulation)))
@@ -204,7 +204,9 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
     """Compare a threshold without emulation; only a tuning without emulating leaves records its interval."""
-    values = [x.without_emulation.get(name) if x.without_emulation else x.value(name) for x in (first, second)]
+    values = [
+        x.without_emulation.get(name) if x.without_emulation else x.threshold_value(name) for x in (first, second)
+    ]
     intervals = [None if x.without_emulation else x.intervals.get(name) for x in (first, second)]
     return ComparedThreshold(f"{name} without emulation", values[0], values[1], intervals[0], intervals[1])
 
@@ -245,7 +247,7 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
             yield compared_choices(used[0], used[1], max(noises, default=None))
 
 
-def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
+def _checked_sections(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
     sections = list(read_config_sections(path))
     for section in sections:

@@ -23,7 +23,7 @@ from benchmarks.harness import Call, Row, benchmark_parser, machine_of, run_case
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.overflow import may_overflow
@@ -147,7 +147,7 @@ def measure_memory(case: Case) -> Row:
     fmm.matmul(a, b, out=c, plan=plan)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    predicted = workspace(plan, *case.size, a.itemsize)
+    predicted = plan_workspace_bytes(plan, *case.size, a.itemsize)
     names = {"size": case.size, "dtype": case.dtype}
     return {**names, "said_bytes": predicted, "peak_bytes": peak, "ratio": peak / max(predicted, 1)}
 

@@ -15,7 +15,7 @@ from fmm import dispatch
 from fmm.integrations import cupy_functions, numpy_loops
 from fmm.integrations.on_import import call_after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_product_count, workspace
+from fmm.kernels.plans.workspace import check_product_count, plan_workspace_bytes
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import gram, prepare
@@ -37,20 +37,23 @@ def force(text: str) -> None:
             check_product_count(plan, *problem.size)
         except PlanError as error:
             return Decision(VENDOR, problem, str(error))
-        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+        if plan_workspace_bytes(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "there is no room")
         decided += 1
         return Decision(plan, problem, f"{VARIABLE} is set")
 
     changes: list[tuple[Any, str, Any]] = [
         (prepare, "decide_plan", decide),
-        *((early_declines, name, 0) for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED")),
-        (early_declines, "SMALLEST_SIDE", 2),
-        (dispatch, "SMALL_BYTES", 0),
-        (early_declines, "FEW_NUMBERS", 0),
+        *(
+            (early_declines, name, 0)
+            for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED")
+        ),
+        (early_declines, "MIN_PLAN_SIDE", 2),
+        (dispatch, "SMALL_BYTES_PRODUCT", 0),
+        (early_declines, "MIN_PLAN_ENTRIES", 0),
         (numpy_loops, "FIRST_PRODUCT_WORK", 0),
-        (gram, "SMALL_ROWS", 0),
-        (gram, "LONG_ROWS", 0),
+        (gram, "SMALL_GRAM_MAX_ROWS", 0),
+        (gram, "THIN_GRAM_MAX_ROWS", 0),
         (cupy_functions, "is_small_on_device", never),
     ]
     if "torch" in sys.modules:
@@ -75,7 +78,7 @@ def force_torch(_: str = "") -> None:
     answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never
     dispatcher = import_module(f"{folder}.torch_install")
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         setattr(dispatcher, name, 0)
 
 

@@ -44,7 +44,7 @@ from benchmarks.random_shapes import LARGEST_SIDES, PRODUCT_PREFIX, measured_on_
 from benchmarks.random_shapes import Case as RandomCase
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 SAMPLE_SECONDS = 5e-3  # seconds of a sample: shorter calls are repeated
 LONG_WORK = 1e12  # multiply-adds from which on peers multiply normal numbers only
@@ -158,9 +158,9 @@ def recorded_call(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", bet
     """Return the launches of a plan alone; None if the plan cannot run."""
     (m, k), n = a.shape, b.shape[1]
     try:
-        launches = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
+        launches = record_plan_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
         workspace = cupy.empty(launches.workspace, cupy.uint8)
-        run = partial(DeviceBackend().run, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+        run = partial(DeviceBackend().run_launches, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
         run()
     except PlanError:
         return None

@@ -91,11 +91,11 @@ def fixed_decision(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     for library in (CUPY, TORCH):
-        library.calls.clear()
+        library.cached_calls.clear()
     with patch.object(prepare, "decide_plan", decide):
         yield
     for library in (CUPY, TORCH):
-        library.calls.clear()
+        library.cached_calls.clear()
 
 
 @contextmanager

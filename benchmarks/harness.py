@@ -28,7 +28,7 @@ import numpy as np
 from fmm.config.certification import median_interval, paired_ratios
 from fmm.config.store import write_file
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
-from fmm.tuner.trials.environment import environment_record, results_folder_name, source_commit, typed_command
+from fmm.tuner.trials.environment import command_line_words, environment_record, results_folder_name, source_commit
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -177,10 +177,10 @@ class Machine(NamedTuple):
 def machine_of(device: str) -> Machine:
     """Return this CPU ("cpu"), or the CUDA device of this number, which becomes CuPy's current device."""
     if device == "cpu":
-        where = environment_record(typed_command())
+        where = environment_record(command_line_words())
         name = f"{where['processor']}, {where['blas_threads']} threads, NumPy {where['numpy']}, {where['blas']}"
         folder = RESULTS / results_folder_name()
-        return Machine(name, folder, lambda **more: {**environment_record(typed_command()), **more}, host_seconds)
+        return Machine(name, folder, lambda **more: {**environment_record(command_line_words()), **more}, host_seconds)
     import cupy
 
     cupy.cuda.Device(int(device)).use()

@@ -28,7 +28,7 @@ from benchmarks.held_out import (
 from benchmarks.matrices import OWN_ARITHMETIC
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
-from fmm.config.schema import Tuned, read_section
+from fmm.config.schema import Tuning, read_section
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth_limit
@@ -61,8 +61,8 @@ class Replayed:
 def tuned_model(config: Path, dtype: str, device: Device = H200_DEVICE) -> Calibration:
     """Return the config's calibration of the type on this device; the datasheet's if the config has none."""
     raw = files.read_config(config).get(device.identity.key, {}).get(dtype)
-    found: Tuned | None = raw and read_section(raw, dtype, device.identity, dtype)
-    calibration = found.trusted if found else device.guess
+    found: Tuning | None = raw and read_section(raw, dtype, device.identity, dtype)
+    calibration = found.trusted_calibration if found else device.guess
     assert calibration is not None
     return calibration
 

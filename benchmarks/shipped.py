@@ -28,8 +28,8 @@ from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.replay import replayed
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED_CONFIG
-from fmm.config.identity import gpu_key
-from fmm.config.schema import Raw, Thresholds
+from fmm.config.identity import gpu_device_key
+from fmm.config.schema import JsonValue, Thresholds
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
@@ -81,7 +81,7 @@ class Card:
     @property
     def key(self) -> str:
         sheet = datasheet_of(self.sheet)
-        return gpu_key(self.name, sheet.capability, sheet.sms)
+        return gpu_device_key(self.name, sheet.capability, sheet.sms)
 
     @property
     def results(self) -> Path:
@@ -184,7 +184,7 @@ def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Cal
     return replace(calibration, margin=margin, tiled_margin=tiled_margin)
 
 
-def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, Raw]:
+def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, JsonValue]:
     tunings, sheet = card.tunings(dtype), datasheet_calibration(card.sheet)
     (_, others), seen = every_second_shape(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
@@ -207,13 +207,13 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
         "calibration": schema.calibration_fields(calibration, dtype, card.sheet),
         "intervals": intervals,
         "error": {name: e.json_fields for name, e in model.error.items()},
-        "thresholds": model_thresholds(calibration, dtype, intervals, seen).fields,
+        "thresholds": model_thresholds(calibration, dtype, intervals, seen).json_fields,
         "noise": noise,
         "doubts": list(model.diagnostics),
     }
 
 
-def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
+def with_blocks(raw: JsonValue, dtype: str, card: Card) -> dict[str, JsonValue]:
     """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles."""
     found = select_block_terms(recorded_blocks(BLOCK_SAMPLES), card.chip)
     tiles = strategies_by_side(dtype, card.chip, found)
@@ -235,10 +235,12 @@ def model_thresholds(
     return add_threshold_intervals(compute_thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
-def with_new_thresholds(section: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
+def with_new_thresholds(
+    section: JsonValue, dtype: str, card: Card, seen: Sequence[Observation]
+) -> dict[str, JsonValue]:
     """Return a section with its present model and new thresholds."""
     calibration = schema.read_calibration(section["calibration"], "calibration", dtype, card.name, "")
-    return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).fields}
+    return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).json_fields}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -260,9 +262,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def sections_of(card: Card, before: Mapping[str, Raw] | None) -> dict[str, dict[str, Raw]]:
+def sections_of(card: Card, before: Mapping[str, JsonValue] | None) -> dict[str, dict[str, JsonValue]]:
     """Fit the sections of all types; with `before`, keep its models and compute the thresholds alone."""
-    types: dict[str, dict[str, Raw]] = {}
+    types: dict[str, dict[str, JsonValue]] = {}
     for dtype in card.sources:
         calls = whole_calls(card.results, dtype)
         if before is not None:

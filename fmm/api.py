@@ -13,19 +13,19 @@ import numpy as np
 
 from fmm import dispatch, request
 from fmm.arrays.detect import type_name
-from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
+from fmm.arrays.numpy_library import BLAS_DTYPES, NUMPY
 from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.request import REQUIRED_ARGUMENT, check_flag, check_side, public_signature
+from fmm.request import REQUIRED_ARGUMENT, check_flag, check_side, set_public_signature
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import call_key, is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.gemm import run_declined_gemm, run_small_gemm
-from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, small_gram
+from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, run_small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 # The default values of options, compared by identity, since Python has one object for each of these literals.
-SAME_KIND, KEEP_ORDER, FULL = "same_kind", "K", TRIANGLES[0]
-ONE: Any = 1
-ZERO: Any = 0
+DEFAULT_CASTING, DEFAULT_ORDER, DEFAULT_FILL = "same_kind", "K", TRIANGLES[0]
+DEFAULT_ALPHA: Any = 1
+DEFAULT_BETA: Any = 0
 
 
-@public_signature
+@set_public_signature
 def matmul(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = REQUIRED_ARGUMENT,
@@ -122,24 +122,24 @@ def matmul(
         and not more
         and (out is None or type(out) is kind)
     ):
-        defaults = dtype is None and casting is SAME_KIND and order is KEEP_ORDER
+        defaults = dtype is None and casting is DEFAULT_CASTING and order is DEFAULT_ORDER
         if kind is not ndarray:
             library = PLAIN_TYPES.get(kind) if defaults else None
-            if library is not None and (out is None or library.differentiable):
+            if library is not None and (out is None or library.is_differentiable):
                 return dispatch.multiply_without_options(library, a, b, out)
         elif not defaults:
             return dispatch.multiply_with_options(a, b, out, casting, order, dtype)
-        elif a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b) or was_declined(NUMPY, a, b):
+        elif a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b) or was_declined(NUMPY, a, b):
             return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
         else:
             return array_matmul.run_matmul(NUMPY, a, b, out, NO_CONSTRAINTS)
     constraints = plan, max_error_growth, workspace, componentwise
-    return dispatch.multiply(
+    return dispatch.dispatch_matmul(
         request.check_matmul("matmul", a, b, out, (casting, order, dtype, more), constraints, device, progress)
     )
 
 
-@public_signature
+@set_public_signature
 def explain(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = REQUIRED_ARGUMENT,
@@ -182,12 +182,12 @@ def explain(
     vendor
     """
     constraints = plan, max_error_growth, workspace, componentwise
-    return dispatch.explain_multiply(
+    return dispatch.dispatch_explain_matmul(
         request.check_matmul("explain", a, b, out, (casting, order, dtype, more), constraints, device, progress)
     )
 
 
-@public_signature
+@set_public_signature
 def gram(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = None,
@@ -248,23 +248,23 @@ def gram(
     if plan is None and max_error_growth is None and workspace is None and not unknown:
         library = NUMPY if kind is ndarray else PLAIN_TYPES.get(kind)
         c = None
-        if b is None and alpha is ONE and beta is ZERO and (rows is True or rows is False):
+        if b is None and alpha is DEFAULT_ALPHA and beta is DEFAULT_BETA and (rows is True or rows is False):
             if kind is ndarray:
-                c = small_gram(a, rows, out) if fill is FULL else None
+                c = run_small_gram(a, rows, out) if fill is DEFAULT_FILL else None
             elif library is None or type(out) not in (kind, NoneType):
                 pass
             elif isinstance(fill, str) and fill in TRIANGLES:
-                c = dispatch.recurring_gram(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
+                c = dispatch.recurring_gram_function(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
         if c is None and (key := call_key(library, (a, b, None, out), alpha, beta, "gram", rows, fill)) is not None:
             c = run_declined_gram(key, a, b, out)
         if c is not None:
             return c
     request.check_operands("gram", ("a",), (a,), unknown)
     constraints = plan, max_error_growth, workspace
-    return dispatch.gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints), key)
+    return dispatch.dispatch_gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints), key)
 
 
-@public_signature
+@set_public_signature
 def explain_gram(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = None,
@@ -300,10 +300,10 @@ def explain_gram(
     """
     request.check_operands("explain_gram", ("a",), (a,), unknown)
     constraints = plan, max_error_growth, workspace
-    return dispatch.explain_gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints))
+    return dispatch.dispatch_explain_gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints))
 
 
-@public_signature
+@set_public_signature
 def gemm(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = REQUIRED_ARGUMENT,
@@ -369,8 +369,8 @@ def gemm(
     if (
         type(a) is ndarray is type(b)
         and c is None
-        and alpha is ONE
-        and beta is ZERO
+        and alpha is DEFAULT_ALPHA
+        and beta is DEFAULT_BETA
         and transpose_a is transpose_b is False
         and plan is None
         and max_error_growth is None
@@ -379,9 +379,9 @@ def gemm(
         and a.ndim == 2 == b.ndim
         and a.shape[1] == len(b)
         and (dtype := a.dtype) is b.dtype
-        and dtype in BLAS_TYPES
+        and dtype in BLAS_DTYPES
         and (out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1])))
-        and (a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b))
+        and (a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b))
     ):
         return numpy_matmul(a, b, out)
     key = None
@@ -397,10 +397,10 @@ def gemm(
             return declined
     request.check_operands("gemm", ("a", "b"), (a, b), unknown)
     scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
-    return dispatch.gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints), key)
+    return dispatch.dispatch_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints), key)
 
 
-@public_signature
+@set_public_signature
 def explain_gemm(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = REQUIRED_ARGUMENT,
@@ -437,10 +437,10 @@ def explain_gemm(
     """
     request.check_operands("explain_gemm", ("a", "b"), (a, b), unknown)
     scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
-    return dispatch.explain_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints))
+    return dispatch.dispatch_explain_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints))
 
 
-@public_signature
+@set_public_signature
 def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: Any) -> PreparedOperand:
     """Return a copy of a matrix, prepared for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
 
@@ -478,7 +478,7 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     return prepare_operand(x, side)
 
 
-@public_signature
+@set_public_signature
 def minplus(
     a: Any = REQUIRED_ARGUMENT,
     b: Any = REQUIRED_ARGUMENT,

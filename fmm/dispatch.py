@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fmm.arrays.detect import describe_array, on_device, type_name
+from fmm.arrays.detect import describe_array, is_on_device, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY, TYPE_NAMES
 from fmm.arrays.select_library import PLAIN_TYPES, cupy_library, library_of
@@ -26,7 +26,7 @@ from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
-    SMALL_BYTES,
+    SMALL_BYTES_PRODUCT,
     CallKey,
     is_declined_on_device,
     is_small_on_host,
@@ -42,8 +42,8 @@ from fmm.runtime.gemm import explain_gemm as explain_array_gemm
 from fmm.runtime.gemm import run_gemm
 from fmm.runtime.gram import Triangle, run_gram, run_recurring_gram
 from fmm.runtime.gram import explain_gram as explain_array_gram
-from fmm.runtime.prepared_operand import other_side_note, unwrap_operands, wrong_side_note
-from fmm.runtime.progress import plan_progress
+from fmm.runtime.prepared_operand import shape_error_note, unwrap_operands, wrong_side_note
+from fmm.runtime.progress import show_plan_progress
 
 if TYPE_CHECKING:
     from fmm.out_of_core.machine import StreamingDevice
@@ -64,26 +64,26 @@ def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) 
         nbytes_product = a.nbytes * b.nbytes
     except RuntimeError:  # sparse tensors have no size in bytes, and no plans
         nbytes_product = 0
-    if nbytes_product < SMALL_BYTES or is_declined_on_device(library, a, b, nbytes_product):
+    if nbytes_product < SMALL_BYTES_PRODUCT or is_declined_on_device(library, a, b, nbytes_product):
         try:
-            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
+            return library.fast_vendor_product(a, b) if out is None else library.vendor_product(a, b, out)
         except RuntimeError:
-            if not (library.differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
+            if not (library.is_differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
                 raise  # torch has no integer products on CUDA devices
-    if library.differentiable:
-        return torch_functions().matmul_tensors(a, b, out, NO_CONSTRAINTS)
+    if library.is_differentiable:
+        return torch_functions_module().matmul_tensors(a, b, out, NO_CONSTRAINTS)
     return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
 
 def multiply_with_options(a: Any, b: Any, out: Any, casting: Any, order: Any, dtype: Any) -> Any:
     """Return the product of two plain NumPy arrays with some of numpy.matmul's options."""
-    if a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b):
+    if a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b):
         return numpy_matmul(a, b, out, casting=casting, order=order, dtype=dtype)
     library = NUMPY.with_options(matmul_options(casting, order, dtype, {}))
     return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
 
-def multiply(request: MatmulRequest) -> Any:
+def dispatch_matmul(request: MatmulRequest) -> Any:
     """Return the product of a checked fmm.matmul call."""
     if request.device is not None and (machine := _streaming_machine(request)) is not None:
         from fmm.out_of_core import product
@@ -92,12 +92,12 @@ def multiply(request: MatmulRequest) -> Any:
         library = NUMPY.with_options(request.options)
         return product.streamed_matmul(library, a, b, request.out, machine, request.constraints, request.progress)
     if not request.progress:
-        return _multiply_in_place(request)
-    with plan_progress():
-        return _multiply_in_place(request)
+        return _multiply_on_own_device(request)
+    with show_plan_progress():
+        return _multiply_on_own_device(request)
 
 
-def _multiply_in_place(request: MatmulRequest) -> Any:
+def _multiply_on_own_device(request: MatmulRequest) -> Any:
     """Return the product, computed on the device that holds the arrays."""
     try:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
@@ -110,21 +110,21 @@ def _multiply_in_place(request: MatmulRequest) -> Any:
                 return multiply_without_options(library, a, b, request.out)
             return _traced_matmul(a, b, request.out, constraints)
         if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(a, b):
-            return library.vendor(a, b, request.out)
-        if library.differentiable:
-            return torch_functions().matmul_tensors(a, b, request.out, constraints)
+            return library.vendor_product(a, b, request.out)
+        if library.is_differentiable:
+            return torch_functions_module().matmul_tensors(a, b, request.out, constraints)
         return matmul.run_matmul_any_library(library, a, b, request.out, constraints)
     except (ValueError, RuntimeError) as error:  # raises the library's own error for shapes that do not match
-        if note := other_side_note(request.a, request.b):
+        if note := shape_error_note(request.a, request.b):
             error.add_note(note)
         raise
 
 
-def explain_multiply(request: MatmulRequest) -> Decision:
-    """Return the decision of `multiply`; nothing is computed."""
+def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
+    """Return the decision of `dispatch_matmul`; nothing is computed."""
     if note := wrong_side_note(request.a, request.b):
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
-        decision = explain_multiply(request._replace(a=a, b=b))
+        decision = dispatch_explain_matmul(request._replace(a=a, b=b))
         return replace(decision, reason=f"{decision.reason}; {note}")
     machine = None if request.device is None else _streaming_machine(request)
     a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
@@ -135,8 +135,8 @@ def explain_multiply(request: MatmulRequest) -> Decision:
             NUMPY.with_options(request.options), a, b, request.out, machine, constraints
         )
     library = library_of(a, b, request.out).with_options(request.options)
-    if library.differentiable:
-        explained: Decision = torch_functions().explain_tensors(a, b, request.out, constraints)
+    if library.is_differentiable:
+        explained: Decision = torch_functions_module().explain_tensors(a, b, request.out, constraints)
         return explained
     return matmul.explain_matmul(library, a, b, request.out, constraints)
 
@@ -156,13 +156,13 @@ def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
         from fmm.out_of_core import machine
 
         return machine.CudaStreamingDevice(number)
-    if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
+    if is_on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
         raise ValueError(f"a is {describe_array(a)}: with device={device!r} fmm.matmul moves NumPy arrays only")
     return None
 
 
 @lru_cache(maxsize=1)
-def torch_functions() -> Any:
+def torch_functions_module() -> Any:
     """Return the module of products of torch tensors, which loads torch."""
     from fmm.runtime.torch_autograd import functions
 
@@ -178,49 +178,53 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 # ---- gram and gemm
 
 
-def gram(request: GramRequest, key: CallKey | None = None) -> Any:
+def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
     """Return the product of a checked fmm.gram call; a decline is cached under `key`."""
     request = _with_decline_key(request, key, request.b, request.out)
-    return torch_functions().gram_tensors(*request[1:]) if request.library.differentiable else run_gram(*request)
+    return (
+        torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
+    )
 
 
 @lru_cache(maxsize=8)
-def recurring_gram(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
+def recurring_gram_function(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
     """Return the function that runs a cached fmm.gram call of one array; it returns None for any other call."""
-    return torch_functions().recurring_gram_tensors if library.differentiable else run_recurring_gram
+    return torch_functions_module().recurring_gram_tensors if library.is_differentiable else run_recurring_gram
 
 
-def explain_gram(request: GramRequest) -> Decision:
-    """Return the decision of `gram`; nothing is computed."""
-    if not request.library.differentiable:
+def dispatch_explain_gram(request: GramRequest) -> Decision:
+    """Return the decision of `dispatch_gram`; nothing is computed."""
+    if not request.library.is_differentiable:
         return explain_array_gram(*request[:-1])
-    decision: Decision = torch_functions().explain_gram_tensors(*request[1:-1])
+    decision: Decision = torch_functions_module().explain_gram_tensors(*request[1:-1])
     return decision
 
 
-def gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
+def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
     """Return the result of a checked fmm.gemm call. A decline is remembered under the key."""
     request = _with_decline_key(request, key, request.b, request.c, request.out)
-    return torch_functions().gemm_tensors(*request[1:]) if request.library.differentiable else run_gemm(*request)
+    return (
+        torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
+    )
 
 
-def explain_gemm(request: GemmRequest) -> Decision:
-    """Return the decision of `gemm`; nothing is computed."""
-    if not request.library.differentiable:
+def dispatch_explain_gemm(request: GemmRequest) -> Decision:
+    """Return the decision of `dispatch_gemm`; nothing is computed."""
+    if not request.library.is_differentiable:
         return explain_array_gemm(*request[:-1])
-    decision: Decision = torch_functions().explain_gemm_tensors(*request[1:-1])
+    decision: Decision = torch_functions_module().explain_gemm_tensors(*request[1:-1])
     return decision
 
 
-R = TypeVar("R", GemmRequest, GramRequest)
+RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
-def _with_decline_key(request: R, key: CallKey | None, *others: Any) -> R:
+def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> RequestT:
     """Return the request that remembers a decline, unless the types differ: then the library casts by its own rules."""
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
         return request
     a, b = request.a, request.a if request.b is None else request.b
-    is_large = a.nbytes * b.nbytes >= SMALL_BYTES
+    is_large = a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT
     return request._replace(on_decline=partial(remember_declined_call, key, request.params, is_large))
 
 
@@ -240,7 +244,7 @@ def plan_without_arrays(
     on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.parse_cuda_index(device)
     if dtype not in (_NUMPY_TYPES if on_cpu else DTYPES):
-        return _fallback_for_type(dtype, on_cpu, constraints)
+        return _fallback_decision(dtype, on_cpu, constraints)
     found = _find_device(device, number)
     workspace = constraints.workspace
     if workspace is None:
@@ -251,7 +255,7 @@ def plan_without_arrays(
     return matmul.decide_without_arrays(problem, limits, found, constraints.plan)
 
 
-def _fallback_for_type(dtype: str, on_cpu: bool, constraints: PlanConstraints) -> Decision:
+def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -> Decision:
     """Return the vendor's decision for a type that no plan multiplies."""
     library = ("torch" if dtype.startswith(_TORCH_TYPE_PREFIXES) else "NumPy") if on_cpu else "the vendor"
     owner = f"{library}'s" if on_cpu else "its"

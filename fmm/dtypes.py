@@ -32,7 +32,7 @@ class DType:
     exact: bool = False  # True for integers modulo 2**bits, and for bool with `or` and `and`
 
     @property
-    def stored(self) -> str:
+    def stored_type(self) -> str:
         """The type in memory."""
         return self.stored_as or self.name
 
@@ -41,7 +41,7 @@ class DType:
         return bool(self.real)
 
 
-_ROWS = (
+_FLOAT_ROWS = (
     DType("float64", 8, 2.0**-53, "double", 1, 70, "float64", 1, registers=2),
     DType("float32", 4, 2.0**-24, "float", 0, 68, "float32", 0, tensor_map=7),
     # float32 in memory; the tensor cores round operands to 11 bits.
@@ -71,12 +71,12 @@ def _integer_types() -> Iterator[DType]:
         yield DType(name, itemsize, 0.0, cpp, number, 72, "int32", 10, exact=True)
 
 
-DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integer_types())})
-FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # real, complex and TF32
-STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # float types of arrays
-COMPLEX: tuple[str, ...] = tuple(row.name for row in _ROWS if row.is_complex)
+DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_FLOAT_ROWS, *_integer_types())})
+FLOAT_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS)  # real, complex and TF32
+STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS if not row.stored_as)  # float types of arrays
+COMPLEX_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS if row.is_complex)
 # integers modulo 2^bits
 RING_TYPES: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")
 INTEGERS: tuple[str, ...] = (*RING_TYPES, "bool")
 # The type of residue planes inside kernels; no array has it.
-BYTE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")
+BYTE_TYPE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

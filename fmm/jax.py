@@ -31,10 +31,10 @@ from fmm.problem import Operation
 __all__ = ["gram", "installed", "matmul"]
 
 # Multiply-adds from which a product on the host may be handed to NumPy's BLAS: a callback costs about 0.1 ms.
-LEAST_HOST_WORK = 1 << 26
+MIN_HOST_MULTIPLY_ADDS = 1 << 26
 # side and rounds of the products by which XLA's dot and NumPy's BLAS are compared on the host
 TRIAL_SIDE, TRIAL_ROUNDS = 384, 7
-LEAST_HOST_GAIN = 1.15  # least predicted speedup over XLA's dot for which fmm multiplies on the host
+MIN_HOST_SPEEDUP = 1.15  # least predicted speedup over XLA's dot for which fmm multiplies on the host
 HOST_TYPES = "float32", "float64", "complex64", "complex128"
 CUDA_TYPES = (*HOST_TYPES, "float16")
 PLATFORMS = "cpu", "cuda"
@@ -168,13 +168,13 @@ def _xla_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, precis
     return lax.dot_general(a, b, (((inner[0],), (inner[1],)), (stack, stack)), precision=precision)
 
 
-def _product_sizes(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int]:
+def _product_mkn(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int]:
     m, k = reversed(a.shape[-2:]) if transpose_a else a.shape[-2:]
     return m, k, b.shape[-2] if transpose_b else b.shape[-1]
 
 
-def _product_shape(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
-    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
+def _abstract_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
+    m, _k, n = _product_mkn(a, b, transpose_a, transpose_b)
     return a.update(shape=(*a.shape[:-2], m, n), weak_type=False)
 
 
@@ -196,7 +196,7 @@ def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, trans
     return PRODUCT_PRIMITIVE.bind(a, cotangent, transpose_a=not transpose_a, transpose_b=False, **options)
 
 
-def _product_of_batch(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
+def _batched_product(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
     """Return the product under vmap: a stack with one more axis, in front."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
@@ -210,7 +210,7 @@ def _xla_gram(a: Any) -> jax.Array:
     return _xla_product(a.conj(), a, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
 
 
-def _gram_of_batch(operands: Any, axes: Any) -> tuple[jax.Array, int]:
+def _batched_gram(operands: Any, axes: Any) -> tuple[jax.Array, int]:
     a = jnp.moveaxis(operands[0], axes[0], 0)
     options = {"transpose_a": True, "transpose_b": False, "precision": lax.Precision.HIGHEST}
     return PRODUCT_PRIMITIVE.bind(a.conj(), a, **options), 0
@@ -243,7 +243,7 @@ def _lower_primitive(
 ) -> Any:
     """Lower a primitive to fmm's callback where that is faster, else to XLA's dot."""
     function = xla
-    if _is_on_one_device(context) and pays(platform, *context.avals_in, **options):
+    if _is_on_one_device(context) and is_faster_by_fmm(platform, *context.avals_in, **options):
         function = partial(by_fmm, platform)
     return mlir.lower_fun(function, multiple_results=False)(context, *operands, **options)
 
@@ -253,7 +253,7 @@ def _is_on_one_device(context: Any) -> bool:
     return getattr(context.module_context.axis_context, "num_devices", 1) in (1, None)
 
 
-def pays(
+def is_faster_by_fmm(
     platform: str,
     a: Any,
     b: Any = None,
@@ -263,14 +263,14 @@ def pays(
     precision: lax.Precision = lax.Precision.HIGHEST,
 ) -> bool:
     """Return True if fmm computes the product faster than XLA's dot; without B it is A^H A."""
-    m, k, n = _product_sizes(a, a if b is None else b, transpose_a, transpose_b)
+    m, k, n = _product_mkn(a, a if b is None else b, transpose_a, transpose_b)
     dtype = str(a.dtype)
     op: Operation = "gram" if b is None else "product"
     if platform == "cpu":
-        if dtype not in HOST_TYPES or prod(a.shape[:-2]) * m * k * n < LEAST_HOST_WORK:
+        if dtype not in HOST_TYPES or prod(a.shape[:-2]) * m * k * n < MIN_HOST_MULTIPLY_ADDS:
             return False
         speedup = expected_speedup(api.plan(m, k, n, op=op, dtype=dtype)) or 1.0
-        return numpy_speedup_over_xla(dtype) * speedup >= LEAST_HOST_GAIN
+        return numpy_speedup_over_xla(dtype) * speedup >= MIN_HOST_SPEEDUP
     if dtype not in CUDA_TYPES or (dtype == "float32" and precision is not lax.Precision.HIGHEST):
         return False
     return min(m, k, n) > 0 and api.plan(m, k, n, op=op, dtype=dtype, device=0).plan != VENDOR
@@ -296,7 +296,7 @@ def numpy_speedup_over_xla(dtype: str) -> float:
 
 def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
     """Return op(A) op(B) by a callback that writes XLA's output buffer."""
-    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
+    m, _k, n = _product_mkn(a, b, transpose_a, transpose_b)
 
     def multiply(a: Any, b: Any, c: Any) -> None:
         left, right = (x.swapaxes(-1, -2) if swap else x for x, swap in ((a, transpose_a), (b, transpose_b)))
@@ -318,23 +318,23 @@ def _callback_product(platform: str, multiply: Callable[..., object], shape: tup
             return
         import cupy
 
-        from fmm.arrays.cupy_library import stream_at
+        from fmm.arrays.cupy_library import stream_at_address
 
         arrays = [cupy.asarray(buffer) for buffer in (*buffers, out)]
-        with arrays[-1].device, stream_at(context.stream):
+        with arrays[-1].device, stream_at_address(context.stream):
             multiply(*arrays)
 
     return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
 
 
-PRODUCT_PRIMITIVE = _define_primitive("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
+PRODUCT_PRIMITIVE = _define_primitive("fmm_product", _abstract_product, _xla_product, _product_by_fmm, _batched_product)
 ad.defbilinear(PRODUCT_PRIMITIVE, _left_cotangent, _right_cotangent)
 GRAM_PRIMITIVE = _define_primitive(
     "fmm_gram",
     lambda a: a.update(shape=(a.shape[1], a.shape[1]), weak_type=False),
     _xla_gram,
     _gram_by_fmm,
-    _gram_of_batch,
+    _batched_gram,
 )
 
 
@@ -352,25 +352,25 @@ _gram_with_derivative.defjvp(_gram_derivative)
 # ---- installing: another lowering of lax.dot_general, to which all products of jax.numpy come down
 
 _install_lock = threading.Lock()
-_holders = 0  # number of running `with installed()` blocks
-_own_lowerings: dict[str, Any] = {}  # XLA's lowerings by platform, while fmm's are registered
+_installed_blocks = 0  # number of running `with installed()` blocks
+_xla_lowerings: dict[str, Any] = {}  # XLA's lowerings by platform, while fmm's are registered
 
 
 def _replace_lowerings(change: int) -> None:
     """Register fmm's lowerings for the first block, and put XLA's back after the last one."""
-    global _holders
+    global _installed_blocks
     from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 
-    before, _holders = _holders, _holders + change
-    if bool(before) == bool(_holders):
+    before, _installed_blocks = _installed_blocks, _installed_blocks + change
+    if bool(before) == bool(_installed_blocks):
         return
     for platform in PLATFORMS:
         table = _platform_specific_lowerings[platform]
-        if _holders:
-            _own_lowerings[platform] = table.get(lax.dot_general_p)
-            default = _own_lowerings[platform] or _lowerings[lax.dot_general_p]
+        if _installed_blocks:
+            _xla_lowerings[platform] = table.get(lax.dot_general_p)
+            default = _xla_lowerings[platform] or _lowerings[lax.dot_general_p]
             mlir.register_lowering(lax.dot_general_p, partial(_lower_dot, platform, default.rule), platform=platform)
-        elif (own := _own_lowerings.pop(platform)) is None:
+        elif (own := _xla_lowerings.pop(platform)) is None:
             table.pop(lax.dot_general_p, None)
         else:
             table[lax.dot_general_p] = own
@@ -384,8 +384,8 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
         dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
         precision = lax.Precision.HIGHEST if _is_highest(options["precision"]) else lax.Precision.DEFAULT
         stacks = (jax.ShapeDtypeStruct(shape, left.dtype) for shape in (dot.left_shape, dot.right_shape))
-        if pays(platform, *stacks, **dot.transposes, precision=precision):
-            return mlir.lower_fun(partial(dot.by_fmm, platform), multiple_results=False)(context, a, b)
+        if is_faster_by_fmm(platform, *stacks, **dot.transposes, precision=precision):
+            return mlir.lower_fun(partial(dot.product_by_fmm, platform), multiple_results=False)(context, a, b)
     return own(context, a, b, **options)
 
 
@@ -413,7 +413,7 @@ class _Contraction:
         sizes = [left[axis] for axis in (*left_stack, *left_free)] + [right[axis] for axis in right_free]
         self.shape = tuple(sizes)
 
-    def by_fmm(self, platform: str, a: Any, b: Any) -> Any:
+    def product_by_fmm(self, platform: str, a: Any, b: Any) -> Any:
         left = lax.transpose(a, self.left_axes).reshape(self.left_shape)
         right = lax.transpose(b, self.right_axes).reshape(self.right_shape)
         return _product_by_fmm(platform, left, right, **self.transposes).reshape(self.shape)

@@ -16,7 +16,7 @@ OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
 # The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
 # "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
-FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
+VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
 
 
 class Layout(NamedTuple):
@@ -61,8 +61,8 @@ class Problem:
             raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(DTYPES)}")
         if self.op not in OPERATIONS:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
-        if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
-            raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
+        if self.fill not in VALID_FILLS or (self.fill != "full" and not self.writes_triangle):
+            raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(VALID_FILLS)}")
         if self.addend_strides is not None and (self.writes_triangle or not self.beta):
             raise ValueError("an addend outside C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
@@ -71,8 +71,8 @@ class Problem:
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
         if not self.layouts:
-            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.shapes))
-        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
+            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.matrix_shapes))
+        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.matrix_shapes, strict=True):
             least = cols if layout.order == "C" else rows
             if layout.order not in ("C", "F") or layout.leading < max(least, 1):
                 raise ValueError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
@@ -82,7 +82,7 @@ class Problem:
         return self.m, self.k, self.n
 
     @property
-    def updates(self) -> bool:
+    def has_factors(self) -> bool:
         """True if alpha is not 1 or beta is not 0."""
         return self.alpha != 1 or self.beta != 0
 
@@ -92,30 +92,30 @@ class Problem:
         return self.op != "product"
 
     @property
-    def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    def matrix_shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """The shapes of A, B and C."""
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
 
     @cached_property
-    def type(self) -> DType:
+    def element_type(self) -> DType:
         return DTYPES[self.dtype]
 
     @property
-    def stored(self) -> str:
+    def stored_type(self) -> str:
         """The type in memory: TF32 is stored as float32."""
-        return self.type.stored
+        return self.element_type.stored_type
 
     @property
     def itemsize(self) -> int:
-        return self.type.itemsize
+        return self.element_type.itemsize
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the classical algorithm."""
-        return self.type.flops * self.m * self.k * self.n * self.batch
+        return self.element_type.flops * self.m * self.k * self.n * self.batch
 
 
-def positive_shape(shape: Shape) -> Shape:
+def check_positive_shape(shape: Shape) -> Shape:
     """Return the shape; ValueError unless all sizes are positive."""
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
@@ -123,7 +123,7 @@ def positive_shape(shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def without_layouts(problem: Problem) -> Problem:
+def problem_without_layouts(problem: Problem) -> Problem:
     """Return the same product of row-major matrices, without factors and addend: the key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:

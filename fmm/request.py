@@ -21,13 +21,13 @@ from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, no_action
+from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import TRANSPOSE_MODES, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
 
-P = ParamSpec("P")
-R = TypeVar("R")
+SignatureP = ParamSpec("SignatureP")
+ReturnT = TypeVar("ReturnT")
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -53,7 +53,7 @@ class GemmRequest(NamedTuple):
     out: Any
     params: BlasGemmParams
     constraints: PlanConstraints
-    on_decline: OnDecline = no_action
+    on_decline: OnDecline = ignore_decline
 
 
 class GramRequest(NamedTuple):
@@ -65,7 +65,7 @@ class GramRequest(NamedTuple):
     out: Any
     params: GramParams
     constraints: PlanConstraints
-    on_decline: OnDecline = no_action
+    on_decline: OnDecline = ignore_decline
 
 
 def check_matmul(
@@ -84,7 +84,7 @@ def check_matmul(
     workspace, componentwise.
     """
     if a is REQUIRED_ARGUMENT or b is REQUIRED_ARGUMENT:
-        raise missing_operands(function, ("a", "b"), (a, b), options[-1])
+        raise missing_operands_error(function, ("a", "b"), (a, b), options[-1])
     checked, changed = check_constraints(*constraints), matmul_options(*options)
     shown = progress is not False and check_progress(progress)
     return MatmulRequest(a, b, unwrap_out(out), changed, checked, device, shown)
@@ -99,7 +99,7 @@ def check_gemm(
     """
     plan = parse_plan(constraints[0])
     if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
-        plan = plan.with_conjugation(*plan.conjugates) or plan
+        plan = plan.with_conjugation(*plan.conjugated_operands) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
     out = unwrap_out(out)
@@ -115,7 +115,7 @@ def check_gemm(
         arrays = [np.asanyarray(x) if library is NUMPY else x for x in (a, b, c) if x is not None]
         if not any(is_complex(x) for x in arrays):
             raise TypeError("alpha and beta must be real numbers for real matrices")
-    alpha, beta = fit_factors(library, (a, b, c if params.beta else None), params.alpha, params.beta)
+    alpha, beta = convert_factors(library, (a, b, c if params.beta else None), params.alpha, params.beta)
     return GemmRequest(library, a, b, c, out, params._replace(alpha=alpha, beta=beta), checked)
 
 
@@ -146,7 +146,7 @@ def check_gram(
     elif (adopt_arrays := library.adopt_arrays(a, a if b is None else b, out)) is not None:
         a, b, out = adopt_arrays[0], None if b is None else adopt_arrays[1], adopt_arrays[2]
     if out is None or type_name(out.dtype) in INTEGERS:
-        alpha, beta = fit_factors(library, (a, b), params.alpha, params.beta)
+        alpha, beta = convert_factors(library, (a, b), params.alpha, params.beta)
         params = params._replace(alpha=alpha, beta=beta)
     return GramRequest(library, a, b, out, params, checked)
 
@@ -175,7 +175,7 @@ def check_constraints(
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     nbytes = None if workspace is None else check_workspace(workspace)
     parsed = parse_plan(plan)
-    if parsed is not None and any(parsed.conjugates):
+    if parsed is not None and any(parsed.conjugated_operands):
         raise PlanError(f"{parsed} multiplies conjugates: use transpose_a='C' or transpose_b='C' of fmm.gemm instead")
     return PlanConstraints(parsed, growth, nbytes, componentwise=bool(componentwise))
 
@@ -208,15 +208,17 @@ def check_out(library: Library, out: Any) -> None:
 
 # ---- numbers
 
-MAX_SIDE = sys.maxsize  # the longest side of an array; as a number of bytes, more than any machine has
+MAX_ARRAY_SIDE = sys.maxsize  # the longest side of an array; as a number of bytes, more than any machine has
 
 
 def check_side(name: str, side: Any) -> int:
     """Return a matrix side as an int; ValueError unless it is a whole number of 0 or more."""
     if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 0:
         raise ValueError(f"{name} must be a whole number, 0 or more, not {describe_value(side)}")
-    if side > MAX_SIDE:
-        raise ValueError(f"{name} must be at most {MAX_SIDE}, as an array's sides are, not {describe_value(side)}")
+    if side > MAX_ARRAY_SIDE:
+        raise ValueError(
+            f"{name} must be at most {MAX_ARRAY_SIDE}, as an array's sides are, not {describe_value(side)}"
+        )
     return int(side)
 
 
@@ -224,7 +226,7 @@ def check_workspace(nbytes: Any) -> int:
     """Return the workspace limit in bytes; ValueError unless it is a whole number of 0 or more."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 0:
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {describe_value(nbytes)}")
-    return min(int(nbytes), MAX_SIDE)
+    return min(int(nbytes), MAX_ARRAY_SIDE)
 
 
 def check_error_growth(growth: Any) -> float:
@@ -241,7 +243,7 @@ def check_error_growth(growth: Any) -> float:
 
 def check_real(name: str, value: Any) -> float:
     """Return a real number as a Python number; whole numbers stay exact. Arrays without axes count as numbers."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not _fits_float(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iuf"):
             return check_real(name, value.item())
         raise ValueError(f"{name} must be a real number, not {describe_value(value)}")
@@ -250,7 +252,7 @@ def check_real(name: str, value: Any) -> float:
 
 def check_scalar(name: str, value: Any) -> complex:
     """Return a number as a Python number, so that it never changes the type of an array that it scales."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _fits_float(value):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iufc"):
             return check_scalar(name, value.item())
         raise ValueError(f"{name} must be a number, not {describe_value(value)}")
@@ -263,7 +265,7 @@ def _is_scalar_array(value: Any, kinds: str) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in kinds
 
 
-def _fits_float(value: Complex) -> bool:
+def _is_in_float_range(value: Complex) -> bool:
     try:
         complex(value)
     except OverflowError:
@@ -292,12 +294,12 @@ def _is_flag(value: Any) -> bool:
 # ---- alpha and beta of integer products
 
 
-def fit_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
+def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
     """Return alpha and beta as factors of a product of these arrays; None among the arrays is skipped.
 
     Integer products accept whole factors only, written 2 or 2.0. torch rejects wrong factors of tensors itself.
     """
-    if library.differentiable or (alpha in (0, 1) and beta in (0, 1)):
+    if library.is_differentiable or (alpha in (0, 1) and beta in (0, 1)):
         return alpha, beta
     dtype = _integer_type(library, arrays)
     if dtype is None:
@@ -331,14 +333,14 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 # ---- operands that are missing, or passed by name
 
 
-class _Required:
+class _RequiredArgument:
     """Default of a required operand, so that a call without the operand raises fmm's error and not Python's."""
 
     def __repr__(self) -> str:
         return "<required>"
 
 
-REQUIRED_ARGUMENT: Final[Any] = _Required()
+REQUIRED_ARGUMENT: Final[Any] = _RequiredArgument()
 # The names that torch, NumPy's documentation and fmm use for operands.
 OPERAND_NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "x1", "x2", "x", "y")
 
@@ -346,12 +348,12 @@ OPERAND_NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "
 def check_operands(function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]) -> None:
     """Raise TypeError if a required operand is missing or an unknown option is passed."""
     if any(x is REQUIRED_ARGUMENT for x in operands):
-        raise missing_operands(function, names, operands, options)
+        raise missing_operands_error(function, names, operands, options)
     for name in options:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def missing_operands(
+def missing_operands_error(
     function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]
 ) -> TypeError:
     """Return the error for a call without some of its operands; `options` are the names of keyword arguments."""
@@ -364,7 +366,7 @@ def missing_operands(
     return TypeError(f"{function}() missing {len(missing)} required positional {noun}: {' and '.join(missing)}")
 
 
-def public_signature(function: Callable[P, R]) -> Callable[P, R]:
+def set_public_signature(function: Callable[SignatureP, ReturnT]) -> Callable[SignatureP, ReturnT]:
     """Set the function's documented signature, without defaults of required operands; return the function."""
     signature = inspect.signature(function)
     shown = [

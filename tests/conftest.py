@@ -107,8 +107,8 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 @pytest.fixture
 def small_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product is so small that nobody looks for a plan."""
-    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 1)
-    monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_SIDE", 1)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_ENTRIES", 0)
     monkeypatch.setattr(numpy_loops, "FIRST_PRODUCT_WORK", 0)
     monkeypatch.setattr(numpy_loops, "FIRST_INTEGER_PRODUCT_WORK", 0)
 
@@ -129,7 +129,7 @@ def host_plans(eager: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return own(library, call, *rest)
 
     monkeypatch.setattr(run_host, "run_call", run_call)
-    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 32)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_SIDE", 32)
     return plans
 
 
@@ -149,4 +149,4 @@ def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 @pytest.fixture(autouse=True)
 def no_call_is_known() -> None:
     """Calls are kept by what they look like: no test finds one of another's, decided under other circumstances."""
-    NUMPY.calls.clear()
+    NUMPY.cached_calls.clear()

@@ -21,7 +21,7 @@ from fmm.kernels.cpu.host_arrays import Arena, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Problem
 from fmm.runtime.devices import parse_cuda_index
 from fmm.tuner.trials.environment import environment_record, results_folder_name
@@ -178,7 +178,7 @@ class HostBench:
             matmul(a, b, out=c)
             return
         (m, k), n = a.shape, b.shape[1]
-        with borrowed_block(workspace(plan, m, k, n, c.itemsize)) as block:
+        with borrowed_block(plan_workspace_bytes(plan, m, k, n, c.itemsize)) as block:
             execute_plan(plan, a, b, c, NumpyBackend(Threads(blas_threads())), Arena(block, c.dtype))
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:

@@ -37,7 +37,7 @@ from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import inventory_table
 from fmm.perfmodel.papers.table import PaperTable
 from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, find_table_name, format_tables
-from fmm.tuner.trials.environment import typed_command
+from fmm.tuner.trials.environment import command_line_words
 from fmm.tuner.tune import EXIT_INTERRUPTED
 
 COMMAND = "benchmarks papers"
@@ -225,7 +225,7 @@ class Session:
     def _measure_experiment(self, progress: Progress, anew: bool) -> None:
         name, parts = progress.experiment.name, progress.parts if anew else progress.missing
         self.left[name] = len(parts)
-        for outcome in measured_parts(progress, self.bench, parts, self.limit, typed_command()):
+        for outcome in measured_parts(progress, self.bench, parts, self.limit, command_line_words()):
             _print_outcome(progress, outcome)
             self.failed |= bool(outcome.failed)
             if not outcome.failed:

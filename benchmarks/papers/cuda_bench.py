@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_plan_for_device
 from fmm.tuner.devices.cuda import bfloat16_bits, mean_event_milliseconds, to_double_precision
 from fmm.tuner.trials.environment import environment_record
 
@@ -89,14 +89,14 @@ class CudaBench:
         return to_double_precision(x, "float32" if dtype == "tf32" else dtype)
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
-        return self._backend.multiply(plan, a, b, dtype=dtype or None)
+        return self._backend.multiply_by_plan(plan, a, b, dtype=dtype or None)
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         """Compile the kernels of all these products at once."""
         found = []
         for plan, problem in products:
             with suppress(PlanError):
-                found.append(record_for_device(plan, problem))
+                found.append(record_plan_for_device(plan, problem))
         compile_launch_lists(found)
 
     def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
@@ -115,7 +115,7 @@ class CudaBench:
 
     def call(self, plan: Plan, a: Array, b: Array) -> Call:
         sizes = a.shape[0], a.shape[1], b.shape[1]
-        launches = record_for_device(plan, Problem(*sizes, str(a.dtype)))
+        launches = record_plan_for_device(plan, Problem(*sizes, str(a.dtype)))
         try:
             c, room = cupy.empty((sizes[0], sizes[2]), a.dtype), cupy.empty(launches.workspace, cupy.uint8)
         except cupy.cuda.memory.OutOfMemoryError as error:
@@ -123,7 +123,7 @@ class CudaBench:
         addresses = a.data.ptr, b.data.ptr, c.data.ptr, room.data.ptr
 
         def made(operands: Any = (a, b, c, room)) -> None:
-            self._backend.run(launches, *addresses)
+            self._backend.run_launches(launches, *addresses)
 
         made()
         return made

@@ -15,7 +15,7 @@ import numpy as np
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.libs import cublas
 
-from fmm.arrays.detect import device_mismatch_error, kind_of
+from fmm.arrays.detect import array_kind, device_mismatch_error
 from fmm.arrays.library import (
     MemoryNeeds,
     Operand,
@@ -25,7 +25,7 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
-from fmm.arrays.numpy_library import NumpyLike
+from fmm.arrays.numpy_library import NumpyLikeLibrary
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 
 try:
@@ -33,14 +33,14 @@ try:
 except ImportError:  # a version of CuPy without this function
     _linalg = None
 
-DEFAULT, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
-MAX_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
-ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy passes it
+COMPUTE_DEFAULT, COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
+MAX_CUBLAS_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
+GEMM_ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy passes it
 # Returns the compute type of cupy.matmul, set by the environment or by set_compute_type.
 get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
 ndarray, current_device = cupy.ndarray, runtime.getDevice
 alloc, get_current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
-handle, gemm = cupy.cuda.device.get_cublas_handle, cublas.gemmEx
+cublas_handle, cublas_gemm = cupy.cuda.device.get_cublas_handle, cublas.gemmEx
 
 
 class _GemmType(NamedTuple):
@@ -56,7 +56,7 @@ class _GemmType(NamedTuple):
 def _gemm_type(row: DType) -> _GemmType:
     scalars: Any = np.array([1, 0], row.scalar)
     single = row.scalar in ("float32", "complex64") and not row.sums_wider
-    computes = {DEFAULT: row.compute_type} | ({TF32: DTYPES["tf32"].compute_type} if single else {})
+    computes = {COMPUTE_DEFAULT: row.compute_type} | ({COMPUTE_TF32: DTYPES["tf32"].compute_type} if single else {})
     return _GemmType(row.cuda_type, computes, scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize, scalars)
 
 
@@ -74,7 +74,11 @@ def cublas_product(a: Any, b: Any) -> Any:
     (m, k), (inner, n) = a.shape, b.shape
     if m == n == 1:  # CuPy computes inner products by another function
         return None
-    if compute is None or k != inner or not (0 < m <= MAX_SIDE and 0 < n <= MAX_SIDE and 0 < k <= MAX_SIDE):
+    if (
+        compute is None
+        or k != inner
+        or not (0 < m <= MAX_CUBLAS_SIDE and 0 < n <= MAX_CUBLAS_SIDE and 0 < k <= MAX_CUBLAS_SIDE)
+    ):
         return None
     left, right = a.data, b.data
     if not (a._c_contiguous or a._f_contiguous) or not (b._c_contiguous or b._f_contiguous):
@@ -86,8 +90,8 @@ def cublas_product(a: Any, b: Any) -> Any:
     transpose_a, lda = (0, k) if a._c_contiguous else (1, m)
     transpose_b, ldb = (1, k) if b._f_contiguous else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
-    head = handle(), transpose_b, transpose_a, n, m, k, gemm_type.one
-    gemm(*head, x, cuda_type, ldb, y, cuda_type, lda, gemm_type.zero, z, cuda_type, n, compute, ALGORITHM)
+    head = cublas_handle(), transpose_b, transpose_a, n, m, k, gemm_type.one
+    cublas_gemm(*head, x, cuda_type, ldb, y, cuda_type, lda, gemm_type.zero, z, cuda_type, n, compute, GEMM_ALGORITHM)
     return c
 
 
@@ -101,25 +105,25 @@ _NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED_TYPES, *INTEGERS) if n
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
-class CupyLibrary(NumpyLike):
+class CupyLibrary(NumpyLikeLibrary):
     """The adapter for CuPy arrays, with the options of one cupy.matmul call."""
 
     module = cupy
     name, vendor_name = "CuPy", "cupy.matmul"
-    differentiable, gemm_name = False, ""
+    is_differentiable, gemm_name = False, ""
     is_tracing = None
     processor: Processor = "cuda"
-    out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
-    calls: dict[Hashable, Any]
+    out_of_memory_error: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self.options = options
-        self.calls = {}
+        self.cached_calls = {}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         return type(self)(options) if options else self
 
-    def quick_vendor(self, a: Any, b: Any) -> Any:
+    def fast_vendor_product(self, a: Any, b: Any) -> Any:
         c = cublas_product(a, b)
         if c is not None:
             return c
@@ -127,17 +131,17 @@ class CupyLibrary(NumpyLike):
             raise device_mismatch_error(a, b)
         return matmul(a, b)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         if self.options or out is not None:
             return matmul(a, b, out=out, **self.options)
-        return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
+        return self.fast_vendor_product(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
             return None
-        if not any(kind_of(x) == "other" for x in (a, b, out)):
+        if not any(array_kind(x) == "other" for x in (a, b, out)):
             return None
-        x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
+        x, y, z = (as_cupy(v) if array_kind(v) == "other" else v for v in (a, b, out))
         return x, y, z
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -157,7 +161,7 @@ class CupyLibrary(NumpyLike):
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         mode = get_compute_type(a.dtype) if get_compute_type and a.dtype.kind in "fc" else 0
         of_a = a.shape, a.strides, a.dtype, a.data.device_id, current_device(), mode
         of_b = None if b is None else (b.shape, b.strides, b.dtype, b.data.device_id)
@@ -170,7 +174,7 @@ class CupyLibrary(NumpyLike):
         # A matrix times its own transpose, at the same address, may have another plan.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()
         if self.options:
             return Setting(current, refusal=f"{', '.join(self.options)} was passed")
@@ -185,36 +189,36 @@ class CupyLibrary(NumpyLike):
         common = _common_type(a, b)
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED_TYPES else 0
         is_gram = _same_memory_transposed(a, b)
-        if mode == TF32 and dtype.name == "float32":
+        if mode == COMPUTE_TF32 and dtype.name == "float32":
             return Setting(current, common, "tf32", b_is_transposed_a=is_gram)
-        has_other_mode = mode in (PEDANTIC, FP16, BF16, TF32)
+        has_other_mode = mode in (COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32)
         refusal = f"CuPy's compute type for {dtype.name} is set" if has_other_mode else ""
         return Setting(current, common, refusal=refusal, b_is_transposed_a=is_gram)
 
     def device_number(self, x: Any) -> int:
         return int(x.data.device_id)
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         item = x.itemsize
         is_aligned = not any(step % item for step in x.strides) and x.data.ptr % item == 0
         if not is_aligned:
             return Operand(x.shape, None, x.dtype.name, occupied_bytes(x.shape, x.strides, item))
         return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.data.ptr)
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(a.shape, b.shape)
             return shape is not None and 0 not in shape and _common_type(a, b) is not None
         except (AttributeError, TypeError):  # no array, or no common type
             return False
 
-    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -228,7 +232,7 @@ class CupyLibrary(NumpyLike):
         copy[...] = x
         return copy
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
     def mark_written(self, out: Any) -> None:
@@ -275,7 +279,7 @@ def as_cupy(x: Any) -> Any:
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
-class _Stream:
+class _ForeignStream:
     """A CUDA stream at an address, by the protocol that CuPy reads."""
 
     def __init__(self, address: int) -> None:
@@ -285,16 +289,16 @@ class _Stream:
         return 0, self.address  # the protocol's version is 0
 
 
-def stream_at(address: int) -> Any:
+def stream_at_address(address: int) -> Any:
     """Return another library's CUDA stream as a CuPy stream."""
     if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(_Stream(address))
+        return cupy.cuda.Stream.from_external(_ForeignStream(address))
     return cupy.cuda.ExternalStream(address)  # deprecated in newer versions of CuPy
 
 
 def to_callers_library(c: Any, a: Any, b: Any) -> Any:
     """Return the product of adopted arrays as an array of Numba or JAX, if the first foreign operand is one."""
-    foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
+    foreign = next((x for x in (a, b) if array_kind(x) == "other"), None)
     library = type(foreign).__module__.partition(".")[0]
     if library == "numba":
         from numba import cuda

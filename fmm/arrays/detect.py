@@ -13,26 +13,32 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 
-Kind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
-DLPACK_CUDA = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
+ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
+DLPACK_CUDA_TYPES = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
 # The kind of array by class; None if each object of the class must be examined.
-_kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "host", int: "host", float: "host"}
+_kinds_by_class: dict[type, ArrayKind | None] = {
+    np.ndarray: "host",
+    list: "host",
+    tuple: "host",
+    int: "host",
+    float: "host",
+}
 
 
-def kind_of(x: Any) -> Kind:
+def array_kind(x: Any) -> ArrayKind:
     """Return the kind of an array. Classes are cached, unless their objects can be on the host or on a device."""
     cls = type(x)
-    if cls in _kinds:
-        kind = _kinds[cls]
+    if cls in _kinds_by_class:
+        kind = _kinds_by_class[cls]
     else:
         kind = _kind_of_type(cls)
-        if may_cache_type(kind):
-            _kinds[cls] = kind
+        if can_cache_kind(kind):
+            _kinds_by_class[cls] = kind
     return kind or _kind_of_object(x)
 
 
-def may_cache_type(kind: Kind | None) -> bool:
+def can_cache_kind(kind: ArrayKind | None) -> bool:
     """Return True if a class's kind may be cached: not while torch compiles or exports, since it records changes."""
     if kind != "torch":
         return True
@@ -43,13 +49,13 @@ def may_cache_type(kind: Kind | None) -> bool:
     return not is_compiling()
 
 
-def _kind_of_object(x: Any) -> Kind:
+def _kind_of_object(x: Any) -> ArrayKind:
     if "torch" in sys.modules and hasattr(type(x), "__torch_function__"):
         return "torch"
-    return "other" if on_cuda(x) else "host"
+    return "other" if is_on_cuda(x) else "host"
 
 
-def _kind_of_type(cls: type) -> Kind | None:
+def _kind_of_type(cls: type) -> ArrayKind | None:
     """Return the kind of array library that defines the class or one of its base classes; None if none does."""
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
@@ -60,20 +66,20 @@ def _kind_of_type(cls: type) -> Kind | None:
     return "host" if issubclass(cls, np.generic) else None
 
 
-def on_cuda(x: Any) -> bool:
+def is_on_cuda(x: Any) -> bool:
     """Return True if the object is in CUDA memory by the CUDA array interface or DLPack."""
     try:
         if getattr(x, "__cuda_array_interface__", None) is not None:
             return True
         device = getattr(x, "__dlpack_device__", None)
-        return device is not None and device()[0] in DLPACK_CUDA
+        return device is not None and device()[0] in DLPACK_CUDA_TYPES
     except Exception:  # the attributes of sparse arrays and of arrays on other devices raise
         return False
 
 
-def on_device(x: Any) -> bool:
+def is_on_device(x: Any) -> bool:
     """Return True for an array in a device's memory."""
-    kind = kind_of(x)
+    kind = array_kind(x)
     return kind in ("cupy", "other") or (kind == "torch" and str(getattr(x, "device", "")).startswith("cuda"))
 
 
@@ -108,7 +114,7 @@ def device_mismatch_error(a: Any, b: Any, out: Any = None) -> ValueError:
 
 def mixed_arrays_error(**arrays: Any) -> TypeError:
     """Return the error for arrays of different libraries; it names each array's library. None is skipped."""
-    has_tensor = any(kind_of(x) == "torch" and not on_device(x) for x in arrays.values())
+    has_tensor = any(array_kind(x) == "torch" and not is_on_device(x) for x in arrays.values())
     hint = ""
     if has_tensor and any(isinstance(x, np.ndarray) for x in arrays.values()):
         hint = " (torch.from_numpy(x) makes a tensor of an array, x.numpy() an array of a tensor)"
@@ -129,7 +135,7 @@ def _describe_arrays(**arrays: Any) -> str:
 
 def describe_array(x: Any) -> str:
     """Return an array's library and device as text: "a torch tensor on cuda:0"."""
-    kind = kind_of(x)
+    kind = array_kind(x)
     if kind == "cupy":
         return f"a CuPy array on cuda:{x.data.device_id}"
     if kind == "torch" and hasattr(x, "device"):

@@ -104,7 +104,7 @@ def borrowed_block(nbytes: int) -> Iterator[Array]:
 _release_callbacks: list[Callable[[], object]] = []
 
 
-def on_release(callback: Callable[[], object]) -> None:
+def register_release_callback(callback: Callable[[], object]) -> None:
     """Register a function for release_workspace to call."""
     _release_callbacks.append(callback)
 

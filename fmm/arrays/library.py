@@ -111,17 +111,17 @@ class Library(Protocol):
         ...
 
     @property
-    def differentiable(self) -> bool:
+    def is_differentiable(self) -> bool:
         """True if products can record gradients."""
         ...
 
     @property
-    def out_of_memory(self) -> type[BaseException]:
+    def out_of_memory_error(self) -> type[BaseException]:
         """The exception raised when memory runs out."""
         ...
 
     @property
-    def calls(self) -> dict[Hashable, Any]:
+    def cached_calls(self) -> dict[Hashable, Any]:
         """The cache of prepared calls and of declined products; fmm.runtime fills it."""
         ...
 
@@ -148,7 +148,7 @@ class Library(Protocol):
         """
         ...
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         """Return the shapes, strides, types and devices of plain arrays, cheaply; all but a may be None."""
         ...
 
@@ -156,19 +156,19 @@ class Library(Protocol):
         """Return the types and other properties of the operands in the key of a declined product, without sizes."""
         ...
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         """Return the device, type and precision of the library's own product of these arrays."""
         ...
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         """Return the description of an array."""
         ...
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """Return the description of the product as a new array."""
         ...
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         """Return the address of the first element."""
         ...
 
@@ -176,7 +176,7 @@ class Library(Protocol):
         """Return the index of the array's CUDA device; on the host, the count of BLAS threads."""
         ...
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         """Return True if the library would multiply these operands; nothing is multiplied."""
         ...
 
@@ -194,11 +194,11 @@ class Library(Protocol):
         """Return the factors and the addend (or None) in their common type, if the library promotes types."""
         ...
 
-    def transposed(self, x: Any) -> Any:
+    def transposed_view(self, x: Any) -> Any:
         """Return the transposed matrix, or stack of matrices, in the same memory."""
         ...
 
-    def conjugated(self, x: Any) -> Any:
+    def conjugated_copy(self, x: Any) -> Any:
         """Return the complex conjugate as a copy."""
         ...
 
@@ -210,11 +210,11 @@ class Library(Protocol):
         """Return a new array of this shape and of the type of `like`, filled with x by broadcasting."""
         ...
 
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+    def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         """Return zeros of this shape and of the type of `like`."""
         ...
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         """Copy into `out`, with a cast if the library casts."""
         ...
 
@@ -225,15 +225,15 @@ class Library(Protocol):
     # ---- the library's own functions
 
     @property
-    def quick_vendor(self) -> Callable[..., Any]:
+    def fast_vendor_product(self) -> Callable[..., Any]:
         """The library's fastest function for a product of two plain arrays (for tensors also with `out`)."""
         ...
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product, which fmm.matmul must equal in type, shape, order and exceptions."""
         ...
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         """Return alpha A B + beta C (A B alone if C is None) of plain arrays by the library's own functions.
 
         The result is `out`, or a new array if that is None. `out` may overlap the other arrays.
@@ -276,7 +276,7 @@ class HostLibrary(Library, Protocol):
 class DeviceLibrary(Library, Protocol):
     """The adapter of a library with arrays on a CUDA device."""
 
-    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, C itself, and objects to hold until the last launch.
 
         Operands are copied as `call.packs` says. All memory is from the library's pool, on its current stream.

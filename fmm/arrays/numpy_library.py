@@ -16,7 +16,7 @@ from fmm.kernels.cpu.host_arrays import Array, dot, matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 
 
-class NumpyLike(ABC):
+class NumpyLikeLibrary(ABC):
     """The methods of an adapter (`fmm.arrays.library`) by functions that NumPy and CuPy both have.
 
     `module` is numpy or cupy.
@@ -25,7 +25,7 @@ class NumpyLike(ABC):
     module: Any
 
     @abstractmethod
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product."""
 
     def is_observed(self) -> bool:
@@ -36,13 +36,13 @@ class NumpyLike(ABC):
 
     # ---- arrays made from arrays
 
-    def transposed(self, x: Any) -> Any:
+    def transposed_view(self, x: Any) -> Any:
         return x.T if x.ndim == 2 else self.module.swapaxes(x, -1, -2)
 
-    def conjugated(self, x: Any) -> Any:
+    def conjugated_copy(self, x: Any) -> Any:
         return self.module.conj(x)
 
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+    def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return self.module.zeros(shape, like.dtype.newbyteorder("="))
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
@@ -65,7 +65,7 @@ class NumpyLike(ABC):
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         """Return alpha A B + beta C, in C or as a new array; C is read only if beta is not 0."""
-        product = self.vendor(a, b)
+        product = self.vendor_product(a, b)
         value = product if alpha == 1 else self.module.multiply(product, alpha, out=product if product.ndim else None)
         if c is None:
             return value
@@ -74,10 +74,10 @@ class NumpyLike(ABC):
         self.module.copyto(c, value)
         return c
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
-        value = self.vendor(a, b)
+        value = self.vendor_product(a, b)
         if alpha != 1:
             self.module.multiply(value, alpha, out=value)
         if c is not None:
@@ -100,7 +100,7 @@ class NumpyLike(ABC):
         if value.dtype.kind == "c":
             module.einsum("...ii->...i", value).imag[...] = 0
         if fill == "full":
-            mirror = self.transposed(module.tril(value, -1))
+            mirror = self.transposed_view(module.tril(value, -1))
             mirror = module.conj(mirror) if mirror.dtype.kind == "c" else mirror
             module.copyto(out, module.tril(value) + mirror)
         else:
@@ -118,36 +118,36 @@ def to_numpy(x: Any) -> Any:
 
 
 # types that NumPy multiplies by BLAS
-BLAS_TYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
-INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
-TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
-TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
-CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
+INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
+TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
+DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
+VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 # options of numpy.matmul that plans support; with other options NumPy multiplies
-PLAN_OPTIONS = {"casting", "order", "dtype"}
+OPTIONS_OF_PLANS = {"casting", "order", "dtype"}
 NO_OPTIONS: Mapping[str, Any] = {}
-SYRK_ADVANTAGE = "b is a transposed in place: NumPy calls syrk, which does half the work"
+SYRK_ADVANTAGE_REASON = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
-PLAIN_ARRAYS = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
+PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
 
 
-class NumpyLibrary(NumpyLike):
+class NumpyLibrary(NumpyLikeLibrary):
     """The adapter for NumPy arrays, with the options of one numpy.matmul call."""
 
     module = np
     name, vendor_name = "NumPy", "numpy.matmul"
-    differentiable, gemm_name = False, ""
+    is_differentiable, gemm_name = False, ""
     is_tracing = None
     processor: Processor = "cpu"
-    out_of_memory: type[BaseException] = MemoryError
-    calls: dict[Hashable, Any]
+    out_of_memory_error: type[BaseException] = MemoryError
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self.options = options
         self.casting: Any = options.get("casting", "same_kind")
         self.order: Any = options.get("order", "K")
-        self.calls = {}
+        self.cached_calls = {}
         self.caches_calls = options.keys() <= {"casting", "order"}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -155,17 +155,17 @@ class NumpyLibrary(NumpyLike):
             return self
         library = type(self)(options)
         if library.caches_calls:
-            library.calls = self.calls
+            library.cached_calls = self.cached_calls
         return library
 
-    def quick_vendor(self, a: Any, b: Any) -> Any:
+    def fast_vendor_product(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        return matmul(a, b, out) if c is None and alpha == 1 else super().quick_gemm(a, b, c, alpha, beta, out)
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        return matmul(a, b, out) if c is None and alpha == 1 else super().fast_vendor_gemm(a, b, c, alpha, beta, out)
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul, a, b, out=out, **self.options)
@@ -185,7 +185,7 @@ class NumpyLibrary(NumpyLike):
             return None
         return *options, *_layout_key(a), *_layout_key(b), *_layout_key(out), out.flags.writeable
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         of_b = None if b is None else (b.shape, b.strides, b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
         return a.shape, a.strides, a.dtype, of_b, of_c, None if out is None else (out.shape, out.dtype)
@@ -193,9 +193,9 @@ class NumpyLibrary(NumpyLike):
     def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
-        if others := self.options.keys() - PLAN_OPTIONS:
+        if others := self.options.keys() - OPTIONS_OF_PLANS:
             return Setting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was passed")
         if type(a) is not ndarray or type(b) is not ndarray:
             classes = f"{type(a).__name__} and {type(b).__name__}"
@@ -203,14 +203,14 @@ class NumpyLibrary(NumpyLike):
         dtype, refusal, refuses_plans = self._common_type(a, b)
         if not refusal and (refusal := self._out_refusal(out, dtype)):
             refuses_plans = True
-        b_is_transposed_a = dtype in BLAS_TYPES and same_memory_transposed(a, b)
+        b_is_transposed_a = dtype in BLAS_DTYPES and same_memory_transposed(a, b)
         calls_syrk = b_is_transposed_a and is_blas_readable(a)
         return Setting(
             number,
             TYPE_NAMES.get(dtype),
             refusal=refusal,
             refuses_plans=refuses_plans,
-            vendor_advantage=SYRK_ADVANTAGE if calls_syrk else "",
+            vendor_advantage=SYRK_ADVANTAGE_REASON if calls_syrk else "",
             b_is_transposed_a=b_is_transposed_a,
             vendor_mirrors=calls_syrk,
             casts_out=True,
@@ -227,13 +227,13 @@ class NumpyLibrary(NumpyLike):
         if requested is not None and not dtype.isnative:
             return dtype, "NumPy takes only native types as dtype", False
         dtype = dtype.newbyteorder("=")
-        if dtype not in TYPE_NAMES or dtype.char not in TYPE_CHARS:
+        if dtype not in TYPE_NAMES or dtype.char not in DTYPE_CHARS:
             return dtype, f"{dtype} products are NumPy's own", False
-        if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
+        if self.casting not in VALID_CASTINGS or self.order not in tuple("CFAK"):
             return dtype, f"casting={self.casting!r} or order={self.order!r} is unknown: NumPy raises its error", False
         if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):
             return dtype, f"cannot cast to {dtype} with casting {self.casting!r}", False
-        is_integer = dtype in INTEGER_TYPES and all(x.dtype.kind in "iub" for x in (a, b))  # exact modulo 2**bits
+        is_integer = dtype in INTEGER_DTYPES and all(x.dtype.kind in "iub" for x in (a, b))  # exact modulo 2**bits
         if not is_integer and not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
             return dtype, f"a cast to {dtype} can lose numbers, and NumPy then warns", True
         return dtype, "", False
@@ -251,7 +251,7 @@ class NumpyLibrary(NumpyLike):
     def device_number(self, x: Any) -> int:
         return blas_threads()
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         """Return the description of an array. Another byte order counts as another type."""
         item, dtype = x.itemsize, x.dtype
         is_aligned = x.flags.aligned and not any(step % item for step in x.strides)
@@ -260,7 +260,7 @@ class NumpyLibrary(NumpyLike):
             return Operand(x.shape, None, name, occupied_bytes(x.shape, x.strides, item))
         return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """Return the description of the product with the memory order of numpy.matmul's."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
@@ -278,33 +278,33 @@ class NumpyLibrary(NumpyLike):
         return Operand(shape, tuple(strides), dtype)
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
-        return np.broadcast_to(x, shape) if type(x) in PLAIN_ARRAYS else None
+        return np.broadcast_to(x, shape) if type(x) in PLAIN_ARRAY_CLASSES else None
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        if type(x) in PLAIN_ARRAYS:
+        if type(x) in PLAIN_ARRAY_CLASSES:
             return super().broadcast_copy(x, shape, like)
         copy = np.empty_like(x, like.dtype, shape=shape)  # an array of x's class, such as a masked array or a matrix
         copy[...] = x
         return copy
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         """Return True if NumPy multiplies the operands, by a product of no rows of a and no columns of b."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
         try:
-            self.vendor(a, b)
+            self.vendor_product(a, b)
         except Exception:
             return False
         return True
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         np.copyto(out, source, casting=self.casting)
 
     def mark_written(self, out: Any) -> None:
@@ -384,20 +384,20 @@ def tensor_as_numpy(x: Any) -> Array:
 NUMPY = NumpyLibrary()
 
 
-class NumpyDot(NumpyLibrary):
+class NumpyDotLibrary(NumpyLibrary):
     """The adapter for numpy.dot of two matrices; warnings and errors name numpy.dot."""
 
     vendor_name = "numpy.dot"
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY, since both run the same plans
+        self.cached_calls = NUMPY.cached_calls  # shares the prepared calls of NUMPY, since both run the same plans
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return dot(a, b, out)
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(dot, a, b, out)
 
 
-NUMPY_DOT = NumpyDot()
+NUMPY_DOT = NumpyDotLibrary()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.detect import describe_array, kind_of, may_cache_type, mixed_arrays_error
+from fmm.arrays.detect import array_kind, can_cache_kind, describe_array, mixed_arrays_error
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
@@ -26,16 +26,16 @@ def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
     if cached is not None and type(b) is cls and (out is None or type(out) is cls):
         return cached
     found = _select_library(a, b, out, third)
-    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_cache_type(kind):
+    if found is not NUMPY and type(b) is cls and (kind := array_kind(a)) in ("cupy", "torch") and can_cache_kind(kind):
         _libraries[cls] = found
     return found
 
 
 def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
-    if out is None and kind_of(a) == "host" == kind_of(b):
+    if out is None and array_kind(a) == "host" == array_kind(b):
         return NUMPY
     arrays = (a, b) if out is None else (a, b, out)
-    kinds = {kind_of(x) for x in arrays}
+    kinds = {array_kind(x) for x in arrays}
     if kinds == {"host"}:
         return NUMPY
     # Lists and other sequences become arrays of the library.
@@ -62,6 +62,6 @@ def _load_torch_library() -> Library:
     from fmm.arrays.torch_calls import PLAIN_TENSORS
     from fmm.arrays.torch_library import TORCH
 
-    if may_cache_type("torch"):
+    if can_cache_kind("torch"):
         PLAIN_TYPES.update(dict.fromkeys(PLAIN_TENSORS, TORCH))
     return TORCH

@@ -10,16 +10,16 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-MATMUL: Any = torch._C._VariableFunctions.matmul  # torch's own function, also after `torch.matmul = fmm.matmul`
+TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul  # torch's own function, also after `torch.matmul = fmm.matmul`
 
 is_compiling = torch.compiler.is_compiling
 # Cheaper form of is_compiling: plain tensors appear only in the code that torch.compile evaluates.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
-function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-function_mode: Callable[[], Any] = getattr(torch._C, "_is_torch_function_mode_enabled", function_modes)
-transform = torch._C._functorch.peek_interpreter_stack
-deterministic = torch._C._get_deterministic_algorithms
+count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_function_mode_enabled", count_function_modes)
+active_transforms = torch._C._functorch.peek_interpreter_stack
+is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
 # True for any kind of device: the query for one kind parses the name of the kind and takes three times as long.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -39,9 +39,11 @@ def _key_bits(*names: str) -> int:
 
 
 # The keys of plain tensors. Other keys mean another memory layout, or a transform, trace or mode that records calls.
-PLAIN_KEYS = _key_bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
-MARKED_KEYS = _key_bits("Conjugate", "Negative")
-_PLAIN_OR_MARKED = PLAIN_KEYS | MARKED_KEYS
+PLAIN_DISPATCH_KEYS = _key_bits(
+    "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
+)
+MARK_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
+_PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | MARK_DISPATCH_KEYS
 
 
 def has_plain_keys(keys: int) -> bool:
@@ -55,22 +57,22 @@ def is_observed() -> bool:
     While calls are recorded, only torch.matmul may be called on the tensors; reading a shape would be recorded, too.
     The mode of the default device does not count: no product depends on it.
     """
-    return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _has_recording_mode())
+    return is_compiling() or tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
 def is_tracing() -> bool:
     """Return `is_observed` without torch.jit.trace, for code that reads a tensor's bytes: they are not recorded."""
-    return is_compiled() or (bool(function_mode()) and _has_recording_mode())
+    return is_compiled() or (bool(is_function_mode_enabled()) and _has_recording_mode())
 
 
 def is_recording() -> bool:
     """Return `is_observed` without compilers, which do not record the products of their example tensors."""
-    return tracing_state() is not None or (function_modes() > 0 and _has_recording_mode())
+    return tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
 def _has_recording_mode() -> bool:
     """Return True if a function mode other than the default device's is active."""
-    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count_function_modes()))
 
 
 def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
@@ -87,15 +89,15 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
             return f"{name} is a {type(x).__name__}, not a plain tensor"
         if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
             return f"{name} is a {x.layout} tensor on {x.device}".replace("torch.", "")
-    if transform() is not None or forward_ad._current_level >= 0 or dispatch_modes():
+    if active_transforms() is not None or forward_ad._current_level >= 0 or count_dispatch_modes():
         return "a transform, forward gradients or a mode is active"
     if any(x.device != a.device for x in tensors.values()):
         return f"the tensors are on {' and '.join(dict.fromkeys(str(x.device) for x in tensors.values()))}"
-    if out is not None and not is_writable(out, a):
+    if out is not None and not is_writable_out(out, a):
         return "out requires gradients, overlaps itself or cannot be written"
     if is_any_autocast_enabled() and torch.is_autocast_enabled(a.device.type):
         return "autocast chooses the types of products"
-    return "deterministic algorithms are required" if deterministic() else "the tensors are not plain"
+    return "deterministic algorithms are required" if is_deterministic() else "the tensors are not plain"
 
 
 def is_plain_call(a: Any, b: Any, out: Any) -> bool:
@@ -112,22 +114,22 @@ def is_plain_call(a: Any, b: Any, out: Any) -> bool:
         keys |= dispatch_keys(b).raw_repr()
     return (
         not keys & ~_PLAIN_OR_MARKED
-        and (out is None or is_writable(out, a))
+        and (out is None or is_writable_out(out, a))
         and forward_ad._current_level < 0
-        and transform() is None
-        and not dispatch_modes()
+        and active_transforms() is None
+        and not count_dispatch_modes()
         and not (is_any_autocast_enabled() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"))
-        and not deterministic()
+        and not is_deterministic()
     )
 
 
-def is_writable(out: Any, like: Any) -> bool:
+def is_writable_out(out: Any, like: Any) -> bool:
     """Return True if torch accepts `out`, a plain tensor without gradients on the device of `like`."""
-    plain = type(out) in PLAIN_TENSORS and not dispatch_keys(out).raw_repr() & ~PLAIN_KEYS
+    plain = type(out) in PLAIN_TENSORS and not dispatch_keys(out).raw_repr() & ~PLAIN_DISPATCH_KEYS
     return plain and not (out.requires_grad or is_refused_out(out)) and bool(out.get_device() == like.get_device())
 
 
-HAS_OVERLAP = 1  # torch's MemOverlap::Yes: several entries share memory for certain
+MEMORY_OVERLAPS = 1  # torch's MemOverlap::Yes: several entries share memory for certain
 
 
 def is_refused_out(out: Any) -> bool:
@@ -136,7 +138,7 @@ def is_refused_out(out: Any) -> bool:
         return True
     recorded = out.requires_grad and torch.is_grad_enabled()
     frozen = out.is_inference() and not torch.is_inference_mode_enabled()
-    return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == HAS_OVERLAP)
+    return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == MEMORY_OVERLAPS)
 
 
 def as_plain_tensor(x: Any) -> Any:
@@ -144,7 +146,7 @@ def as_plain_tensor(x: Any) -> Any:
 
     TypeError for tensors of transforms, with tangents, or in other layouts: their values are not in strided memory.
     """
-    if not has_plain_keys(dispatch_keys(x).raw_repr()) or transform() is not None or _has_tangent(x):
+    if not has_plain_keys(dispatch_keys(x).raw_repr()) or active_transforms() is not None or _has_tangent(x):
         raise TypeError("fmm needs a plain tensor, not a sparse one, one on another device, or one of a transform")
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()

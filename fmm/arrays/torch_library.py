@@ -13,7 +13,7 @@ import torch
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
-from fmm.arrays.torch_calls import MATMUL, is_observed, is_plain_call, is_tracing
+from fmm.arrays.torch_calls import TORCH_MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
@@ -37,7 +37,7 @@ def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) ->
     if axes == 3 == b.dim() and len(a) == len(b):
         addend = a.new_zeros((1, 1, 1)) if c is None else c
         return torch.baddbmm(addend, a, b, beta=beta, alpha=alpha, out=out)
-    value = MATMUL(a, b) * alpha
+    value = TORCH_MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
 
@@ -90,9 +90,9 @@ def _address_range(x: Any) -> tuple[int, int]:
 
 # Older versions of torch have no unsigned types but uint8.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
-TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
+TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # types that NumPy's BLAS multiplies
-HOST_TYPES = tuple(TYPES[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
+HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
 # The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.
@@ -121,44 +121,44 @@ def _missing_cupy_reason() -> str:
     return ""
 
 
-class _TorchBase:
+class _TorchLibraryBase:
     """The methods that both adapters share."""
 
     name, vendor_name = "torch", "torch.matmul"
-    differentiable, gemm_name = True, "torch.addmm"
-    calls: dict[Hashable, Any]
+    is_differentiable, gemm_name = True, "torch.addmm"
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
-        self.calls = {} if calls is None else calls
-        self.quick_vendor, self.is_observed, self.is_tracing = MATMUL, is_observed, is_tracing
+        self.cached_calls = {} if calls is None else calls
+        self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         return self
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.quick_vendor(a, b) if out is None else matmul_into(self.quick_vendor, a, b, out)
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
+        return self.fast_vendor_product(a, b) if out is None else matmul_into(self.fast_vendor_product, a, b, out)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: torch multiplies no foreign arrays."""
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.data_ptr())
 
-    def transposed(self, x: Any) -> Any:
+    def transposed_view(self, x: Any) -> Any:
         return x.mT
 
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+    def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_zeros(shape)
 
-    def conjugated(self, x: Any) -> Any:
+    def conjugated_copy(self, x: Any) -> Any:
         return x.conj().resolve_conj()
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
@@ -173,11 +173,11 @@ class _TorchBase:
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_gemm(a, b, c, alpha, beta, c)
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
-            return self.vendor(a, b, out)
+            return self.vendor_product(a, b, out)
         if out is None:
             return _gemm_of_factors(a, b, c, alpha, beta, None)
         if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
@@ -206,14 +206,14 @@ class _TorchBase:
         else:
             out.copy_(torch.where(torch.ones_like(out, dtype=torch.bool).tril(), value, out))
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))
             return shape is not None and 0 not in shape and bool(a.dtype == b.dtype)
         except AttributeError:  # not a tensor
             return False
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out.copy_(source)
 
     def mark_written(self, out: Any) -> None:
@@ -227,7 +227,7 @@ class _TorchBase:
             same_address = False
         return dtype, b.dtype, device, same_address, _float32_precision() if dtype is float32 and device >= 0 else ""
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
@@ -236,11 +236,11 @@ class _TorchBase:
         return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
-class TorchLibrary(_TorchBase):
+class TorchLibrary(_TorchLibraryBase):
     """The adapter for tensors on CUDA devices."""
 
     processor: Processor = "cuda"
-    out_of_memory: type[BaseException] = torch.OutOfMemoryError
+    out_of_memory_error: type[BaseException] = torch.OutOfMemoryError
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
@@ -252,7 +252,7 @@ class TorchLibrary(_TorchBase):
         where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
@@ -279,7 +279,7 @@ class TorchLibrary(_TorchBase):
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
 
-    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -310,18 +310,18 @@ class TorchLibrary(_TorchBase):
 MIRROR_IN_TILES_ENTRIES = 128**2  # entries of the smallest product that is mirrored tile by tile
 
 
-class TorchHostLibrary(_TorchBase):
+class TorchHostLibrary(_TorchLibraryBase):
     """The adapter for tensors on the host; plans run on NumPy views of their memory."""
 
     processor: Processor = "cpu"
-    out_of_memory: type[BaseException] = MemoryError
+    out_of_memory_error: type[BaseException] = MemoryError
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
         arrays = [x for x in (a, b, out) if x is not None]
         types = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in arrays)
@@ -344,13 +344,13 @@ class TorchHostLibrary(_TorchBase):
         return tensor_as_numpy(x)
 
     def new_array(self, result: Operand) -> Any:
-        return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
+        return torch.empty(result.shape, dtype=TYPES_BY_NAME[result.dtype], device="cpu")
 
     def unwrap_scalar(self, c: Any) -> Any:
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(matmul_into, MATMUL, a, b, out)
+        return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""
@@ -385,7 +385,7 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 TORCH = TorchLibrary()
 # One cache for both: a declined product is looked up before its device is known. The keys contain the device.
-TORCH_ON_HOST = TorchHostLibrary(TORCH.calls)
+TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 
 def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:

@@ -7,7 +7,7 @@ rule by which a plan may replace the vendor's product.
 
 from fmm.config.files import Configs, active_configs, current_settings, default_path
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Tuned
+from fmm.config.schema import ConfigError, Entry, Tuning
 from fmm.config.store import add_entry
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Configs",
     "Entry",
     "Identity",
-    "Tuned",
+    "Tuning",
     "active_configs",
     "add_entry",
     "current_settings",

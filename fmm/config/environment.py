@@ -34,9 +34,8 @@ _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION",
 _ENVIRONMENT_KEYS: dict[str, Any] = {
     name: os.environ.encodekey(name) if _ENVIRONMENT_BYTES is not None else name for name in _VARIABLES
 }
-# Read all variables as they are stored, undecoded: `map(raw_value, RAW_NAMES)`. The result is None for a variable that
-# is not set.
-raw_value, RAW_NAMES = (
+# `map(raw_variable_value, RAW_VARIABLE_NAMES)` reads all variables without decoding them; None for an unset variable.
+raw_variable_value, RAW_VARIABLE_NAMES = (
     (os.environ if _ENVIRONMENT_BYTES is None else _ENVIRONMENT_BYTES).get,
     tuple(_ENVIRONMENT_KEYS.values()),
 )

@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.config.environment import RAW_NAMES, environment_value, log_once, raw_value
+from fmm.config.environment import RAW_VARIABLE_NAMES, environment_value, log_once, raw_variable_value
 from fmm.config.identity import Identity
-from fmm.config.reader import ConfigError, Raw, read_document
-from fmm.config.schema import Tuned, read_section
+from fmm.config.reader import ConfigError, JsonValue, read_document
+from fmm.config.schema import Tuning, read_section
 from fmm.perfmodel.calibration import Calibration
 
 CONFIG_FILE_NAME = "config.json"
@@ -76,7 +76,7 @@ def _xdg_folder(variable: str, default: Path) -> Path:
 # ---- reading a file
 
 
-def read_config(path: Path) -> dict[str, dict[str, Raw]]:
+def read_config(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the devices of a config file: key -> type -> section; ConfigError if it cannot be read."""
     try:
         found = path.stat()
@@ -96,8 +96,8 @@ class Configs:
     """The config files in search order; an instance equals only itself, so that it is a key of cached decisions."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
-        self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
-        self._tuned: dict[tuple[str, str, str], Tuned | None] = {}
+        self.files: dict[Path, dict[str, dict[str, JsonValue]]] = {}
+        self._tuned: dict[tuple[str, str, str], Tuning | None] = {}
         for path in paths:
             try:
                 if required or path.exists():
@@ -106,33 +106,33 @@ class Configs:
                 if path not in _expected_files:
                     log_once(f"the config {str(path)!r} is not used: {error}")
 
-    def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
+    def find_tuning(self, identity: Identity, dtype: str) -> Tuning | None:
         """Return the tuning of a type on a device from the first file that has one; None if no file has."""
         key = identity.key, identity.name, dtype  # plain strings are looked up faster than the identity
         if key not in self._tuned:
             self._tuned[key] = self._find_section(identity, dtype)
         return self._tuned[key]
 
-    def _find_section(self, identity: Identity, dtype: str) -> Tuned | None:
+    def _find_section(self, identity: Identity, dtype: str) -> Tuning | None:
         """Return the section of the first file, with the model of a later file if its own model is not trusted.
 
         An interrupted tuning must not be worse than no tuning.
         """
-        first: Tuned | None = None
+        first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):
             if first is None:
                 first = found
-            elif found.trusted is not None:
+            elif found.trusted_calibration is not None:
                 for reason in first.diagnostics[:1]:
                     log_once(f"the tuning of {identity.name} for {dtype} is not used: {reason}")
                 failed = tuple(dict.fromkeys((*first.failed, *found.failed)))
                 own = replace(first, calibration=found.calibration, thresholds=found.thresholds, fitted=found.fitted)
                 return replace(own, failed=failed, diagnostics=())
-            if first.trusted is not None:
+            if first.trusted_calibration is not None:
                 return first
         return first
 
-    def _valid_sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
+    def _valid_sections(self, identity: Identity, dtype: str) -> Iterator[Tuning]:
         """Yield the section of each file that has a valid section of this device and type."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
@@ -152,7 +152,7 @@ class Configs:
 OTHER_CARD_NOTE = "on another card of this name"
 
 
-def note_other_card(found: Tuned) -> Tuned:
+def note_other_card(found: Tuning) -> Tuning:
     """Return a shipped tuning; its source says that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
@@ -163,8 +163,8 @@ def note_other_card(found: Tuned) -> Tuned:
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
     """Return the shipped calibration for cards of this name; None if there is none."""
-    found = Configs((SHIPPED_CONFIG,), False).tuned(identity, dtype)
-    return None if found is None else found.trusted
+    found = Configs((SHIPPED_CONFIG,), False).find_tuning(identity, dtype)
+    return None if found is None else found.trusted_calibration
 
 
 # ---- the configs in force
@@ -179,7 +179,7 @@ def expect_missing_config(path: Path) -> None:
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
     """Return the environment variables and configs on which decisions depend, beside the problem and the device."""
-    return _settings_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
+    return _settings_at(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
 
 
 @lru_cache(maxsize=2)

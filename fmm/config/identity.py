@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fmm.config.reader import Raw
+from fmm.config.reader import JsonValue
 from fmm.kernels.cpu.blas_kernel import cpuinfo_field
 from fmm.kernels.cpu.compiled_sums import compiler_installed
 
@@ -33,7 +33,7 @@ def cpu_identity(threads: int) -> Identity:
         "blas": _blas_version(),
         SUMS_VERSION_NAME: COMPILED_SUMS if compiler_installed() else "numpy",
     }
-    return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
+    return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
 # The name of the version that tells how a CPU computes the sums of plans, and its value for NumPy's sums. A tuning with
@@ -41,7 +41,7 @@ def cpu_identity(threads: int) -> Identity:
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
-def cpu_key(threads: int) -> str:
+def cpu_device_key(threads: int) -> str:
     """Return the key of this processor with this number of threads; folders under results/ have the same name."""
     return "-".join(["cpu", *_key_words(processor_name()), f"{threads}t"])
 
@@ -65,7 +65,7 @@ def _blas_version() -> str:
         return "unknown"
 
 
-def gpu_key(name: str, capability: str, sms: int) -> str:
+def gpu_device_key(name: str, capability: str, sms: int) -> str:
     """Return the key of a GPU, for example cuda-9.0-132sm-nvidia-h200; cards with one key share a tuning.
 
     The name is part of the key: an H100 has as many multiprocessors as an H200, and other memory.
@@ -73,13 +73,13 @@ def gpu_key(name: str, capability: str, sms: int) -> str:
     return "-".join([f"cuda-{capability}-{sms}sm", *_key_words(name)])
 
 
-def gpu_parts(key: str) -> tuple[str, int] | None:
+def parse_gpu_device_key(key: str) -> tuple[str, int] | None:
     """Return the compute capability and number of multiprocessors in a GPU's key; None for a CPU's key."""
     found = re.fullmatch(r"cuda-(\d{1,3}\.\d{1,3})-(\d{1,9})sm(-.*)?", key)
     return (found[1], int(found[2])) if found else None
 
 
-def recorded_device_name(section: Raw) -> str:
+def recorded_device_name(section: JsonValue) -> str:
     """Return the device's name in a section of a config; empty if the section has none."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Raw = Any  # a value as json reads it
-Check = Callable[[Raw, str], Any]
+JsonValue = Any  # a value as json reads it
+JsonCheck = Callable[[JsonValue, str], Any]
 
 SCHEMA_VERSION = 1  # the version that is read and written
 
@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 # ---- the document
 
 
-def read_document(content: str) -> dict[str, dict[str, Raw]]:
+def read_document(content: str) -> dict[str, dict[str, JsonValue]]:
     """Return the devices of a config's text, unchecked: key -> type -> section."""
     try:
         raw = json.loads(content, parse_constant=_reject_constant)
@@ -47,12 +47,12 @@ def _reject_constant(name: str) -> None:
     raise ConfigError(f"it holds {name}, which is no number")
 
 
-def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
+def config_text(devices: Mapping[str, Mapping[str, JsonValue]]) -> str:
     """Return the text of a config, with one entry a line."""
     return _json_lines({"schema": SCHEMA_VERSION, "devices": devices}, 0) + "\n"
 
 
-def _json_lines(value: Raw, depth: int) -> str:
+def _json_lines(value: JsonValue, depth: int) -> str:
     """Return JSON with objects of plain values on one line each; ValueError for NaN, which JSON does not have."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > 2 and not any(isinstance(x, dict) for x in inner):
@@ -70,7 +70,7 @@ def _json_lines(value: Raw, depth: int) -> str:
 
 
 def read_fields(
-    value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
+    value: JsonValue, where: str, checks: Mapping[str, JsonCheck], optional: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return the checked fields of an object; raise ConfigError for an unknown, missing or invalid field."""
     if not isinstance(value, dict):
@@ -82,12 +82,12 @@ def read_fields(
     return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
 
 
-def wrong_value_error(where: str, what: str, value: Raw) -> ConfigError:
+def wrong_value_error(where: str, what: str, value: JsonValue) -> ConfigError:
     """Return the error for a value that should be `what`."""
     return ConfigError(f"{where} must be {what}, not {short_text(value)}")
 
 
-def short_text(value: Raw) -> str:
+def short_text(value: JsonValue) -> str:
     """Return any value as a short text on one line, for an error message."""
     found = ascii(value)
     return found if len(found) < 60 else found[:57] + "..."
@@ -96,10 +96,10 @@ def short_text(value: Raw) -> str:
 # ---- checks of values
 
 
-def number_check(low: float, high: float) -> Check:
+def number_check(low: float, high: float) -> JsonCheck:
     """Return the check for a number within these bounds."""
 
-    def check(value: Raw, where: str) -> float:
+    def check(value: JsonValue, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise wrong_value_error(where, f"a number from {low:g} to {high:g}", value)
         return float(value)
@@ -107,20 +107,20 @@ def number_check(low: float, high: float) -> Check:
     return check
 
 
-def optional_number_check(low: float, high: float) -> Check:
+def optional_number_check(low: float, high: float) -> JsonCheck:
     """Return the check for a number within these bounds, or null if it was not measured."""
     number = number_check(low, high)
 
-    def check(value: Raw, where: str) -> float | None:
+    def check(value: JsonValue, where: str) -> float | None:
         return None if value is None else float(number(value, where))
 
     return check
 
 
-def integer_check(low: int, high: int) -> Check:
+def integer_check(low: int, high: int) -> JsonCheck:
     """Return the check for a whole number within these bounds."""
 
-    def check(value: Raw, where: str) -> int:
+    def check(value: JsonValue, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise wrong_value_error(where, f"a whole number from {low} to {high}", value)
         return value
@@ -128,10 +128,10 @@ def integer_check(low: int, high: int) -> Check:
     return check
 
 
-def choice_check(*valid: str) -> Check:
+def choice_check(*valid: str) -> JsonCheck:
     """Return the check for one of these words."""
 
-    def check(value: Raw, where: str) -> str:
+    def check(value: JsonValue, where: str) -> str:
         if value not in valid or not isinstance(value, str):
             raise wrong_value_error(where, " or ".join(valid), value)
         return value
@@ -139,10 +139,10 @@ def choice_check(*valid: str) -> Check:
     return check
 
 
-def parser_check(what: str, parse: Callable[[Raw], Any]) -> Check:
+def parser_check(what: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
     """Return the check that calls `parse`; `what` describes a valid value in the error."""
 
-    def check(value: Raw, where: str) -> Any:
+    def check(value: JsonValue, where: str) -> Any:
         try:
             return parse(value)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -151,33 +151,33 @@ def parser_check(what: str, parse: Callable[[Raw], Any]) -> Check:
     return check
 
 
-def check_text(value: Raw, where: str) -> str:
+def check_text(value: JsonValue, where: str) -> str:
     """Return a short text without control characters, or raise ConfigError."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
         raise wrong_value_error(where, "a short text", value)
     return value
 
 
-def check_bool(value: Raw, where: str) -> bool:
+def check_bool(value: JsonValue, where: str) -> bool:
     """Return true or false, or raise ConfigError."""
     if not isinstance(value, bool):
         raise wrong_value_error(where, "true or false", value)
     return value
 
 
-def accept_any(value: Raw, where: str) -> Raw:
+def accept_any(value: JsonValue, where: str) -> JsonValue:
     """Return any value, for fields that the runtime does not read, or that another reader checks."""
     return value
 
 
-def check_text_values(value: Raw, where: str) -> dict[str, str]:
+def check_text_values(value: JsonValue, where: str) -> dict[str, str]:
     """Return an object of short texts, or raise ConfigError."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     return {check_text(name, where): check_text(found, f"{where}.{name}") for name, found in value.items()}
 
 
-def check_text_list(value: Raw, where: str) -> list[str]:
+def check_text_list(value: JsonValue, where: str) -> list[str]:
     """Return a list of short texts, or raise ConfigError."""
     if not isinstance(value, list):
         raise wrong_value_error(where, "a list", value)

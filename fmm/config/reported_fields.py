@@ -11,9 +11,9 @@ from dataclasses import fields
 from typing import Any
 
 from fmm.config.reader import (
-    Check,
     ConfigError,
-    Raw,
+    JsonCheck,
+    JsonValue,
     check_text,
     integer_check,
     number_check,
@@ -25,16 +25,16 @@ from fmm.hardware.chip import BlockModelConstants
 
 check_number = number_check(-1e30, 1e30)
 check_share = number_check(-1e9, 1e9)
-ERROR_CHECKS: Mapping[str, Check] = {
+ERROR_CHECKS: Mapping[str, JsonCheck] = {
     "count": integer_check(0, 1 << 40),
     **dict.fromkeys(("median", "p95", "bias", "upper", "above"), optional_number_check(-1e9, 1e9)),
 }
 # the errors if no held-out product was measured
 OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
-BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
+BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
-def reported_errors(section: Mapping[str, Raw], where: str) -> Iterator[ConfigError]:
+def reported_errors(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:
     """Yield an error for each damaged field of a section that only commands read."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:
@@ -44,26 +44,26 @@ def reported_errors(section: Mapping[str, Raw], where: str) -> Iterator[ConfigEr
                 yield error
 
 
-def _check_object(value: Raw, where: str, check: Check) -> dict[str, Any]:
+def _check_object(value: JsonValue, where: str, check: JsonCheck) -> dict[str, Any]:
     """Check every value of an object."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     return {check_text(name, where): check(found, f"{where}.{name}") for name, found in value.items()}
 
 
-def _check_record(value: Raw, where: str) -> dict[str, Any]:
+def _check_record(value: JsonValue, where: str) -> dict[str, Any]:
     """Check an object of texts and numbers, which are shown as they are."""
     return _check_object(value, where, lambda x, at: x if x is None else _check_text_or_number(x, at))
 
 
-def _check_text_or_number(value: Raw, where: str) -> Raw:
+def _check_text_or_number(value: JsonValue, where: str) -> JsonValue:
     return check_text(value, where) if isinstance(value, str) else check_number(value, where)
 
 
-def _check_errors(value: Raw, where: str) -> dict[str, Any]:
+def _check_errors(value: JsonValue, where: str) -> dict[str, Any]:
     """Check the model's errors by what was predicted: time, speedup."""
 
-    def check(found: Raw, at: str) -> dict[str, Any] | None:
+    def check(found: JsonValue, at: str) -> dict[str, Any] | None:
         if found is None:
             return None
         unchecked = isinstance(found, dict) and found.get("count") == 0
@@ -76,7 +76,7 @@ def _check_errors(value: Raw, where: str) -> dict[str, Any]:
     return _check_object(value, where, check)
 
 
-def _check_interval(value: Raw, where: str) -> tuple[float, float]:
+def _check_interval(value: JsonValue, where: str) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise wrong_value_error(where, "two numbers, [low, high]", value)
     low, high = (check_number(x, where) for x in value)
@@ -85,17 +85,17 @@ def _check_interval(value: Raw, where: str) -> tuple[float, float]:
     return low, high
 
 
-def _check_blocks(value: Raw, where: str) -> dict[str, Any]:
+def _check_blocks(value: JsonValue, where: str) -> dict[str, Any]:
     """Check the block model's fit: its terms, or null for the built-in ones, and its errors as shares."""
 
-    def check_terms(found: Raw, at: str) -> Raw:
+    def check_terms(found: JsonValue, at: str) -> JsonValue:
         return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)
 
     shares = dict.fromkeys(("error", "built_in_error", "held_back"), check_share)
     return read_fields(value, where, {"fitted": check_terms, "shapes": integer_check(0, 10**6), **shares})
 
 
-REPORTED_CHECKS: Mapping[str, Check] = {
+REPORTED_CHECKS: Mapping[str, JsonCheck] = {
     "conditions": _check_record,
     "tuned": _check_record,
     "intervals": lambda value, where: _check_object(value, where, _check_interval),

@@ -32,9 +32,9 @@ from typing import Any
 from fmm.config.environment import log_once, vendor_arithmetic
 from fmm.config.identity import COMPILED_SUMS, SUMS_VERSION_NAME, Identity
 from fmm.config.reader import (
-    Check,
     ConfigError,
-    Raw,
+    JsonCheck,
+    JsonValue,
     accept_any,
     check_bool,
     check_text,
@@ -61,11 +61,11 @@ __all__ = [
     "ANY_LAYOUT",
     "ConfigError",
     "Entry",
-    "Raw",
+    "JsonValue",
     "Size",
     "ThresholdRange",
     "Thresholds",
-    "Tuned",
+    "Tuning",
     "calibration_fields",
     "empty_section",
     "read_calibration",
@@ -81,7 +81,7 @@ ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-m
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
 # the ends of a 95 % interval of a threshold; None for a side beyond 65536, or for no side
-Interval = tuple[float | None, float | None]
+ThresholdInterval = tuple[float | None, float | None]
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
 
@@ -109,17 +109,17 @@ class Entry:
     op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
 
     @property
-    def key(self) -> EntryKey:
+    def entry_key(self) -> EntryKey:
         """The fields that identify the entry in its section."""
         return self.op, self.size, self.layout, self.lean
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The entry as it is written to a section."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("op", DEFAULT_OPERATION)}
 
     @property
-    def text(self) -> str:
+    def evidence_text(self) -> str:
         """The evidence in words."""
         if self.plan == "vendor":
             return f"no plan beat the vendor in {self.rounds} rounds"
@@ -168,7 +168,7 @@ class Thresholds:
     one_level: Mapping[str, float] = field(default_factory=dict)  # best measured speedup by one level, by side
     # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
     # (fmm.tuner.fit.sampled).
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
     # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
     # The measured crossovers that bound the levels of every choice, by the plan without levels (`vendor`): up to the
@@ -186,19 +186,19 @@ class Thresholds:
         return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
 
     @property
-    def fields(self) -> dict[str, Raw]:
+    def json_fields(self) -> dict[str, JsonValue]:
         """The thresholds as they are written to a section."""
         found = {**asdict(self), "recursion_points": list(self.recursion_points)}
         return {name: value for name, value in found.items() if value or name not in OPTIONAL_THRESHOLDS}
 
-    def value(self, name: str) -> float | None:
+    def threshold_value(self, name: str) -> float | None:
         """Return a threshold that is a number, or the number in the middle of a spread."""
         found = getattr(self, name)
         return found.value if isinstance(found, ThresholdRange) else found
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class Tuning:
     """The tuning of one element type on one device; an instance equals only itself, as its config does."""
 
     identity: Identity
@@ -213,11 +213,11 @@ class Tuned:
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
-    def trusted(self) -> Calibration | None:
+    def trusted_calibration(self) -> Calibration | None:
         """The calibration, if it may choose plans."""
         return None if self.diagnostics else self.calibration
 
-    def entry(
+    def find_entry(
         self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = DEFAULT_OPERATION
     ) -> tuple[Entry, Plan] | None:
         """Return the entry of exactly this shape and its plan; None without an entry, or if it is not trusted."""
@@ -234,7 +234,7 @@ class Tuned:
 # ---- checks of the fields
 
 
-def check_size(value: Raw, where: str) -> Size:
+def check_size(value: JsonValue, where: str) -> Size:
     """Return three sides, or raise ConfigError."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise wrong_value_error(where, "three sides, [m, k, n]", value)
@@ -243,7 +243,7 @@ def check_size(value: Raw, where: str) -> Size:
     return m, k, n
 
 
-def check_plan(value: Raw, where: str) -> str:
+def check_plan(value: JsonValue, where: str) -> str:
     """Return a text that ends as plans do; its schemes are proved only if the plan is used, since that takes long."""
     if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
@@ -252,7 +252,7 @@ def check_plan(value: Raw, where: str) -> str:
 
 check_positive = number_check(1e-30, 1e30)
 MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as its twin
-ENTRY_CHECKS: Mapping[str, Check] = {
+ENTRY_CHECKS: Mapping[str, JsonCheck] = {
     "size": check_size,
     "plan": check_plan,
     "speedup": number_check(1e-6, 1e6),
@@ -268,7 +268,7 @@ ENTRY_CHECKS: Mapping[str, Check] = {
     "lean": check_bool,
     "op": choice_check(*OPERATIONS),
 }
-SECTION_CHECKS: Mapping[str, Check] = {
+SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "versions": check_text_values,
     "conditions": accept_any,
     "tuned": accept_any,
@@ -284,26 +284,26 @@ SECTION_CHECKS: Mapping[str, Check] = {
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # absent from a section without a model
 # Bounds of a calibration's numbers: by name for divisors and shares, by type for the others.
-_BY_NAME: Mapping[str, Check] = {
+_CHECKS_BY_NAME: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
     **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
     "overlap": number_check(-1, 1),
 }
-_BY_TYPE: Mapping[str, Check] = {
+_CHECKS_BY_TYPE: Mapping[str, JsonCheck] = {
     "float": number_check(0, 1e30),
     "int": integer_check(0, 1 << 60),
     "bool": check_bool,
 }
 
 
-def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, Check], frozenset[str]]:
+def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, JsonCheck], frozenset[str]]:
     """Return the checks of a dataclass's numbers, and the names of the optional ones, which have a default."""
-    numbers = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
+    numbers = [f for f in fields(kind) if str(f.type) in _CHECKS_BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
-    return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in numbers}, optional
+    return {f.name: _CHECKS_BY_NAME.get(f.name, _CHECKS_BY_TYPE[str(f.type)]) for f in numbers}, optional
 
 
-def _parse_finite(raw: Raw) -> float | None:
+def _parse_finite(raw: JsonValue) -> float | None:
     if raw is None:
         return None
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
@@ -311,36 +311,36 @@ def _parse_finite(raw: Raw) -> float | None:
     return float(raw)
 
 
-def _parse_above_zero(raw: Raw) -> float:
+def _parse_above_zero(raw: JsonValue) -> float:
     found = _parse_finite(raw)
     if found is None or found <= 0:
         raise ValueError("no positive number")
     return found
 
 
-def _parse_by_name(raw: Raw, parse: Callable[[Raw], Any]) -> dict[str, Any]:
+def _parse_by_name(raw: JsonValue, parse: Callable[[JsonValue], Any]) -> dict[str, Any]:
     """Parse every value of an object; null is an empty object."""
     return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
 
-def _parse_interval(raw: Raw) -> Interval:
+def _parse_interval(raw: JsonValue) -> ThresholdInterval:
     low, high = map(_parse_finite, raw)
     return low, high
 
 
-def _parse_spread(raw: Raw) -> ThresholdRange:
+def _parse_spread(raw: JsonValue) -> ThresholdRange:
     return ThresholdRange(*(_parse_finite(raw[end]) for end in ("value", "low", "high")))
 
 
-def _parse_taus(raw: Raw) -> dict[str, float | None]:
+def _parse_taus(raw: JsonValue) -> dict[str, float | None]:
     return {name: _parse_finite(raw[name]) for name in TAU_NAMES}
 
 
-def _parse_speedups(raw: Raw) -> dict[str, float]:
+def _parse_speedups(raw: JsonValue) -> dict[str, float]:
     return {str(int(side)): gain for side, gain in _parse_by_name(raw, _parse_above_zero).items()}
 
 
-THRESHOLD_CHECKS: Mapping[str, Check] = {
+THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _parse_above_zero)),
     **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _parse_finite)),
     **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _parse_spread)),
@@ -358,7 +358,7 @@ OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # absent from older configs
 # ---- reading a section
 
 
-def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
+def read_section(raw: JsonValue, where: str, identity: Identity, dtype: str) -> Tuning:
     """Return the tuning in a section of a config; raise ConfigError if a field is invalid."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
@@ -377,21 +377,21 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     diagnostics = tuple(found.get("doubts", ()))
     if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
         diagnostics += ("it was tuned with compiled sums, and llvmlite is installed no more",)
-    return Tuned(
+    return Tuning(
         identity,
         dtype,
         calibration,
-        MappingProxyType({e.key: e for e in entries}),
+        MappingProxyType({e.entry_key: e for e in entries}),
         changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
         thresholds=thresholds,
-        fitted=read_block_terms(_get(found.get("blocks"), "fitted")),
+        fitted=read_block_terms(_field_or_none(found.get("blocks"), "fitted")),
         diagnostics=diagnostics,
         failed=tuple(found.get("failed", ())),
         vendor_arithmetic=_vendor_arithmetic(dtype, found["conditions"]),
     )
 
 
-def _vendor_arithmetic(dtype: str, conditions: Raw) -> str:
+def _vendor_arithmetic(dtype: str, conditions: JsonValue) -> str:
     """Return the variables under which a section's products of cuBLAS were measured."""
     variables = conditions.get("vendor_variables") if isinstance(conditions, dict) else None
     if not isinstance(variables, dict):
@@ -399,7 +399,7 @@ def _vendor_arithmetic(dtype: str, conditions: Raw) -> str:
     return vendor_arithmetic(dtype, {str(name): str(value) for name, value in variables.items()})
 
 
-def read_entry(raw: Raw, where: str) -> Entry:
+def read_entry(raw: JsonValue, where: str) -> Entry:
     """Return an entry; raise ConfigError if its plan is neither certified nor the vendor."""
     found = Entry(**read_fields(raw, where, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
@@ -409,7 +409,7 @@ def read_entry(raw: Raw, where: str) -> Entry:
     return found
 
 
-def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
+def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: str) -> Calibration:
     """Return the calibration of one type on the device `name`; `source` is its origin in words.
 
     `leaf_rates` has the rates of leaves with a rate of their own. Rates of leaves that `leaf_rates` lacks follow from
@@ -433,19 +433,19 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
     return Calibration(name, source, MappingProxyType({**assumed, **measured}), **found)
 
 
-def read_thresholds(raw: Raw) -> Thresholds | None:
+def read_thresholds(raw: JsonValue) -> Thresholds | None:
     """Return the thresholds of a section; None if they are missing, incomplete or damaged."""
     if not _has_thresholds(raw) or any(threshold_errors(raw, "")):
         return None
     return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items() if name in raw})
 
 
-def _has_thresholds(raw: Raw) -> bool:
+def _has_thresholds(raw: JsonValue) -> bool:
     """Return True for an object with all fields of thresholds."""
     return isinstance(raw, dict) and raw.keys() >= THRESHOLD_CHECKS.keys() - OPTIONAL_THRESHOLDS
 
 
-def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
+def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
     """Yield one error for each damaged field; an incomplete object counts as absent and has no errors."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(where, "an object", raw)
@@ -457,7 +457,7 @@ def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
             yield error
 
 
-def read_block_terms(raw: Raw) -> BlockModelConstants | None:
+def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
     """Return the block model's fitted parameters; None if missing or damaged, so that the built-in ones are used."""
     check = number_check(1e-12, 1e6)
     try:
@@ -470,24 +470,24 @@ def read_block_terms(raw: Raw) -> BlockModelConstants | None:
         return None
 
 
-def _source_text(tuned: Raw, errors: Raw) -> str:
+def _source_text(tuned: JsonValue, errors: JsonValue) -> str:
     """Return the origin of a calibration in words: `calibrated on this device 2026-11-22, model error 1.2%`."""
-    when, speedup = _get(tuned, "at"), _get(errors, "speedup")
-    median, count = _get(speedup, "median"), _get(speedup, "count")
+    when, speedup = _field_or_none(tuned, "at"), _field_or_none(errors, "speedup")
+    median, count = _field_or_none(speedup, "median"), _field_or_none(speedup, "count")
     date = f" {when[:10]}" if isinstance(when, str) and when.isprintable() else ""
     error = f", model error {median:.1%}" if isinstance(median, float) and isfinite(median) else ""
     error = ", model not checked on other shapes" if count == 0 else error
     return f"calibrated on this device{date}{error}"
 
 
-def _get(raw: Raw, name: str) -> Raw:
+def _field_or_none(raw: JsonValue, name: str) -> JsonValue:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
 # ---- writing a section
 
 
-def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, Raw]:
+def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, JsonValue]:
     """Return a calibration as it is written to a section and as read_calibration reads it.
 
     If `sheet` names a datasheet, the rates that follow from it are left out.
@@ -502,7 +502,9 @@ def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[
     return {**own, "rate": rates[dtype], **({"leaf_rates": leaf_rates} if leaf_rates else {}), **named}
 
 
-def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
+def empty_section(versions: Mapping[str, str]) -> dict[str, JsonValue]:
     """Return a section without a model and without entries."""
-    nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
+    nothing: dict[str, JsonValue] = dict.fromkeys(
+        ("conditions", "tuned", "calibration", "intervals", "error", "thresholds")
+    )
     return {"versions": dict(versions), **nothing, "noise": None, "entries": []}

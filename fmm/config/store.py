@@ -13,18 +13,18 @@ from pathlib import Path
 
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.reader import ConfigError, Raw, config_text
+from fmm.config.reader import ConfigError, JsonValue, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
 
 STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
 
 
-def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
+def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
     """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
     path = path.resolve()  # the target of a link is written, and the link stays
     with writer_lock(path):
         _remove_leftovers(path)
-        devices = _devices_in(path)
+        devices = _read_devices(path)
         types = devices.setdefault(device, {})
         types[dtype] = join_sections(types.get(dtype), section)
         write_file(path, config_text(devices))
@@ -34,28 +34,28 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into a section; a missing section is created without a calibration."""
     path = path.resolve()
     with writer_lock(path):
-        types = _devices_in(path).get(identity.key, {})
+        types = _read_devices(path).get(identity.key, {})
         old = types.get(dtype)
     new = old if isinstance(old, dict) else empty_section(identity.versions)
-    merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
+    merge_section(path, identity.key, dtype, {**new, "entries": [found.json_fields]})
 
 
-def join_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
+def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the new section with the old entries of other shapes, which are unverified if a version changed."""
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
         others = [read_entry(raw, "entries") for raw in old["entries"]]
     fresh = [read_entry(raw, "entries") for raw in new["entries"]]
-    replaced = {e.key for e in fresh}
+    replaced = {e.entry_key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
-    others = [replace(e, verified=e.verified and same) for e in others if e.key not in replaced]
-    joined = {**new, "entries": [e.fields for e in sorted([*others, *fresh], key=lambda e: e.key)]}
+    others = [replace(e, verified=e.verified and same) for e in others if e.entry_key not in replaced]
+    joined = {**new, "entries": [e.json_fields for e in sorted([*others, *fresh], key=lambda e: e.entry_key)]}
     if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the block strategies
         joined["blocks"] = old["blocks"]
     return joined
 
 
-def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
+def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the devices of the file; rename a damaged file, refuse the file of a later fmm."""
     if not path.exists():
         return {}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, mixed_arrays_error
+from fmm.arrays.detect import array_kind, describe_array, device_mismatch_error, mixed_arrays_error
 from fmm.distributed import sharded_tensors
 from fmm.distributed.decide_sharing import SharedDecision
 from fmm.distributed.sharded_tensors import (
@@ -43,7 +43,7 @@ class PartLayout(NamedTuple):
 
 def are_array_parts(a: Any, b: Any, layout: PartLayout) -> bool:
     """Return True if the operands of the call are local array parts, not DTensors."""
-    return layout != PartLayout() or not kind_of(a) == kind_of(b) == "torch"
+    return layout != PartLayout() or not array_kind(a) == array_kind(b) == "torch"
 
 
 def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
@@ -55,7 +55,7 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
         x, y = _sharded_operands(a, b, mesh, layout)
         with torch.no_grad():
             c = sharded_tensors.matmul(x, y, options._replace(placements=placements))
-        return _local_array(c, kind_of(a))
+        return _local_array(c, array_kind(a))
 
 
 def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
@@ -71,10 +71,10 @@ def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Shar
 
 def _check_array_parts(a: Any, b: Any) -> None:
     """Raise unless a and b are matrices of one type, library and device."""
-    if kind_of(a) != kind_of(b):
+    if array_kind(a) != array_kind(b):
         raise mixed_arrays_error(a=a, b=b)
     for x in (a, b):
-        plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_DEVICE_TYPES
+        plain = type(x).__name__ in ("ndarray", "memmap") and array_kind(x) in MESH_DEVICE_TYPES
         if not plain:
             operand = f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
             raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {operand}")
@@ -83,13 +83,13 @@ def _check_array_parts(a: Any, b: Any) -> None:
     if a.dtype.newbyteorder("=") != b.dtype.newbyteorder("=") or a.dtype.name not in STORED_TYPES:
         types = f"{a.dtype.name} and {b.dtype.name}"
         raise TypeError(f"fmm.distributed.matmul takes arrays of one type, floating-point or complex, not {types}")
-    if kind_of(a) == "cupy" and a.device != b.device:
+    if array_kind(a) == "cupy" and a.device != b.device:
         raise device_mismatch_error(a, b)
 
 
 def _checked_mesh(mesh: Any, a: Any) -> Any:
     """Return the checked mesh; a process group becomes a mesh of one dimension."""
-    kind = MESH_DEVICE_TYPES[kind_of(a)]
+    kind = MESH_DEVICE_TYPES[array_kind(a)]
     if isinstance(mesh, dist.ProcessGroup):
         mesh = DeviceMesh.from_group(mesh, kind)
     if not isinstance(mesh, DeviceMesh):
@@ -154,7 +154,7 @@ def _as_dtensor(x: Any, mesh: Any, placements: tuple[Any, ...], shape: tuple[int
 def _as_dlpack_exportable(x: Any) -> Any:
     """Return x, or a copy if DLPack cannot express x: a read-only array, a foreign byte order, irregular strides."""
     regular = all(step >= 0 and step % x.itemsize == 0 for step in x.strides)
-    if kind_of(x) == "host":
+    if array_kind(x) == "host":
         x = np.asarray(x)
         return x if regular and x.flags.writeable and x.dtype.isnative else np.array(x, x.dtype.newbyteorder("="))
     return x if regular else x.copy()
@@ -173,7 +173,7 @@ def _local_array(c: Any, kind: str) -> Any:
 @contextmanager
 def _use_cupy_stream(a: Any) -> Iterator[None]:
     """Run torch on CuPy's current stream, so that work of CuPy and torch is ordered without waiting."""
-    if kind_of(a) != "cupy":
+    if array_kind(a) != "cupy":
         yield
         return
     import cupy

@@ -47,7 +47,7 @@ class ChunkTasks(DefaultMachine):
     products_per_task: int = 1  # number of products of chunks that one task computes and adds
     table: dict[ChunkKey, tuple[Any, ...]] = field(default_factory=dict)
     has_updating_leaves: bool = True
-    used: int = 0
+    used_bytes: int = 0
 
     # ---- the steps of a walk
 

@@ -169,7 +169,8 @@ def simulate_tasks(
 ) -> SimulationResult:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
-    first_free_at = [0.0] * workers.processes  # earliest time at which each process has a free thread, in seconds
+    # earliest earliest time at which each process has a free thread, in seconds
+    first_free_at = [0.0] * workers.processes
     places = {key: {home} for key, home in homes.items()}
     ready_at = dict.fromkeys(homes, 0.0)
     sent, task_seconds = 0, 0.0

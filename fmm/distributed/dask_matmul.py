@@ -24,8 +24,8 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from fmm.api import plan as plan_product
-from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import PLAIN_ARRAYS
+from fmm.arrays.detect import array_kind
+from fmm.arrays.numpy_library import PLAIN_ARRAY_CLASSES
 from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import add_recompute_tasks
@@ -116,9 +116,9 @@ def matmul(
 def _chunk_library_name(x: Any, y: Any) -> str:
     """Return "numpy" or "cupy" if the chunks of x and y are plain arrays of this library, else an empty string."""
     metas = x._meta, y._meta
-    if all(type(meta) in PLAIN_ARRAYS for meta in metas):
+    if all(type(meta) in PLAIN_ARRAY_CLASSES for meta in metas):
         return "numpy"
-    return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
+    return "cupy" if all(array_kind(meta) == "cupy" for meta in metas) else ""
 
 
 def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:

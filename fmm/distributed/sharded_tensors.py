@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from fmm.api import gemm
 from fmm.api import matmul as local_matmul
-from fmm.arrays.torch_calls import MATMUL, is_compiling
+from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TYPE_NAMES, torch_library_of
 from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
-from fmm.config.identity import gpu_parts
+from fmm.config.identity import parse_gpu_device_key
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.exchange import (
     MeshProcesses,
@@ -75,7 +75,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
             return _multiply_and_redistribute(a, b, options, sharing)
     elif _required_level(options) not in (None, VENDOR):
         raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
-    c = MATMUL(a, b)
+    c = TORCH_MATMUL(a, b)
     return c if options.placements is None else c.redistribute(placements=options.placements)
 
 
@@ -400,7 +400,7 @@ def _local_device(x: Any) -> Device:
 
 def _mesh_network(mesh: Any, device: Device) -> Network:
     """Return the default network of the mesh's devices; LOCAL_WORLD_SIZE (torchrun) counts processes per host."""
-    parts = gpu_parts(device.identity.key)
+    parts = parse_gpu_device_key(device.identity.key)
     capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()
     return default_network(capability, together)

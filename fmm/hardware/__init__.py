@@ -1,1 +1,1 @@
-"""GPUs as data: compute capabilities and datasheets, occupancy, a device as a value, and links between devices."""
+"""Data about GPUs: compute capabilities, datasheets, occupancy, chips and the links between devices."""

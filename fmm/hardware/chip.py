@@ -1,4 +1,4 @@
-"""A CUDA device as a value, so that kernels can be selected and times predicted on a machine without the device."""
+"""A CUDA device as a value: kernels are selected and times predicted on a machine without the device."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from fmm.hardware.datasheets import CapabilityLimits
 
 @dataclass(frozen=True, slots=True)
 class BlockModelConstants:
-    """Constants of the block model (fmm.perfmodel.block_model), fitted to an H200's times of Huang's six strategies.
+    """Constants of the block model (fmm.perfmodel.block_model), fitted to times of Huang's six strategies on an H200.
 
-    benchmarks/CONCLUSIONS.md (blocks) has the fit.
+    The section "blocks" of benchmarks/CONCLUSIONS.md describes the fit.
     """
 
-    wait: float = 412.0  # cycles that a warp waits at every tile: for the barrier, copies and first fragments
-    far: float = 455.0  # additional cycles of this wait if tiles are not read from the second-level cache
-    share: float = 0.859  # reads of shared memory over those of Equation 9: one read may serve several threads
-    launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last
+    wait: float = 412.0  # cycles that a warp waits at every tile for the barrier, the copies and the first fragments
+    far: float = 455.0  # cycles that a warp waits longer at a tile that is not in the second-level cache
+    share: float = 0.859  # ratio of reads of shared memory to Huang's Equation 9: one read may serve several threads
+    launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last tile
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A device: the limits of its compute capability, and its own numbers from its driver or datasheet."""
+    """A GPU: the limits of its compute capability, and its own clock, memory and number of multiprocessors."""
 
     limits: CapabilityLimits
     multiprocessors: int
     clock: float  # cycles per second
-    bandwidth: float  # bytes/s of global memory
-    cache: float  # bytes of the second-level cache
+    bandwidth: float  # bandwidth of global memory in bytes/s
+    cache: float  # bytes of the second-level cache (L2)
     fitted: BlockModelConstants = BlockModelConstants()
-    version: int = 0  # compute capability, 90 for 9.0, if the limits are those of an older one; 0: as in the limits
-    shared: int = 0  # bytes of shared memory of a thread block; 0: as in the limits
+    # compute capability (90 for 9.0), if `limits` are those of an older capability; 0: that of `limits`
+    version: int = 0
+    shared: int = 0  # bytes of shared memory that a thread block may have; 0: as in `limits`
     tensor_maps: bool = True  # True if the driver makes tensor maps, which the copy engine (TMA) needs
 
     @property
@@ -51,7 +52,7 @@ class Chip:
 
     @property
     def has_warpgroups(self) -> bool:
-        """True for Hopper, the only chip with matrix instructions of four warps (wgmma)."""
+        """True for Hopper, the only architecture with matrix instructions of four warps (wgmma)."""
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property
@@ -66,20 +67,20 @@ class Chip:
 
     @property
     def can_overlap_launches(self) -> bool:
-        """True if a kernel may begin before the previous kernel has ended, and wait for its end inside."""
+        """True if a kernel may begin before the previous kernel has ended (programmatic dependent launch)."""
         return self.compute_capability >= 90
 
     @property
     def warp_schedulers(self) -> int:
-        """The number of warps of a multiprocessor that issue an instruction in one cycle."""
+        """The number of warp schedulers of a multiprocessor; each issues one instruction in a cycle."""
         return self.limits.warp_granularity
 
     @property
     def near_cache_bytes(self) -> float:
-        """Bytes of the half of the second-level cache that is connected directly to a multiprocessor."""
+        """Bytes of the half of the second-level cache that a multiprocessor is connected to directly."""
         return self.cache / 2
 
     @property
     def write_bytes_per_cycle(self) -> float:
-        """Bytes that a multiprocessor writes to global memory in a cycle while all multiprocessors write."""
+        """Bytes that each multiprocessor writes to global memory in a cycle while all multiprocessors write."""
         return self.bandwidth / self.multiprocessors / self.clock

@@ -1,6 +1,7 @@
-"""Facts about GPUs from two CSV tables: the limits of each compute capability, and the datasheet of each device.
+"""Read two CSV tables about GPUs: the limits of each compute capability, and the datasheet of each device.
 
-A new GPU is a new row in `capabilities.csv` or `datasheets.csv` of this folder. Every row names its source.
+To add a GPU, add a row to `capabilities.csv` or `datasheets.csv` of this folder. Every row of these tables names its
+source.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 RecordT = TypeVar("RecordT")
 
 
-# Annotation of a field -> parser of its cells. (Annotations are strings, because of the __future__ import.)
+# A mapping from the annotation of a dataclass field to the parser of its CSV cells. The annotations are strings, since
+# the module imports `annotations` from __future__.
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -26,7 +28,7 @@ _CELL_PARSERS: dict[str, Callable[[str], object]] = {
 
 
 def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT]:
-    """Return the rows of a CSV table as records; each field is read from the column of its name."""
+    """Return the rows of a CSV table as records of a dataclass; a field is read from the column of its name."""
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]
     rows = csv.DictReader(text.splitlines(), strict=True)
@@ -35,24 +37,24 @@ def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT
 
 @dataclass(frozen=True, slots=True)
 class CapabilityLimits:
-    """Limits and rates of all devices of one compute capability."""
+    """The limits and rates that all devices of one compute capability have."""
 
     capability: str  # compute capability, such as "9.0"
     max_threads_per_block: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
-    registers_per_sm: int  # registers of 32 bits
+    registers_per_sm: int  # 32-bit registers of a multiprocessor
     registers_per_block: int
     max_registers_per_thread: int
-    register_unit: int  # registers are allocated in multiples of this number ...
-    register_granularity: str  # ... to a "warp", or on 1.x to a "block"
-    warp_granularity: int  # partitions of a multiprocessor, among which warps are distributed evenly
-    shared_per_sm: int  # bytes of shared memory
-    shared_per_block: int  # bytes: the largest size that a kernel can opt into
-    reserved_shared_per_block: int  # bytes that the system reserves in each block
+    register_unit: int  # registers are allocated in multiples of this number, see `register_granularity`
+    register_granularity: str  # unit to which registers are allocated: "warp", or "block" on compute capability 1.x
+    warp_granularity: int  # number of partitions of a multiprocessor; warps are distributed evenly among the partitions
+    shared_per_sm: int  # bytes of shared memory of a multiprocessor
+    shared_per_block: int  # largest number of bytes of shared memory that a kernel can request for a thread block
+    reserved_shared_per_block: int  # bytes of shared memory that the system reserves in each thread block
     shared_unit: int  # shared memory is allocated in multiples of this number of bytes
     shared_bytes_per_clock: int  # bytes of shared memory that a multiprocessor reads in a cycle
-    fp32_per_clock: int  # fused multiply-adds (two flops each) of a multiprocessor in a cycle
+    fp32_per_clock: int  # float32 multiply-adds (two flops each) of a multiprocessor in a cycle
     fp64_per_clock: int
     source: str  # document and table
 
@@ -66,13 +68,13 @@ def capability_limits(name: str) -> CapabilityLimits:
 
 
 def nearest_capability(name: str) -> CapabilityLimits:
-    """Return the limits of the newest compute capability in the table that is not newer than `name`."""
+    """Return the limits of compute capability `name`, or of the next older one in the table."""
     older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
     return capability_limits(older[-1] if older else capability_names()[0])
 
 
 def capability_names() -> tuple[str, ...]:
-    """Return the compute capabilities in the table, oldest first."""
+    """Return the names of the compute capabilities in the table, oldest first."""
     return tuple(_capability_table())
 
 
@@ -87,55 +89,56 @@ def _capability_table() -> dict[str, CapabilityLimits]:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """The datasheet of one device, with the printed numbers; properties are in flop/s and bytes/s.
+    """The printed numbers of one device's datasheet; the properties are in flop/s and bytes/s.
 
-    None means that the device lacks the unit, or that no source prints the number: `source` says which. Left out is the
-    clock under load, often below boost since the power is limited.
+    A number is None if the device lacks the unit or no source prints the number; `source` says which of the two. The
+    table has no clock under load; the power limit often keeps this clock below the boost clock.
     """
 
     name: str
     capability: str  # compute capability, such as "9.0"
     sms: int  # number of multiprocessors
     boost_mhz: float
-    fp32_tflops: float  # peak of the ordinary cores, in 1e12 flop/s
-    fp64_tflops: float | None  # peak of the ordinary cores
-    fp64_tensor_tflops: float | None  # peak of the tensor cores; all tensor peaks are without structured sparsity
+    fp32_tflops: float  # peak of the CUDA cores in float32, in 1e12 flop/s
+    fp64_tflops: float | None  # peak of the CUDA cores in float64, in 1e12 flop/s
+    fp64_tensor_tflops: float | None  # peak of the tensor cores in float64, without structured sparsity, in 1e12 flop/s
     tf32_tflops: float | None
-    fp16_tflops: float | None  # peak with float32 accumulation, which halves the rate on GeForce cards
+    # peak of the tensor cores with float32 accumulation, which halves the rate on GeForce cards
+    fp16_tflops: float | None
     int8_tops: float | None
-    bandwidth_gbs: float  # GB/s of global memory
-    memory_gb: float  # advertised size, in units of 1e9 bytes
-    l2_kib: int | None  # second-level cache in KiB; 0 without a cache
-    relative_of: str  # the measured device of this architecture whose model is scaled to this device; empty: none
-    source: str  # documents, and what was computed from other numbers
+    bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
+    memory_gb: float  # advertised size of global memory in units of 1e9 bytes
+    l2_kib: int | None  # size of the second-level cache in KiB; 0 without a cache
+    relative_of: str  # name of the measured device whose calibration is scaled to this device; empty: none
+    source: str  # documents, and the numbers that were computed from other numbers
 
     @property
     def capability_limits(self) -> CapabilityLimits:
-        """The limits of the newest compute capability in the table that is not newer than the device's."""
+        """The limits of the device's compute capability, or of the next older one in the table."""
         return nearest_capability(self.capability)
 
     @property
     def fp32_peak_flops(self) -> float:
-        """Flop/s of the ordinary cores: cores x clock x 2 instead of the printed number, as in the papers' models."""
+        """Peak flop/s of the CUDA cores in float32, computed as cores x clock x 2 as in the papers."""
         return 2e6 * self.sms * self.capability_limits.fp32_per_clock * self.boost_mhz
 
     @property
     def fp64_peak_flops(self) -> float:
-        """Flop/s of the ordinary cores in float64: cores x clock x 2."""
+        """Peak flop/s of the CUDA cores in float64, computed as cores x clock x 2."""
         return 2e6 * self.sms * self.capability_limits.fp64_per_clock * self.boost_mhz
 
     @property
     def global_memory_bandwidth(self) -> float:
-        """Bytes/s of global memory."""
+        """Bandwidth of global memory in bytes/s."""
         return 1e9 * self.bandwidth_gbs
 
     @property
     def shared_memory_bandwidth(self) -> float:
-        """Bytes/s of all multiprocessors' shared memory at the boost clock (Huang et al., footnote 13)."""
+        """Bandwidth of all multiprocessors' shared memory in bytes/s at the boost clock (Huang et al., footnote 13)."""
         return 1e6 * self.sms * self.capability_limits.shared_bytes_per_clock * self.boost_mhz
 
     def peak_flops(self, element_bytes: int) -> float:
-        """Flop/s of the ordinary cores for an element of 4 (float32) or 8 (float64) bytes."""
+        """Return the peak flop/s of the CUDA cores for elements of 4 bytes (float32) or 8 bytes (float64)."""
         if element_bytes not in (4, 8):
             raise ValueError(f"no core peak for elements of {element_bytes} bytes; the sizes are 4 and 8")
         return self.fp32_peak_flops if element_bytes == 4 else self.fp64_peak_flops
@@ -150,12 +153,12 @@ def datasheet_of(name: str) -> Datasheet:
 
 
 def datasheet_names() -> tuple[str, ...]:
-    """Return the names of the devices in the table, oldest first."""
+    """Return the names of the devices in the table of datasheets, oldest first."""
     return tuple(d.name for d in _device_table().values())
 
 
 def normalized_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case, by which names are compared."""
+    """Return the letters and digits of a name in lower case, the form in which names are compared."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 

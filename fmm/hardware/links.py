@@ -1,6 +1,6 @@
-"""Links between devices: the bandwidth in each direction at the same time, and the latency of a message.
+"""Links between devices: the bandwidth in each direction while both directions are used, and the latency of a message.
 
-The table is `links.csv` in this folder. Every row names its source.
+The links are the rows of `links.csv` in this folder. Every row of `links.csv` names its source.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from fmm.hardware.datasheets import normalized_name, read_records
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link of one device to others."""
+    """The link that connects a device to other devices."""
 
     name: str
-    kind: str  # "inside" a machine, or "between" machines
-    capability: str  # compute capability of the devices with this link; "cpu" for links of processors; or empty
+    kind: str  # "inside" for a link in one machine, "between" for a link between machines
+    capability: str  # compute capability of the devices with this link; "cpu" for links between processors; empty: any
     gigabytes: float  # GB/s in each direction, while both directions are used
     microseconds: float  # latency of a message in microseconds
     source: str
 
     def message_seconds(self, sent: float) -> float:
-        """Return the seconds to send `sent` bytes, in one message or in several concurrent ones."""
+        """Return the seconds to send `sent` bytes in one message or in several concurrent messages."""
         return self.microseconds * 1e-6 + sent / (self.gigabytes * 1e9) if sent else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Equal machines with several devices each; devices with consecutive numbers share a machine."""
+    """Equal machines with `together` devices each; devices with consecutive numbers are in one machine."""
 
     inside: Link  # link between devices of one machine
     between: Link  # link between devices of two machines
     together: int = 8  # number of devices of a machine
 
     def link_between(self, source: int, dest: int) -> Link:
-        """Return the link between two devices, by their numbers."""
+        """Return the link between the devices with the numbers `source` and `dest`."""
         return self.inside if source // self.together == dest // self.together else self.between
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def link_by_name(name: str) -> Link:
 
 
 def default_network(capability: str, together: int) -> Network:
-    """Return the usual network of devices of a compute capability ("cpu": of processes), `together` to a machine."""
+    """Return the usual network of devices of a compute capability ("cpu": of processes), `together` in each machine."""
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")

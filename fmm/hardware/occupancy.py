@@ -1,7 +1,7 @@
-"""The number of active thread blocks of one multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
+"""Compute the active thread blocks of one multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
 
-The carve-out of shared memory is assumed to be the largest. Left out: barriers, clusters, and registers or shared
-memory that a debugger or profiler adds.
+Shared memory is assumed to have its largest carve-out of the L1 cache. The count leaves out barriers, clusters, and the
+registers and shared memory that a debugger or profiler adds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class BlockResources:
 
     @property
     def warp_count(self) -> int:
-        """Warps of the thread block; the last one may be incomplete."""
+        """The number of warps of the thread block, an incomplete last warp included."""
         return -(-self.threads // THREADS_PER_WARP)
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Active thread blocks of a multiprocessor if one resource alone limited them; 0: no launch is possible."""
+    """The active thread blocks of a multiprocessor that each resource alone allows; 0: no launch is possible."""
 
     by_threads: int
     by_blocks: int
@@ -46,19 +46,19 @@ class Occupancy:
 
     @property
     def active_block_count(self) -> int:
-        """Active thread blocks of a multiprocessor: the minimum over all resources."""
+        """The number of active thread blocks of a multiprocessor: the minimum over all resources."""
         return min(self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
 
     @property
     def limiting_resources(self) -> tuple[str, ...]:
-        """The resources that have the minimum, in the order threads, blocks, registers, shared."""
+        """The names of the limiting resources: "threads", "blocks", "registers" or "shared"."""
         names = ("threads", "blocks", "registers", "shared")
         counts = (self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
         return tuple(name for name, count in zip(names, counts, strict=True) if count == self.active_block_count)
 
 
 def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupancy:
-    """Return the active thread blocks of a multiprocessor by each resource."""
+    """Return the active thread blocks of a multiprocessor that each resource allows."""
     return Occupancy(
         by_threads=_blocks_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
@@ -67,23 +67,23 @@ def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupa
     )
 
 
-def active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
-    """Return the number of active thread blocks of a multiprocessor; `registers` are those of a thread."""
+def count_active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
+    """Return the number of active thread blocks of a multiprocessor; `registers` counts the registers of one thread."""
     return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).active_block_count
 
 
 def register_range(limits: CapabilityLimits, threads: int, shared_bytes: int, blocks: int) -> range:
-    """Return the range of registers per thread with which exactly `blocks` blocks are active; it may be empty."""
+    """Return the range of registers per thread with which exactly `blocks` thread blocks are active; empty if none."""
     counts = [
         registers
         for registers in range(1, limits.max_registers_per_thread + 1)
-        if active_blocks(limits, threads, registers, shared_bytes) == blocks
+        if count_active_blocks(limits, threads, registers, shared_bytes) == blocks
     ]
     return range(counts[0], counts[-1] + 1) if counts else range(0)
 
 
 def max_registers(limits: CapabilityLimits, threads: int, blocks: int) -> int:
-    """Return the most registers of a thread with which `blocks` blocks are active: the limit of __launch_bounds__."""
+    """Return the largest number of registers per thread with which `blocks` thread blocks are active."""
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
@@ -92,7 +92,7 @@ def max_registers(limits: CapabilityLimits, threads: int, blocks: int) -> int:
     return next(fitting, 0)
 
 
-def _rounded_up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
@@ -107,21 +107,22 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The check for a block, and on 1.x also the allocation, rounds the warps up to fill all partitions evenly.
-    even_warps = _rounded_up(launch.warp_count, limits.warp_granularity)
+    # The check of the registers of a block, and on 1.x also their allocation, rounds warps up to fill all partitions
+    # evenly.
+    even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
-        per_block = _rounded_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
+        per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
         return limits.registers_per_sm // per_block
-    per_warp = _rounded_up(launch.registers * THREADS_PER_WARP, limits.register_unit)
+    per_warp = _round_up(launch.registers * THREADS_PER_WARP, limits.register_unit)
     if per_warp * even_warps > limits.registers_per_block:
         return 0
-    # Each partition has its own share of the register file and holds whole warps.
+    # Each partition of a multiprocessor has its own share of the register file and holds whole warps.
     warps = limits.registers_per_sm // limits.warp_granularity // per_warp * limits.warp_granularity
     return warps // launch.warp_count
 
 
 def _blocks_by_shared_memory(limits: CapabilityLimits, launch: BlockResources) -> int:
-    per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
+    per_block = _round_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0
     return limits.shared_per_sm // per_block if per_block else limits.max_blocks_per_sm

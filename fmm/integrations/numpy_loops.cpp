@@ -1,10 +1,10 @@
-// Inner loops of numpy.matmul in front of NumPy's own, which pass most products on without calling Python.
+// Inner loops that replace those of numpy.matmul and pass most products on to NumPy's loops without calling Python.
 //
-// NumPy calls an inner loop for a stack of products of one type, mostly without holding Python's lock. The loop calls
-// NumPy's own loop, unless the sides are long enough for a plan and the product was not declined a moment ago. Then it
-// takes the lock and calls a function of Python. If that declines or raises, NumPy's own loop writes the product.
+// NumPy calls an inner loop for a stack of products of one type, mostly without holding Python's global lock. The loop
+// calls a Python function if the matrices are large enough for a plan and Python did not decline the product within the
+// last second. Otherwise, or if Python declines or raises an exception, NumPy's loop computes the product.
 //
-// Deciding takes a millisecond for new sizes. A product that is not far longer itself comes to Python when it recurs.
+// Python's decision for new sizes takes a millisecond. So a short product calls Python only when its sizes recur.
 
 #include <time.h>
 
@@ -12,7 +12,7 @@
 #include <cfenv>
 #include <cstdint>
 
-// Functions of Python's stable ABI, which this process exports: Python's headers are not needed.
+// Functions of Python's stable ABI. They are declared here so that compilation needs no Python headers.
 extern "C" {
 int Py_IsInitialized(void);
 int PyGILState_Ensure(void);
@@ -30,32 +30,33 @@ int PyThreadState_SetAsyncExc(unsigned long thread, void* type);
 
 namespace {
 
-// NumPy's inner loop of matmul: the addresses of A, B and C; the number of products and m, k, n; the bytes from one
-// product to the next of A, B, C, then the bytes from row to row and from column to column of A, B, C.
+// An inner loop of numpy.matmul. `addresses`: A, B and C. `sizes`: the number of products, then m, k and n. `steps`, in
+// bytes: from product to product for A, B and C, then from row to row and from column to column for each of them.
 using Loop = void (*)(char** addresses, const intptr_t* sizes, const intptr_t* steps, void* data);
 constexpr int SIZES = 4, STEPS = 9;
 
-// NumPy's PyUFunc_ReplaceLoopBySignature.
+// The type of NumPy's function PyUFunc_ReplaceLoopBySignature.
 using ReplaceLoop = int (*)(void* ufunc, Loop loop, const int* signature, Loop* before);
 
 constexpr int TYPES = 16;  // NumPy's type numbers from bool to complex128
 constexpr int64_t NEVER = INT64_MAX;
 
-std::atomic<Loop> own_loops[TYPES];           // NumPy's own
-std::atomic<int64_t> least_sides[TYPES];      // with a shorter side, no plan pays
-std::atomic<double> least_works[TYPES];       // multiply-adds from which new sizes are decided at once
-std::atomic<bool> calls_always{false};        // call Python for new sizes, too, which counts the product
-std::atomic<void*> python_function{nullptr};  // returns an Answer
-std::atomic<unsigned long> main_thread{0};
+std::atomic<Loop> own_loops[TYPES];           // NumPy's loops, by type
+std::atomic<int64_t> least_sides[TYPES];      // the shortest side with which Python is called, by type
+std::atomic<double> least_works[TYPES];       // multiply-adds from which new sizes call Python at once, by type
+std::atomic<bool> calls_always{false};        // true if all new sizes call Python, which counts the products
+std::atomic<void*> python_function{nullptr};  // the Python function, which returns an Answer
+std::atomic<unsigned long> main_thread{0};    // the thread in which Python runs signal handlers
 
-enum Answer : long { DECLINED, WRITTEN, DECLINED_NOW };  // DECLINED_NOW is not remembered
+enum Answer : long { DECLINED, WRITTEN, DECLINED_NOW };  // DECLINED_NOW: declined for a reason that may soon change
 
-// ---- declined a moment ago
+// ---- products that Python declined within the last second
 //
-// Two threads may write a slot at once; it then matches no product, or its decline ends a little too early or too late.
+// If two threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or
+// too late. Both are harmless.
 
 constexpr int SLOTS = 1024;
-constexpr int64_t REMEMBERED = 1000000000;  // nanoseconds
+constexpr int64_t REMEMBERED = 1000000000;  // time in nanoseconds for which a decline is remembered
 
 struct Slot {
   std::atomic<uint64_t> product{0};
@@ -63,7 +64,7 @@ struct Slot {
 };
 
 Slot declined[SLOTS];
-std::atomic<uint64_t> seen[SLOTS];  // hashes of products
+std::atomic<uint64_t> seen[SLOTS];  // hashes of recent products
 
 int64_t now() {
   timespec time;
@@ -76,10 +77,10 @@ uint64_t mixed(uint64_t hash, int64_t value) {
 }
 
 uint64_t hash_of(int type, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
-  uint64_t hash = mixed(type + 1, addresses[0] == addresses[1]);  // a matrix times its own transpose has other plans
+  uint64_t hash = mixed(type + 1, addresses[0] == addresses[1]);  // A A^T has other plans than A B
   for (int i = 0; i < SIZES; ++i) hash = mixed(hash, sizes[i]);
   for (int i = 0; i < STEPS; ++i) hash = mixed(hash, steps[i]);
-  return hash | 1;  // never 0, the value of an empty slot
+  return hash | 1;  // not 0, because 0 marks an empty slot
 }
 
 Slot& slot_of(uint64_t product) { return declined[(product >> 16) % SLOTS]; }
@@ -101,8 +102,9 @@ bool recurs(uint64_t product) {
 
 // ---- exceptions
 //
-// A loop cannot raise. So an exception that a signal handler raised meanwhile (Ctrl-C) is raised again as soon as Python
-// runs the thread's next steps. NumPy's own product is one step of Python, too, and ends before any handler runs.
+// An inner loop cannot raise Python exceptions. If a signal handler raises an exception during the Python function
+// (Ctrl-C), the exception is raised again as soon as the thread executes its next bytecode. NumPy's matmul is one
+// bytecode too, and ends before any signal handler runs.
 
 struct Raised {
   void *type, *value, *traceback;
@@ -133,9 +135,9 @@ void raise_later() {
 
 // ---- the loops
 
-thread_local bool in_python = false;  // this thread's products are NumPy's own meanwhile
+thread_local bool in_python = false;  // true during the Python function: this thread's products use NumPy's loops
 
-// Calls Python, whose own floating-point flags NumPy must not see.
+// Calls the Python function and returns its answer. Floating-point flags are restored, because NumPy reports them.
 Answer answer_of_python(int type, bool pays, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
   void* function = python_function;
   if (!function || !Py_IsInitialized()) return DECLINED_NOW;
@@ -162,7 +164,7 @@ Answer answer_of_python(int type, bool pays, char** addresses, const intptr_t* s
   return static_cast<Answer>(answer);
 }
 
-// A stack of products may have few rows each: together they have many.
+// Returns true if the products are large enough for Python. Products of a stack may have few rows each.
 bool is_large(int64_t least, const intptr_t* sizes) {
   return sizes[2] >= least && sizes[3] >= least && (sizes[1] >= least || sizes[0] > 1) && sizes[0] > 0;
 }
@@ -182,7 +184,7 @@ void loop(char** addresses, const intptr_t* sizes, const intptr_t* steps, void* 
     }
   }
   Loop own;
-  while (!(own = own_loops[type])) {  // another thread is just installing this loop
+  while (!(own = own_loops[type])) {  // wait while another thread installs this loop
   }
   own(addresses, sizes, steps, data);
 }
@@ -194,8 +196,8 @@ const Loop loops[TYPES] = {loop<0>, loop<1>, loop<2>,  loop<3>,  loop<4>,  loop<
 
 extern "C" {
 
-// Puts fmm's loop of a type into NumPy's function `ufunc`; nonzero if that has no loop of this type. Python's lock is
-// held, but threads without it may enter the loop at once.
+// Installs fmm's loop of a type in NumPy's function `ufunc`. Returns nonzero if `ufunc` has no loop of this type. The
+// caller holds Python's global lock, but threads without the lock can enter the loop immediately.
 int fmm_replace(int type, ReplaceLoop replace, void* ufunc) {
   const int signature[3] = {type, type, type};
   Loop own = nullptr;
@@ -204,7 +206,7 @@ int fmm_replace(int type, ReplaceLoop replace, void* ufunc) {
   return failed;
 }
 
-// Puts NumPy's loop back; nonzero if somebody else has put another in front of fmm's, which then stays and calls fmm's.
+// Restores NumPy's loop. Returns nonzero if another library has replaced fmm's loop: then that loop remains installed.
 int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
   const int signature[3] = {type, type, type};
   Loop found = nullptr, ours = nullptr;
@@ -214,20 +216,20 @@ int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
   return 1;
 }
 
-// Sets the shortest side with which Python is called for a type (0: never), and the multiply-adds from which it is called
-// for the first product of some sizes, too.
+// Sets the shortest side with which a type calls Python (0: never), and the multiply-adds from which new sizes call
+// Python at their first product.
 void fmm_limits(int type, int64_t side, double work) {
   least_sides[type] = side > 0 ? side : NEVER;
   least_works[type] = work;
   for (Slot& slot : declined) slot.until = 0;
 }
 
-// Sets whether Python is called for the first product of some sizes, however small.
+// Sets whether new sizes always call Python at their first product.
 void fmm_call_always(int always) { calls_always = always; }
 
-// Sets the function of Python that computes products, which must live as long as the process.
+// Sets the Python function that computes products. The function must never be freed.
 void fmm_python_function(void* function) { python_function = function; }
 
-// Sets the thread in which Python runs signal handlers: after a fork, the only thread of the child.
+// Sets the thread in which Python runs signal handlers. After a fork, this is the only thread of the child.
 void fmm_main_thread(unsigned long thread) { main_thread = thread; }
 }

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NUMPY, TYPE_NAMES, NumpyLibrary
+from fmm.arrays.numpy_library import BLAS_DTYPES, INTEGER_DTYPES, NUMPY, TYPE_NAMES, NumpyLibrary
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
 from fmm.integrations.report import (
@@ -32,7 +32,7 @@ from fmm.integrations.report import (
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.worker_threads import after_fork_in_child
 from fmm.runtime.decisions import early_declines
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
@@ -81,8 +81,8 @@ def install() -> Callable[[], None]:
 def update_loop_limits() -> None:
     """Set the smallest sizes for which the loops call Python; while a report counts products, set the sizes to 1."""
     limits = (
-        (BLAS_TYPES, early_declines.SMALLEST_SIDE, FIRST_PRODUCT_WORK),
-        (INTEGER_TYPES, SMALLEST_INTEGER_SIDE, FIRST_INTEGER_PRODUCT_WORK),
+        (BLAS_DTYPES, early_declines.MIN_PLAN_SIDE, FIRST_PRODUCT_WORK),
+        (INTEGER_DTYPES, MIN_INTEGER_PLAN_SIDE, FIRST_INTEGER_PRODUCT_WORK),
     )
     for loops in _installed_loops:
         loops.set_call_always(is_reporting())
@@ -256,12 +256,13 @@ class LoopLibrary(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
+        # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
+        self.cached_calls = NUMPY.cached_calls
         self.is_declined = False
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         self.is_declined = True
         return out
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(self.vendor, a, b, out)
+        return partial(self.vendor_product, a, b, out)

@@ -8,11 +8,11 @@ from typing import Any
 
 from fmm.arrays.torch_calls import (
     PLAIN_TENSORS,
-    deterministic,
     dispatch_keys,
     has_plain_keys,
+    is_deterministic,
     is_recording,
-    is_writable,
+    is_writable_out,
     resolve_marks,
 )
 from fmm.integrations.report import (
@@ -157,13 +157,13 @@ def are_plain_operands(a: Any, b: Any) -> bool:
         and a.shape[-1] == b.shape[-2]
         and a.shape[:-2] == b.shape[:-2]
         and a.get_device() == b.get_device()
-        and not deterministic()
+        and not is_deterministic()
     )
 
 
 def decline_reason(a: Any, b: Any, out: Any) -> str:
     """Return the reason why torch must compute a product: operands that are not plain, or an unsuitable `out`."""
-    if deterministic():
+    if is_deterministic():
         return "torch answers: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN_TENSORS:
@@ -178,7 +178,7 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if `out` can receive the product without a change of its size; torch handles any other `out`."""
-    return is_writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
+    return is_writable_out(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
 def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:

@@ -1,8 +1,9 @@
-// Kernels in front of torch's own products, which pass most products on to torch's kernels without calling Python.
+// Kernels that replace torch's kernels of products, and pass most products on to torch's kernels without calling
+// Python.
 //
-// For each operator (for example aten::mm) one kernel is registered at one dispatch key. It calls torch's own kernel,
-// unless the product is large enough and was not declined a moment ago. Then it calls the operator of the same name in
-// the library fmm_hook, which is written in Python and returns the product, or None to decline.
+// For each operator, such as aten::mm, one kernel is registered at one dispatch key. The kernel calls the operator of
+// the same name in the library fmm_hook if the product is large enough and was not declined within the last second.
+// This operator is written in Python; it returns the product, or None to decline. Otherwise torch's kernel is called.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -22,8 +23,8 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
 
-// Multiply-adds from which Python is called: for types of more than two bytes, for two-byte types with aligned rows, and
-// for two-byte types with other rows.
+// The smallest numbers of multiply-adds with which Python is called: for types of more than two bytes, for two-byte
+// types with aligned rows, and for two-byte types with unaligned rows.
 std::atomic<int64_t> least_work{0}, least_work_16_bit{0}, least_work_16_bit_unaligned{0};
 
 int64_t now_in_milliseconds() {
@@ -31,10 +32,11 @@ int64_t now_in_milliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-// Products that Python declined a moment ago, by a hash of all that the decision depends on. Two threads may write a
-// slot at once; the slot then matches no product, or its decline ends a little too early or too late.
+// Products that Python declined within the last second, by a hash of all properties on which the decision depends. If
+// two threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or too
+// late.
 constexpr size_t SLOTS = 1024;
-constexpr int64_t REMEMBERED = 1000;  // milliseconds
+constexpr int64_t REMEMBERED = 1000;  // time in milliseconds for which a decline is remembered
 
 struct Slot {
   std::atomic<uint64_t> product{0};
@@ -54,7 +56,7 @@ uint64_t hash_of(uint64_t operator_number, const at::Tensor& a, const at::Tensor
     for (const int64_t size : x->sizes()) hash = mixed(hash, size);
     for (const int64_t stride : x->strides()) hash = mixed(hash, stride);
   }
-  return hash | 1;  // never 0, the value of an empty slot
+  return hash | 1;  // not 0, because 0 marks an empty slot
 }
 
 bool was_declined(uint64_t product) {
@@ -69,7 +71,7 @@ void remember_declined(uint64_t product) {
   slot.product.store(product, std::memory_order_relaxed);
 }
 
-// Whether the last product was declined for a reason other than its sizes, which must not be remembered.
+// True if Python declined the last product for a reason other than its sizes. Such a decline is not remembered.
 thread_local bool only_now = false;
 
 bool large_enough(const at::Tensor& a, const at::Tensor& b) {
@@ -80,7 +82,7 @@ bool large_enough(const at::Tensor& a, const at::Tensor& b) {
   return work >= ((k | n) % 8 ? least_work_16_bit_unaligned : least_work_16_bit);
 }
 
-// A kernel from the dispatcher, alive as long as this handle.
+// A handle of a kernel from the dispatcher; the kernel lives at least as long as the handle.
 using Kernel = decltype(std::declval<const c10::OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CPU));
 
 class Hook : public c10::OperatorKernel {
@@ -106,7 +108,7 @@ class Hook : public c10::OperatorKernel {
   }
 
  private:
-  // Calls Python; true if it returned the result, which replaces the arguments on the stack.
+  // Calls Python. Returns true if Python returned the product; the product then replaces the arguments on the stack.
   bool computed_by_python(Stack* stack, size_t begin) const {
     Stack call(stack->begin() + static_cast<std::ptrdiff_t>(begin), stack->end());
     python_op_.redispatchBoxed(DispatchKeySet(key_), &call);
@@ -123,13 +125,13 @@ class Hook : public c10::OperatorKernel {
   size_t first_;
 };
 
-// Suppresses the dispatcher's warning that a kernel replaces another one.
+// Suppresses the dispatcher's warning that a kernel replaces another kernel.
 class Quiet : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
 };
 
-// Every kernel that was ever registered, kept alive: a thread may still run one when it is removed.
+// All kernels that were ever registered. They are never freed, because a thread may still run a kernel that is removed.
 std::vector<Kernel> ever_registered;
 
 struct Installed {
@@ -137,7 +139,7 @@ struct Installed {
   torch::Library library;
 };
 
-std::array<std::unique_ptr<Installed>, 2> installed;  // on the host, on CUDA devices
+std::array<std::unique_ptr<Installed>, 2> installed;  // the registrations for the host (0) and for CUDA devices (1)
 thread_local std::string failure;
 
 }  // namespace
@@ -146,7 +148,7 @@ extern "C" {
 
 const char* fmm_failure() { return failure.c_str(); }
 
-// Called by Python during a call from a hook.
+// Python calls this function while it runs for a hook: the present decline must not be remembered.
 void fmm_only_now() { only_now = true; }
 
 void fmm_least_work(int64_t work, int64_t work_16_bit, int64_t work_16_bit_unaligned) {
@@ -154,9 +156,9 @@ void fmm_least_work(int64_t work, int64_t work_16_bit, int64_t work_16_bit_unali
   for (Slot& slot : declined) slot.until = 0;
 }
 
-// Installs hooks for `operators` (names like "mm.out"; the operators of fmm_hook have "_" for the dot). `first` has the
-// index of the left matrix among each operator's arguments. Returns 0 on success; else fmm_failure has the error, and
-// nothing is changed.
+// Installs hooks for `operators`, names such as "mm.out"; the operators of fmm_hook have "_" in place of the dot.
+// `first` holds the index of the left matrix among each operator's arguments. Returns 0 on success. Otherwise
+// fmm_failure returns the error, and no hook is installed.
 int fmm_install(int on_cuda, int count, const char** operators, const int* first) {
   try {
     const DispatchKey key = on_cuda ? DispatchKey::CUDA : DispatchKey::CPU;

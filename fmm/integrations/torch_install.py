@@ -29,7 +29,11 @@ from fmm.integrations.torch_kernels import (
     bypass_fmm_for_vendor,
     vendor_kernels,
 )
-from fmm.runtime.decisions.early_declines import SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED
+from fmm.runtime.decisions.early_declines import (
+    SMALL_MULTIPLY_ADDS,
+    SMALL_MULTIPLY_ADDS_16_BIT,
+    SMALL_MULTIPLY_ADDS_UNALIGNED,
+)
 
 
 def install_on_cuda() -> UndoFunction:
@@ -85,7 +89,11 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
 def _set_least_work(hook: CompiledHook) -> None:
     """Set the smallest multiply-adds for which the hook calls Python; zero while a report counts all products."""
     hook.set_least_work(
-        *((0, 0, 0) if is_reporting() else (SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED))
+        *(
+            (0, 0, 0)
+            if is_reporting()
+            else (SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED)
+        )
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import MATMUL, is_compiling
+from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
@@ -81,9 +81,9 @@ def bypass_fmm() -> Iterator[None]:
 def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
     """Return torch.matmul's result, computed by torch's own kernels."""
     if is_compiling():
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+        return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
     with bypass_fmm():
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+        return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
 
 
 _active_undos: list[UndoFunction] = []
@@ -96,11 +96,11 @@ def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
         undo()
         _active_undos.remove(undo)
         for library in (TORCH, TORCH_ON_HOST) if not _active_undos else ():
-            library.quick_vendor = MATMUL
+            library.fast_vendor_product = TORCH_MATMUL
 
     _active_undos.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
-        library.quick_vendor = vendor_matmul
+        library.fast_vendor_product = vendor_matmul
     return undo_installation
 
 
@@ -112,10 +112,10 @@ class HookedDeviceLibrary(TorchLibrary):
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
-        self.calls = TORCH.calls
+        self.cached_calls = TORCH.cached_calls
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return _call_torch_kernel(self, a, b, out)
 
 
@@ -124,10 +124,10 @@ class HookedHostLibrary(TorchHostLibrary):
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
-        self.calls = TORCH_ON_HOST.calls
+        self.cached_calls = TORCH_ON_HOST.cached_calls
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return _call_torch_kernel(self, a, b, out)
 
 

@@ -21,7 +21,8 @@ from fmm.problem import Shape
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # smallest length of equal pieces of the inner dimension; shorter pieces are used only if longer pieces do not fit
 MIN_INNER_PIECE_LENGTH = 2048
-CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
+# lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number number
+CUT_LENGTH_MULTIPLE = 64
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
 # pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)

@@ -50,7 +50,7 @@ class CudaStreamingDevice:
 
     @property
     def out_of_memory_error(self) -> type[BaseException]:
-        return cupy_library().out_of_memory
+        return cupy_library().out_of_memory_error
 
     def free_bytes(self) -> int:
         return cupy_library().free_bytes(self.number) // count_gpu_processes(self.number)

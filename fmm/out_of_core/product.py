@@ -62,10 +62,10 @@ def streamed_matmul(
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     target = _as_ndarray(out)
     if out is None or any(share_elements(x, target) for x in (a, b)):
-        target = library.new_array(library.result_operand(a, b, shape, dtype))
+        target = library.new_array(library.describe_result(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
             # The predicted time assumes that every product of a stack takes as long as the first product.
@@ -74,13 +74,13 @@ def streamed_matmul(
             seconds = _plan_streamed_product(
                 size, dtype, machine, constraints, usable_memory_bytes(machine)
             ).times.seconds
-            shown.begin(target.size * a.shape[-1], seconds * target.size / z.size)
+            shown.begin_count(target.size * a.shape[-1], seconds * target.size / z.size)
         for x, y, z in matrix_products(a, b, target):
             _stream_product(x, y, z, dtype, machine, constraints, shown)
     if out is None:
         return library.unwrap_scalar(target)
     if not np.may_share_memory(target, out):
-        library.copy(target, out)
+        library.copy_into(target, out)
     return out
 
 
@@ -91,7 +91,9 @@ def explain_streamed_matmul(
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
-        return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
+        return Decision(
+            VENDOR, None, f"NumPy answers: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
+        )
     stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
     streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, usable_memory_bytes(machine))
@@ -131,7 +133,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
     float16 is included: NumPy's BLAS has no float16 products, but a CUDA device has.
     """
-    setting, shape = library.setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
+    setting, shape = library.product_setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
         return ""
     if not setting.refusal and setting.dtype in DTYPES:
@@ -302,7 +304,7 @@ def _stream_product(
             if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
         # the added number of multiply-adds is negative: the product starts again from the beginning
-        progress.add(done - progress.done)
+        progress.add_done(done - progress.done)
         limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
 
 
@@ -323,7 +325,7 @@ def _run_schedule(
             run = ScheduleRun(
                 streaming.schedule, engine, transfers, dtype, streaming.workspace, reserved, streaming.units
             )
-            run.multiply_matrices(a, b, c, progress.add)
+            run.multiply_matrices(a, b, c, progress.add_done)
         finally:
             transfers.close()
 

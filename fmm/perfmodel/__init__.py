@@ -1,4 +1,4 @@
-"""The performance model: predicts a plan's time, cost, workspace and error without running the plan."""
+"""Predict the time, cost, workspace and error of a plan without running the plan."""
 
 from fmm.hardware.datasheets import Datasheet, datasheet_names, datasheet_of
 from fmm.perfmodel.calibration import Calibration

@@ -1,12 +1,12 @@
-"""The time of the thread blocks of a tiled product, and the tile sizes with the least time.
+"""Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
-This is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Counts have the numbers
-of the paper's equations. Times are in cycles of a multiprocessor. As in the paper, the time is that of the slowest
-resource. Three things are added to the paper's model. Reads of shared memory and other instructions need issue slots,
-as multiply-adds do. A warp waits at every tile, and other warps of the multiprocessor run meanwhile. In its last round
-a multiprocessor has fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates.
-The model leaves out that multiprocessors share the L2 cache, conflicts between banks of registers, and clocks that fall
-at the power limit. For float64 the model counts only whole rounds of tiles over the multiprocessors.
+The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Counts
+cite the numbers of the paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the slowest
+resource determines the time. The model extends the paper's model in three respects. Reads of shared memory and other
+instructions need issue slots, like multiply-adds. A warp waits at every tile while other warps of the multiprocessor
+run. In the last round a multiprocessor has fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks computes the
+paper's bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks that
+fall at the power limit. For float64 the model counts only whole rounds of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from math import ceil, prod
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits
-from fmm.hardware.occupancy import THREADS_PER_WARP, active_blocks, max_registers
+from fmm.hardware.occupancy import THREADS_PER_WARP, count_active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import (
-    DOUBLE,
+    FLOAT64_SIZES,
     H200_STRATEGIES,
     STRATEGIES,
     TMA_SIZES,
@@ -36,83 +36,87 @@ from fmm.kernels.cuda.products.split_k import (
     last_job_end,
     split_tail,
 )
-from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
+from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
-OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
-ContiguousAxes = tuple[Along, Along]  # the dimensions along which A and B are contiguous
+OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): numbers of blocks of A, B and C that one product touches
+# the dimensions ("inner" or "outer") along which A and B are contiguous
+ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]
 Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM_OPERANDS: OperandBlocks = (1, 1, 1)
 ROW_MAJOR_AXES: ContiguousAxes = ("inner", "outer")
-FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32; float32 numbers in the widest memory access
+FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32 number; float32 numbers in the widest memory access
 
-# Three counts from the machine code for sm_90, not fitted.
+# The next three numbers are counted in the machine code for sm_90.
 COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
-LOOP_INSTRUCTIONS = 50  # other instructions of a thread for each tile
-UNCOUNTED_REGISTERS = 32  # registers of a thread that Equation 16 does not count
+LOOP_INSTRUCTIONS = 50  # further instructions of a thread for each tile
+UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does not count
 
 
-# ---- counts of elements per thread block, equations (8) to (17)
+# ---- counts of elements for each thread block, Equations 8 to 17
 
 
 def tile_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
-    """Eq. (8): elements of A and of B that move from global memory to registers; as many move on to shared memory."""
+    """Return the elements of A and B that move from global memory through registers to shared memory (Equation 8)."""
     return s.m_s * k, s.n_s * k
 
 
 def fragment_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
-    """Eq. (9): elements of A and of B that move from shared memory to registers."""
-    return s.threads * s.m_r * k, s.threads * s.n_r * k
+    """Return the elements of A and of B that move from shared memory to registers (Equation 9)."""
+    return s.thread_count * s.m_r * k, s.thread_count * s.n_r * k
 
 
 def write_back_elements(s: TileSizes) -> int:
-    """Eq. (10): elements of C that move from registers to global memory, for each block of C."""
+    """Return the elements of C that move from registers to global memory, for each block of C (Equation 10)."""
     return s.m_s * s.n_s
 
 
 def kernel_flops(s: TileSizes, w: OperandBlocks, k: int) -> int:
-    """Eq. (11): the flops of the product and of the additions of blocks of A, B and C."""
+    """Return the flops of the product and of the additions of blocks of A, B and C (Equation 11)."""
     w_a, w_b, w_c = w
     multiply = 2 * s.m_s * s.n_s * k
     return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
 
 
 def global_memory_elements(s: TileSizes, w: OperandBlocks, k: int) -> int:
-    """Eq. (12): elements that move to and from global memory."""
+    """Return the elements that move to and from global memory (Equation 12)."""
     a, b = tile_load_elements(s, k)
     return a * w[0] + b * w[1] + write_back_elements(s) * w[2]
 
 
 def shared_memory_elements(s: TileSizes, k: int) -> int:
-    """Eq. (14): elements that move to and from shared memory; blocks are added before this, so W is no factor."""
+    """Return the elements that move to and from shared memory (Equation 14).
+
+    Blocks are added on the way to shared memory, so that W_A and W_B are no factors.
+    """
     return sum(tile_load_elements(s, k)) + sum(fragment_load_elements(s, k))
 
 
 def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
-    """Left side of Eq. (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
+    """Return the registers of accumulator, fragments and prefetched A and B, in elements (left side of Equation 16)."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
 def shared_tile_elements(s: TileSizes) -> int:
-    """Left side of Eq. (17), in elements: the tiles of A and B."""
+    """Return the number of elements of the tiles of A and B in shared memory (left side of Equation 17)."""
     return (s.m_s + s.n_s) * s.k_s
 
 
-# ---- how one operand reaches a tile, where today's kernel differs from Algorithm 1
+# ---- the copy of an operand to a tile, in which fmm's kernel differs from the paper's Algorithm 1
 
 
 @dataclass(frozen=True, slots=True)
 class OperandTile:
-    """The tile of A or of B: its size, the number of blocks that are added up in it, and its layout.
+    """A tile of A or B: its size, its layout, and the number of blocks that are added up in the tile.
 
-    Blocks of a sum are copied to shared memory one by one, read again and added, and the sum is written to shared
-    memory. Lines along the inner dimension are padded in shared memory, so that writing them takes two passes; a thread
-    reads four steps of a line at once.
+    Blocks of a sum are copied to shared memory one by one, read again and added; then the sum is written to shared
+    memory. Lines along the inner dimension are padded in shared memory, so that a write takes two passes. A thread
+    reads four steps of a line along the inner dimension at once.
     """
 
     tile: int  # elements of the tile
-    piece: int  # rows (of A's tile) or columns (of B's) that one thread multiplies
+    piece: int  # number of rows of A's tile, or of columns of B's tile, that one thread multiplies
     blocks: int
     inner: bool  # True if lines of the tile are contiguous along the inner dimension
     transposed: bool  # True if `inner` is True and sums are stored transposed, contiguous along the outer dimension
@@ -120,19 +124,19 @@ class OperandTile:
 
     @property
     def copies_per_thread(self) -> int:
-        """Wide accesses of a thread for its share of copying one block's tile."""
+        """The number of wide memory accesses of a thread to copy its share of one block's tile."""
         return -(-self.tile // WIDE_ACCESS_FLOATS // self.threads)
 
     @property
     def instructions_per_thread(self) -> int:
-        """Instructions of a thread: copies, and for sums reads, additions and writes."""
+        """The instructions of a thread for copies of the tile, and for sums the reads, additions and writes."""
         stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)
 
     @property
     def shared_memory_elements(self) -> int:
-        """Elements that move to and from shared memory until the tile can be used; Eq. (8) counts each element once."""
+        """The elements that move to and from shared memory until the tile can be used."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
@@ -142,7 +146,7 @@ class OperandTile:
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_read_count(self, depth: int) -> int:
-        """Return a thread's accesses to shared memory for fragments of `depth` steps, as wide as lines allow."""
+        """Return the number of a thread's reads of shared memory for fragments of `depth` steps."""
         width = (
             WIDE_ACCESS_FLOATS if self.has_burst_reads or self.piece % WIDE_ACCESS_FLOATS == 0 else 2 - self.piece % 2
         )
@@ -154,8 +158,8 @@ def operand_tiles(
 ) -> tuple[OperandTile, OperandTile]:
     (a, b), inner = tile_load_elements(s, s.k_s), [x == "inner" for x in along]
     return (
-        OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
-        OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
+        OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.thread_count),
+        OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.thread_count),
     )
 
 
@@ -166,21 +170,24 @@ def operand_tiles(
 def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) -> int:
     """Return the number of thread blocks that a multiprocessor holds at a time.
 
-    Registers are a limit by Eq. (16) and OTHER_REGISTERS, shared memory by Eq. (17) for all stages and copies.
+    Equation 16 and UNCOUNTED_REGISTERS count the registers. Equation 17 counts the shared memory of each stage and
+    copy.
     """
     registers = min(registers_needed(s, w) + UNCOUNTED_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
-        registers = min(registers, max_registers(limits, s.threads, s.blocks))
+        registers = min(registers, max_registers(limits, s.thread_count, s.blocks))
     a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(limits, s.threads, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies))
+    return count_active_blocks(
+        limits, s.thread_count, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies)
+    )
 
 
 def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
-    This is the number of instructions, or the time of the multiply-adds where the chip has fewer lanes for
-    multiply-adds than its schedulers could feed.
+    The cycles are the number of instructions, or the time of the multiply-adds if the chip has too few multiply-add
+    lanes.
     """
     adds = s.m_r * s.n_r * s.k_s
     slots = (
@@ -192,12 +199,12 @@ def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Ch
 
 
 def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float) -> float:
-    """Return the cycles that a warp alone on a scheduler waits at every tile; `touched` is the bytes of all operands.
+    """Return the cycles that a single warp on a scheduler waits at every tile; `touched` is the bytes of all operands.
 
-    Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
-    shared memory where shared memory takes longer than the copy from global memory.
+    Fragments of four steps that a thread reads at once must arrive during one step of multiply-adds. The warp waits
+    longer where the reads take longer than the multiply-adds.
     """
-    step = ceil(s.threads / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
+    step = ceil(s.thread_count / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_tiles(s, w, along), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True):
         if side.has_burst_reads:
@@ -211,7 +218,7 @@ def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chi
 
 
 def shared_memory_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
-    """Return the cycles of shared memory for one thread block's tile: Eq. (14) without reads shared by many threads."""
+    """Return the cycles of shared memory for one thread block's tile: Equation 14 without reads that threads share."""
     elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
         x.shared_memory_elements for x in operand_tiles(s, w, along)
     )
@@ -221,20 +228,20 @@ def shared_memory_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, 
 def tile_cycles(
     s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float, blocks: int
 ) -> float:
-    """Return a multiprocessor's cycles to compute a tile of each resident thread block, by its slowest resource.
+    """Return a multiprocessor's cycles for one tile of each resident thread block, limited by the slowest resource.
 
-    A scheduler with v warps is idle while all v warps wait. Each warp waits during a share p of its time, so all warps
-    wait at once during the share p^v.
+    A scheduler with v warps is idle while all v warps wait. If each warp waits during the share p of the time, all
+    warps wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
-    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.warp_schedulers)
+    warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.warp_schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, along, chip))
 
 
 @lru_cache(maxsize=1024)
 def multiply_adds_per_cycle(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
-    """Return the multiply-adds per cycle of a multiprocessor that is full of thread blocks of these products."""
+    """Return the multiply-adds per cycle of a multiprocessor that holds as many thread blocks as fit."""
     blocks = resident_blocks(s, GEMM_OPERANDS, chip.limits)
     return (
         blocks
@@ -246,19 +253,19 @@ def multiply_adds_per_cycle(s: TileSizes, shape: Shape, chip: Chip, count: int =
 
 
 def operand_bytes(w: OperandBlocks, shape: Shape, count: int) -> int:
-    """Return the bytes of all operands."""
+    """Return the bytes of the blocks of A, B and C that `count` products touch."""
     m, k, n = shape
     return FLOAT32_BYTES * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
 def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, triangle: bool = False) -> int:
-    """Return the number of C's tiles in `count` products; with `triangle`, only of tiles on and below the diagonal."""
+    """Return the number of computed tiles of C; with `triangle`, tiles on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
     return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if triangle else tiles[0] * tiles[1])
 
 
-@lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
+@lru_cache(maxsize=4096)  # cached: deep plans have thousands of products of one shape
 def launch_seconds(
     s: TileSizes,
     w: OperandBlocks,
@@ -268,17 +275,17 @@ def launch_seconds(
     along: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
 ) -> float:
-    """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
+    """Return the seconds of `count` equal products in one launch; operands are in the L2 cache if they fit.
 
     The launch ends when the multiprocessor with the most tiles ends. A multiprocessor computes as many tiles at a time
-    as fit, and then writes C, Eq. (10).
+    as fit, and then writes C (Equation 10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
     steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, triangle)
-    # Products that add to several blocks of C read these blocks before they write them.
+    # Products that add to several blocks of C read and write each of these blocks.
     written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
     def together(blocks: int) -> float:
@@ -290,10 +297,10 @@ def launch_seconds(
 
 # ---- the fastest tile sizes
 
-BUSY_SM_THREADS = 256  # number of threads that keep a multiprocessor busy in float64
+BUSY_SM_THREADS = 256  # number of threads that keep a multiprocessor busy in float64 products
 
 
-@lru_cache(maxsize=4096)  # a plan of four levels has 2401 products of one shape
+@lru_cache(maxsize=4096)  # cached: a plan of four levels has 2401 products of one shape
 def fastest_float32_tile(
     shape: Shape,
     chip: Chip,
@@ -302,27 +309,27 @@ def fastest_float32_tile(
     triangle: bool = False,
     of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` products of float32, or with `triangle` for one triangle of each."""
+    """Return the fastest tile sizes for `count` float32 products, or with `triangle` for their triangles."""
     fitting = [s for s in of if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
 
 
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
-    """Return the entries of C that the multiprocessor with the most tiles computes, the model's measure in float64.
+    """Return the entries of C that the busiest multiprocessor computes; fewer entries mean less time in float64.
 
-    The measure leaves out the cost of tiles before and after their multiply-adds, and all memory traffic.
+    The count leaves out the beginning and end of tiles, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
-    # fewer thread blocks than keep a multiprocessor busy take as long as these
-    alone = max(last, BUSY_SM_THREADS / s.threads) if last else 0
+    # A multiprocessor with fewer than BUSY_SM_THREADS threads takes as long as with BUSY_SM_THREADS threads.
+    alone = max(last, BUSY_SM_THREADS / s.thread_count) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
 def fastest_float64_tile(
     shape: Shape, chip: Chip, count: int = 1, _: ContiguousAxes = ROW_MAJOR_AXES, triangle: bool = False
 ) -> TileSizes:
-    """Return the tile sizes with which `count` products of float64 take the least time."""
-    return min(DOUBLE, key=lambda s: busiest_sm_entries(s, shape, count, chip.multiprocessors, triangle))
+    """Return the fastest tile sizes for `count` float64 products."""
+    return min(FLOAT64_SIZES, key=lambda s: busiest_sm_entries(s, shape, count, chip.multiprocessors, triangle))
 
 
 FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes, bool], TileSizes]] = {
@@ -331,11 +338,11 @@ FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes,
 }
 
 
-# ---- tiles whose operands the copy engine (TMA) brings
+# ---- products with tiles that the copy engine (TMA) loads
 
 
 def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product: its tiles at the rate of strategy Square, times its own strategy's `rate`."""
+    """Return the seconds of a product by the TMA kernel; the rate is that of strategy Square times `s.rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
@@ -352,12 +359,12 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
     return min(((tma_product_seconds(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
 
 
-# ---- the choice as the recorder of plans uses it
+# ---- the choice of tile sizes for the recorder of plans
 
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model as `fmm.kernels.cuda.target.TileSizeModel`."""
+    """The block model in the form of the protocol `fmm.kernels.cuda.target.TileModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
@@ -378,5 +385,5 @@ BLOCK_MODEL = BlockModel()
 
 @lru_cache(maxsize=256)
 def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
-    """Return the target for which a plan is recorded on this chip; the block model picks the tiles of open leaves."""
+    """Return the target for recording plans on this chip; the block model selects open tile sizes."""
     return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

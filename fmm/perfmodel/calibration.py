@@ -1,7 +1,8 @@
-"""Calibrations: a device as the formula of fmm.perfmodel.predict sees it, a value of a few dozen numbers.
+"""Define the calibration of a device: the numbers in the formula of fmm.perfmodel.predict.
 
-A tuning measures these numbers. For a device without a tuning, fmm.perfmodel.default_calibration has default values.
-The fields have the names of the formula's terms and of the config file. docs/model.md has a table of all fields.
+A tuning measures the numbers of a calibration. For a device without a tuning, fmm.perfmodel.default_calibration has
+default values. The fields of Calibration and ProductRate have the names that docs/model.md and the config file use.
+docs/model.md describes all fields in a table.
 """
 
 from __future__ import annotations
@@ -18,121 +19,126 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class ProductRate:
-    """The rate of products of one element type, and the corrections of the rate for sizes and alignment.
+    """The rate of products of one element type, and the corrections of this rate for sizes and alignment.
 
-    The vendor's batch of b products m x k x n takes flops / `flops` * (1 + fill / (b m n) + pipe / k + rows / m +
-    cols / n) seconds, with m and n rounded up to whole tiles. fmm.perfmodel.predict has the whole formula.
+    A batch of b vendor products m x k x n takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n) seconds. F is
+    the batch's flops over the field `flops`, with m and n rounded up to whole tiles. fmm.perfmodel.predict describes
+    the whole formula.
     """
 
-    flops: float  # flop/s of a product so large that starting, filling and reading operands cost nothing
-    fill: float  # entries of C at which the device is half busy
-    pipe: float  # steps along the inner dimension at which half of the time is start-up
-    rows: float = 0.0  # rows of C at which reading B takes as long as multiplying
-    cols: float = 0.0  # columns of C at which reading A takes as long as multiplying
-    # bytes/s at which thin products read and write their operands; 0: `Calibration.stream`, the rate of sums
+    flops: float  # flop/s of a product so large that starting, filling the device and reading operands cost nothing
+    fill: float  # number of entries of C with which the device is half busy
+    pipe: float  # steps along the inner dimension with which half of the time is start-up
+    rows: float = 0.0  # number of rows of C with which reading B takes as long as multiplying
+    cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
+    # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
     memory: float = 0.0
-    # The next four fields are factors on a product's time; 1 means no loss.
-    unaligned: float = 1.0  # factor if all rows begin at multiples of 4 bytes, but not all rows at multiples of 16
-    odd: float = 1.0  # factor if not all rows begin at multiples of 4 bytes
+    # `unaligned`, `odd`, `alone` and `copied` are factors on the time of a product; 1 means no loss.
+    # factor if all rows begin at multiples of 4 bytes, but not all rows at multiples of 16 bytes
+    unaligned: float = 1.0
+    odd: float = 1.0  # factor on the time of a product if not all rows begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of products of aligned copies of unaligned operands. (Measured on an H200: 0.9 in bfloat16,
-    # 0.94 in float64, 0.99 in float32. At its power limit a device clocks higher after the vendor's slow product of
+    # Factor on the time of products of aligned copies of unaligned operands. (Measured on an H200 for `copied`: 0.9 in
+    # bfloat16, 0.94 in float64, 0.99 in float32. A device at its power limit clocks higher after a slow product of
     # unaligned operands.)
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
-    tile: float = 1.0  # rows and columns of a tile; C is computed in whole tiles
-    width: float = 0.0  # columns of a tile; 0: as many as rows
-    # Fewer tiles than this number take as long as this number of tiles: one thread block computes each tile, however
-    # long the inner dimension is. 0: no such limit, since the kernel cuts products along the inner dimension where the
-    # device would be idle, as the vendor's kernels do.
+    tile: float = 1.0  # rows and columns of a tile of the kernel; C is computed in whole tiles
+    width: float = 0.0  # columns of a tile of the kernel; 0: as many columns as rows
+    # `slots` tiles run at a time: fewer tiles take as long as `slots` tiles, since one thread block computes each tile.
+    # `slots` is 0 for the vendor's kernels, which cut a product along the inner dimension to fill the device.
     slots: float = 0.0
     # The number of multiprocessors. The vendor computes C in tiles of several sizes, one tile on each multiprocessor at
-    # a time; the model counts whole rounds of tiles instead of `fill` where C has few rounds. 0: measured times show no
-    # whole rounds.
+    # a time. Where C has few rounds of tiles, the model counts whole rounds instead of `fill`. `sms` is 0 if measured
+    # times show no whole rounds.
     sms: float = 0.0
-    # The number of thread blocks that run at a time in the kernel of three float16 products. Each of them computes tile
-    # after tile, so that whole rounds of the kernel's tiles count instead of `fill`, `tile` and `slots`. 0: the vendor
-    # multiplies the planes.
+    # The number of thread blocks that run at a time in the kernel of three float16 products. Each thread block computes
+    # tile after tile, so that the model counts whole rounds of tiles instead of `fill`, `tile` and `slots`. `blocks` is
+    # 0 if the vendor multiplies the planes.
     blocks: float = 0.0
-    start: float = 0.0  # additional seconds of each start: a leaf of several kernels fills the device slowly
-    # The time of the tiled kernel over the vendor's, for a very large product. 0: not measured, and no plan with the
-    # tiled kernel is chosen.
+    start: float = 0.0  # additional seconds of each start of a leaf with several kernels, which fills the device slowly
+    # The time of the tiled kernel over the vendor's time for a very large product. If `tiled` is 0, the kernel was not
+    # measured, and no plan with the tiled kernel is chosen.
     tiled: float = 0.0
-    # Factor on the time of the tiled kernel for rows that do not begin at multiples of its widest access. 0: not
-    # measured, and no plan is chosen in which the tiled kernel reads unaligned rows.
+    # Factor on the time of the tiled kernel for rows that do not begin at multiples of the kernel's widest access. If
+    # `tiled_odd` is 0, the factor was not measured, and no plan is chosen in which the tiled kernel reads unaligned
+    # rows.
     tiled_odd: float = 0.0
-    waves: float = 0.0  # tiles of the tiled kernel at which the device is half busy
-    # Cost of a sum inside the tiled kernel: adding one number to an operand or to one more block of C takes the time of
-    # this number of multiply-adds.
+    waves: float = 0.0  # number of tiles of the tiled kernel with which the device is half busy
+    # The number of multiply-adds that take the time of one addition inside the tiled kernel, to an operand or to a
+    # block of C.
     inside: float = 0.0
-    # The time of one triangle of a product that is its own adjoint as a share of the whole product's, where the vendor
-    # has a function for it. (Measured on an H200: 0.50 in float32, 0.63 in float64.)
+    # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole
+    # product's time. (On an H200 the share is 0.50 in float32 and 0.63 in float64.)
     half: float = 0.6
-    # With fewer steps along the inner dimension than `half_least`, the share is `half_below`.
+    # With fewer than `half_least` steps along the inner dimension, the share is `half_below` instead of `half`.
     half_least: float = 0.0
     half_below: float = 1.0
-    # For several triangles one after the other: the number of rows with which a triangle takes twice as long, because
-    # its last round has few tiles.
+    # For several triangles one after the other: with this number of rows a triangle takes twice as long, since its last
+    # round has few tiles.
     half_apart: float = 0.0
-    # The same share for a very large triangle by fmm's own kernels (1: not measured), and the number of rows with which
-    # whole tiles on the diagonal and an incomplete last round double that time.
+    # `half_by_tiles` is the share of a very large triangle by fmm's own kernels; 1 means not measured. With `half_edge`
+    # rows, whole tiles on the diagonal and an incomplete last round double the time of the triangle.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 
 
 @lru_cache(maxsize=64)
-def _without_tiled_kernel(rate: ProductRate) -> ProductRate:
-    """Return the rate of a type in which the tiled kernel was not measured; cached, since every candidate needs it."""
+def _rate_without_tiled_kernel(rate: ProductRate) -> ProductRate:
+    """Return the rate without the tiled kernel's numbers; cached, since every candidate needs the rate."""
     return replace(rate, tiled=0.0)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A device: rates for each element type, the cost of sums, launches and threads, and the margins of a choice.
+    """The model of one device: rates by element type, the cost of sums, launches and threads, and the margins.
 
-    On a CPU a plan runs `lanes` products concurrently, each on its share of the threads, while other threads compute
-    sums. `Rate.batch` is the factor by which a product is slower when it runs so. Small plans run one step at a time.
+    On a CPU a plan runs `lanes` products concurrently, each on a share of the threads, while other threads compute
+    sums. `ProductRate.batch` is the factor by which concurrent products are slower. Plans of small products run one
+    step at a time.
     """
 
     name: str
     source: str
     rates: Mapping[str, ProductRate] = field(hash=False)
-    stream: float  # bytes/s of the traffic of sums
-    small: float = 0.0  # bytes of traffic with which one pass of sums reaches half of `stream`
-    launch: float = 0.0  # seconds of each start of a product or sum
-    overlap: float = 0.0  # share of the sums below an overlapped level that is hidden behind products
+    stream: float  # bytes/s that sums read and write
+    small: float = 0.0  # bytes of traffic with which one pass of a sum reaches half of `stream`
+    launch: float = 0.0  # seconds of each launch of a product or sum
+    overlap: float = 0.0  # share of the time of sums below an overlapped level that is hidden behind products
     batches: bool = False  # True if equal products of a batched level start together, as on a GPU
-    # A plan is chosen only if its predicted time is below the vendor's by the share `margin`, or by `tiled_margin` if
-    # fmm's own kernels compute its products, since their predicted time is less certain.
+    # A plan is chosen only if its predicted time is below the vendor's by the share `margin`. For products by fmm's own
+    # kernels the share is `tiled_margin`, since their predicted time is less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
-    # The next five fields are shares of the rate `stream` that slower kinds of sums reach.
-    sequential: float = 1.0  # sums of sequential levels
-    ragged: float = 1.0  # sums on rows that do not begin on cache lines
-    scalar: float = 1.0  # sums on rows that a kernel must move one number at a time
-    parts: float = 1.0  # sums of real or imaginary parts of complex numbers, every second number in memory
-    deep: float = 1.0  # sums of three levels in one pass: their many values leave registers for few threads
-    host: float = 0.0  # least seconds of the host to start one product
-    # The next four fields are the least seconds of the host for a user's call. A recurring call takes at least this
-    # time, however short the device's work is. The tuner measures launches; a user's call also runs Python code.
-    call_of_library: float = 0.0  # seconds for the library's own product
-    # seconds for plans with levels, or with a leaf of several launches: a replayed CUDA graph with new addresses
+    # `sequential`, `ragged`, `scalar`, `parts` and `deep` are the shares of the rate `stream` that slower kinds of sums
+    # reach.
+    sequential: float = 1.0  # share for the sums of sequential levels
+    ragged: float = 1.0  # share for sums on rows that do not begin on cache lines
+    scalar: float = 1.0  # share for sums on rows that a kernel must move one number at a time
+    parts: float = 1.0  # share for sums of real or imaginary parts of complex numbers, every second number in memory
+    deep: float = 1.0  # share for sums of three levels in one pass, which leave registers for few threads
+    host: float = 0.0  # smallest number of seconds of the host to start one product
+    # The fields that begin with `call` are the smallest numbers of seconds of the host for a user's call. A recurring
+    # call takes at least the host's seconds, however short the device's work is. The tuner measures launches alone; a
+    # user's call also runs Python code.
+    call_of_library: float = 0.0  # host seconds for the library's own product
+    # host seconds for plans with levels or with a leaf of several launches: a CUDA graph is replayed with new addresses
     call: float = 0.0
-    call_of_leaf: float = 0.0  # seconds for a leaf of one launch
-    # seconds for the leaf for small triangles: a look-up, and one launch without the vendor's library
+    call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
+    # host seconds for the leaf `small`: a look-up, and one launch without the vendor's library
     call_of_small: float = 0.0
-    # least side of leaf products; for shorter sides the formula is wrong, so that plans with these are not chosen
+    # shortest allowed side of leaf products in rows; the formula is wrong for shorter sides
     least: float = 0.0
-    lanes: int = 1  # products that run at a time
-    idle: float = 0.0  # seconds in which threads are idle at a plan's beginning and end
+    lanes: int = 1  # number of products that run at a time on a CPU
+    idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
-    apart: float = 1.0  # share of `stream` that the sums of small plans reach, since small plans run one step at a time
-    # Measured bounds on the number of levels; plans above a baseline that is missing here have no bound. The thresholds
-    # in a config contain these bounds.
+    apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
+    # Measured bounds on the number of levels, by baseline; plans above another baseline have no bound. The thresholds
+    # in a config contain the bounds on the number of levels.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
-        """Return the measured bounds on the levels above the plan's baseline; None if they were not measured."""
+        """Return the measured bounds on the levels above the plan's baseline; None if no bounds were measured."""
         if not self.level_bounds:
             return None
         baseline = baseline_text(plan)
@@ -144,19 +150,19 @@ class Calibration:
         return bounds is not None and count_levels(plan) > bounds.max_levels(effective_side(problem.size))
 
     def require_rate(self, dtype: str) -> ProductRate:
-        """Return the rate of a type, or of a leaf with a rate of its own; ValueError if there is none."""
+        """Return the rate of an element type, or of a leaf with its own rate; raise ValueError if there is none."""
         found = self.find_rate(dtype)
         if found is None:
             raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")
         return found
 
     def find_rate(self, dtype: str) -> ProductRate | None:
-        """Return the rate of a type, or None.
+        """Return the rate of an element type, or None if the calibration has no such rate.
 
-        Flops of real products take about as long as those of complex products of the same precision. A rate of the
+        A flop of a real product takes about as long as a flop of a complex product of the same precision. A rate of the
         complex type therefore serves the real type, except for the tiled kernel.
         """
         if (found := self.rates.get(dtype)) is not None:
             return found
         twin = self.rates.get(next((name for name, row in DTYPES.items() if row.real == dtype), ""))
-        return None if twin is None else _without_tiled_kernel(twin)
+        return None if twin is None else _rate_without_tiled_kernel(twin)

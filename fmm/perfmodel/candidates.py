@@ -1,10 +1,10 @@
-"""Candidate plans: the plans that are compared for a problem when the caller names none.
+"""List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A form makes plans out of a level and a leaf. Each level names the forms in which it is worth a comparison (an algorithm
-does so in the line `consider` of its file), and each leaf names the forms that it may end. A new level or leaf is
-therefore compared without a change of this module.
+A form of plans combines a level and a leaf in several patterns. Each level names the forms in which the level is
+compared; the file of an algorithm does so in the line `consider`. Each leaf names the forms that the leaf may end. New
+levels and leaves are therefore compared without a change of this module.
 
-Where the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
+If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import hidden_sum_share, predict_from_work
@@ -36,20 +36,23 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A way to make plans out of a level and a leaf.
+    """A form of plans: text patterns with a level, which a leaf ends.
 
-    In a pattern, `{a}` is replaced by the level; the leaf follows at the end. A text that is no valid plan is skipped.
+    `{a}` in a pattern stands for the level; the leaf follows at the end. Texts that are no valid plans are skipped.
     """
 
     name: str
     device: str  # cpu or cuda
     patterns: tuple[str, ...]
-    max_products: int  # plans with more leaf products are skipped
-    reason: str  # the reason why these plans are worth a comparison
-    needs: str | None = None  # name of a module that must be importable
+    max_products: int  # plans with more leaf products than this number are skipped
+    reason: str  # the reason why the plans of this form are compared
+    needs: str | None = None  # name of a Python module that must be importable; None: no module
 
     def make_plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """Yield the plans of this form. Compositions that are too large are not parsed: parsing takes seconds."""
+        """Yield the plans of this form with a level and a leaf.
+
+        Plans with too many products are not parsed, since parsing takes seconds.
+        """
         for pattern in self.patterns if self.name in level.forms else ():
             power = sum(int(p or 1) for p in re.findall(r"\{a\}(?:\^(\d))?", pattern))
             if level.products**power <= self.max_products:
@@ -57,7 +60,7 @@ class CandidateForm:
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# In each form, plans come from the fastest to the one with the least workspace.
+# The patterns of a form are ordered from the fastest plan to the plan with the smallest workspace.
 CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
@@ -79,9 +82,9 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
         7**3,
-        # Levels in one pass compute every sum separately. Winograd's shared sums then save no traffic and cost
-        # registers: Winograd's levels in one pass are never faster than Strassen's, and half as fast with three levels
-        # (H200).
+        # Several levels in one pass compute every sum separately. Winograd's shared sums then save no traffic and cost
+        # registers. On an H200 Winograd's levels in one pass are never faster than Strassen's; three levels are half as
+        # fast.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -101,7 +104,7 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.overlapped.pad16", "{a}.pad16", "{a}^2.overlapped.pad16", "{a}^2.pad16"),
         7**2,
-        # Without a batch, Winograd's levels copy less of A and B than Strassen's.
+        # Without a batch of products, Winograd's levels copy less of A and B than Strassen's levels.
         "one or two levels that read blocks of A and B in place: fewer copies and less workspace",
     ),
     CandidateForm(
@@ -117,10 +120,10 @@ CANDIDATE_FORMS: Final = (
 )
 
 
-# Levels that may be put above any candidate on a GPU. Levels that run one product after the other need the least
-# workspace. (Measured for float32, n = 65536, on an H200: one sequential level above two overlapped levels and three
-# levels in one pass has 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three in one
-# pass have 1.67 times its speed with 31 GiB. Plans without sequential levels need 156 GiB.)
+# Patterns of levels that may be put above any candidate on a GPU. Levels that run one product after the other need the
+# smallest workspace. On an H200 in float32 at n = 65536, one sequential, two overlapped and three one-pass levels have
+# 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three levels in one pass have 1.67
+# times cuBLAS's speed with 31 GiB. Plans without sequential levels need 156 GiB.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -134,9 +137,9 @@ OUTER_LEVEL_PATTERNS: Final = (
 
 
 def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
-    """Return the candidates of a device that starts batches together (a GPU) or does not (a CPU).
+    """Return the candidates of a GPU, which starts batches of products together, or with `batches` False of a CPU.
 
-    With `gram`, return the candidates of products that are their own adjoints.
+    With `gram` the candidates are those for self-adjoint products such as A^T A.
     """
     device = "cuda" if batches else "cpu"
     return gram_candidates(device) if gram else candidate_plans(device)
@@ -145,7 +148,7 @@ def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
-    """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
+    """Return the plans that are compared on a device (`cpu` or `cuda`), the vendor and the probed plans first."""
     more = [plan for name in _form_names(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below_level(level, plain, device)]
@@ -155,29 +158,29 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
-    """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
+    """Return the candidates that a tuning's probes measure: the vendor first, other leaves without levels last."""
     names = _form_names(device)
     plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
-    """Return the plans that run other functions of the vendor's library; a plan must also be faster than these."""
+    """Return the plans that run other functions of the vendor's library; a good plan is faster than these plans too."""
     peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.candidate_names)
 
 
 def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
-    """Yield these plans, each below a level that replaces complex or scaled numbers by others (such as `3m`).
+    """Yield the given plans, each below a level such as `3m` that replaces complex or scaled numbers.
 
-    Below a level with a batch of products only leaves make sense. A CPU runs all orders of the level in the same way,
-    except for the order with the least workspace.
+    A level with a batch of products is followed by a leaf alone. On a CPU all traversals of the level run alike, except
+    the traversal with the smallest workspace.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
-    if device == "cpu" and (first.batched or first.side_by_side):
+    if device == "cpu" and (first.is_batched or first.needs_extra_streams):
         return
     for plan in plans:
-        if not (first.batched and plan.levels):
+        if not (first.is_batched and plan.levels):
             with suppress(PlanError):
                 composed = Plan((first, *plan.levels), plan.leaf)
                 if any(composed.accepts_type(dtype) for dtype in first.types or DTYPES):
@@ -194,7 +197,7 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans of all forms of this name; `leaf_forms` returns the names of the forms that a leaf may end."""
+    """Return the plans of all forms with this name; `leaf_forms` returns the names of the forms that a leaf may end."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -203,13 +206,15 @@ def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[s
     return [plan for form in forms for leaf in leaves for level in levels for plan in form.make_plans(level, leaf)]
 
 
-# ---- candidates of products that are their own adjoints
+# ---- candidates of self-adjoint products
 
 
-# Numbers of cuts by device. A CPU's BLAS gains nothing from many small blocks.
+# The numbers of cuts of a self-adjoint product that are tried, by device. A CPU's BLAS gains nothing from more cuts
+# into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
-GRAM_ALGORITHM_COUNT: Final = 1  # the number of algorithms that are tried in these plans
+# names of the forms of plans for the products below the diagonal
+GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
+GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
 # The form of a leaf that computes a whole triangle of C, but not the blocks of a triangle.
 TRIANGLE_ONLY_FORM: Final = "half"
 
@@ -217,12 +222,12 @@ TRIANGLE_ONLY_FORM: Final = "half"
 @clear_on_registration
 @lru_cache(maxsize=4)
 def gram_candidates(device: str) -> tuple[Plan, ...]:
-    """Return the plans that are compared for products that are their own adjoints, the vendor first.
+    """Return the plans that are compared for self-adjoint products, the vendor first.
 
-    A leaf with a kernel for triangles needs no level. For other leaves, levels `gram` cut the product into blocks: the
-    vendor or a fast plan for whole products computes the blocks below the diagonal, and the plan's leaf the blocks on
-    the diagonal. If the plan's leaf is the vendor's product, additional candidates compute the blocks on the diagonal
-    by a leaf with a triangle kernel.
+    A leaf with a kernel for triangles needs no level `gram`. For other leaves, levels `gram` cut the product into
+    blocks. The vendor or a fast plan computes the blocks below the diagonal, and the plan's leaf computes the blocks on
+    the diagonal. If the plan's leaf is the vendor's product, further candidates compute the blocks on the diagonal with
+    a triangle kernel.
     """
     inner = [VENDOR, *_plans_of_forms("alone", device, lambda leaf: leaf.forms)]
     for form in _device_forms(device):
@@ -242,24 +247,24 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-# ---- the levels and leaves that candidates are made of
+# ---- the levels and leaves of which candidates consist
 
 
 def device_leaves(device: str) -> list[Leaf]:
-    """Return the leaves and whole levels of a device, except the leaves that compute triangles alone."""
+    """Return the leaves of a device, except the leaves that compute triangles alone."""
     return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY_FORM}]
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
-    """Return the levels of all kinds that candidates are made of; levels that need less workspace come last."""
+    """Return the levels of which candidates consist; levels that need less workspace come last."""
     levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
 def search_levels(device: str) -> tuple[CandidateLevel, ...]:
-    """Return the levels that the tuner's search tries on a device, the levels of candidates first."""
+    """Return the levels that the tuner's search tries on a device, levels of candidates first."""
     forms = [form.name for form in _device_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
@@ -289,30 +294,31 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 
 
 # ---- levels above candidates, until the workspace suffices
-#
-# A level that runs one product after the other holds the temporaries of one product; the plan below it multiplies
-# matrices an eighth as large. There are thousands of these compositions. Compositions are built level by level from the
-# outermost inwards. Among levels that leave products of equal size, a composition is dropped if another one is better
-# in time, workspace and error at once.
+
+# A level that runs one product after the other holds the temporaries of one product. The products below a level with
+# halved sides are an eighth as large. Thousands of compositions of levels are possible. Compositions are built level by
+# level from the outermost level inwards. Among compositions that leave products of equal size, a composition is dropped
+# if another composition is better in time, workspace and error.
 
 MAX_OUTER_LEVELS = 3
-MAX_COMPOSITIONS = 8  # compositions for which the whole formula predicts the time
-# If the estimated workspace is above this share of the allowed one, the workspace is counted exactly. The second share
-# is for step tables, which need up to 1.4 times the estimate if the blocks at the edge are smaller.
+MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predicts the time
+# If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly. Step
+# tables have the second share, since step tables need up to 1.4 times the estimate if blocks at the edge are smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
-# The product of the error growths of a composition's parts may exceed the growth of the whole by up to this factor.
+# The product of the error growths of outer levels and inner plan may exceed a composition's growth by up to this
+# factor.
 ERROR_GROWTH_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
 class OuterLevels:
-    """Levels from the outermost inwards, the products that they leave, and the cost of the levels themselves."""
+    """Levels from the outermost inwards, the products below these levels, and the cost of the levels themselves."""
 
     levels: tuple[Level, ...]
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden_share` is the share that is hidden
+    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden_sum_share` is the hidden share
     overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
@@ -320,7 +326,7 @@ class OuterLevels:
     has_tables: bool = False  # True if one of the levels is a step table
 
     def is_dominated_by(self, other: OuterLevels) -> bool:
-        """Return True if `other` is at least as good in every respect, whatever share of the sums is hidden."""
+        """Return True if `other` is at least as good in every quantity, for any share of hidden sums."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
         better = faster and other.workspace <= self.workspace and other.streams <= self.streams
@@ -328,18 +334,18 @@ class OuterLevels:
 
 
 class InnerPlan(NamedTuple):
-    """A plan for the products that outer levels leave, and the cost of one of these products."""
+    """A plan for the products below outer levels, and the cost of one product."""
 
     plan: Plan
     seconds: float
     overlappable: float  # the part of `seconds` that a second stream may hide
-    hidden_sum_share: float  # the share of the overlappable seconds, with those of the outer levels, that is hidden
+    hidden_sum_share: float  # the share of the overlappable seconds of inner plan and outer levels that is hidden
     workspace: float
     error_growth: float
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast ones by their number."""
+    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast compositions by number."""
 
     seconds: float
     number: int
@@ -355,14 +361,14 @@ def compose_levels(
     levels: Sequence[Level],
     plans: Sequence[Plan],
 ) -> list[Plan]:
-    """Return compositions of these levels and plans within the limits of workspace and error, the fastest first.
+    """Return compositions of `levels` and `plans` within the limits of workspace and error, the fastest first.
 
-    The order is by a rough estimate of the time, which ignores the alignment of rows and the host's time to start
-    products.
+    The order follows a rough estimate of the time, without the alignment of rows and the host's time to start products.
     """
     m, k, n = problem.size
     found: list[Composition] = []
-    inner_plans: dict[Sides, list[InnerPlan]] = {}  # several compositions leave products of equal size
+    # cache by size, since several compositions leave products of equal size
+    inner_plans: dict[Sides, list[InnerPlan]] = {}
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):
         longer = (x for outer in front for level in levels for x in _append_level(outer, level, problem, calibration))
@@ -384,14 +390,14 @@ def compose_levels(
                         hidden = inner.hidden_sum_share * (outer.overlappable + overlappable)
                         seconds = outer.seconds + outer.products * inner.seconds - hidden
                         found.append(Composition(seconds, len(found), outer, inner))
-    fitting = (x for c in sorted(found) if (x := _joined_plan(c, problem, max_workspace, max_error_growth)))
+    fitting = (x for c in sorted(found) if (x := _composed_plan(c, problem, max_workspace, max_error_growth)))
     return list(islice(fitting, MAX_COMPOSITIONS))
 
 
 def _append_level(
     outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration
 ) -> Iterator[OuterLevels]:
-    """Yield the outer levels with one more level at the bottom, if that is possible."""
+    """Yield the outer levels with `level` as the innermost level, if `level` can run there."""
     with suppress(PlanError):
         levels = (*outer.levels, level)
         if (growth := _levels_error_growth(levels, problem.dtype)) is None:
@@ -409,7 +415,7 @@ def _append_level(
                 outer.overlappable + (seconds if outer.streams > 1 else 0.0),
                 outer.workspace + outer.streams * sum(f.held) * problem.itemsize,
                 growth,
-                max(outer.streams, level.streams),
+                max(outer.streams, level.stream_count),
                 outer.has_tables or (level.cut is not None and level.cut.ordered),
             )
 
@@ -417,7 +423,7 @@ def _append_level(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
-    """Return the error growth of levels for all sides; None if these levels cannot follow each other."""
+    """Return the error growth of a sequence of levels for all sides; None if the levels cannot follow each other."""
     try:
         return expected_error_growth(Plan(levels), dtype)
     except PlanError:
@@ -425,7 +431,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the outer levels that no others with products of equal size beat; of equally good ones, the first."""
+    """Return the outer levels that no others with products of equal size dominate; the first of equally good ones."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):
@@ -447,13 +453,13 @@ def _inner_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibrati
                 )
 
 
-def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
-    """Return the whole plan; None if there is no such plan or it exceeds a limit."""
+def _composed_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
+    """Return the composition as a plan; None if the plan is invalid or exceeds a limit."""
     outer, inner = found.outer, found.inner
     with suppress(PlanError):
         plan = Plan((*outer.levels, *inner.plan.levels), inner.plan.leaf)
         share = STEP_TABLE_EXACT_COUNT_SHARE if outer.has_tables else EXACT_COUNT_SHARE
         near = outer.workspace + outer.streams * inner.workspace > share * max_workspace
-        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= max_workspace
+        fits = not near or plan_workspace_bytes(plan, *problem.size, problem.itemsize) <= max_workspace
         return plan if fits and expected_error_growth(plan, problem.dtype) <= max_error_growth else None
     return None

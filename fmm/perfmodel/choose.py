@@ -1,13 +1,14 @@
 """Choose a plan in four steps: candidates -> filter -> rank -> pick.
 
-1. Candidates: the plans of fmm.perfmodel.candidates, and for large products compositions of levels (`all_candidates`).
-2. Filter: the plans that may run for the problem's type and sides on this device (`filter_candidates`).
-3. Rank: the predicted time of each plan relative to the vendor's, and its required margin (`rank_candidates`).
+1. Candidates: list the plans of fmm.perfmodel.candidates, and for large products compositions of levels
+(`all_candidates`). 2. Filter: keep the plans that may run for the problem's type and sides on this device
+(`filter_candidates`). 3. Rank: predict the time of each plan relative to the vendor's, and determine the required
+margin (`rank_candidates`).
 4. Pick: the fastest candidate within the limits that beats the vendor by its margin; else the vendor
    (`pick_candidate`).
 
-`choose` does all four. It is a pure function of a problem, a calibration and the caller's limits. The vendor's own
-product is one of the candidates.
+The function `choose` does all four steps. `choose` is a pure function of a problem, a calibration and the caller's
+limits. The vendor's own product is one of the candidates.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from fmm.kernels.plans.leaf import LeafUse, leaf_of_option, plan_leaves
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
@@ -30,51 +31,52 @@ from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
-from fmm.problem import Layout, Problem, without_layouts
+from fmm.problem import Layout, Problem, problem_without_layouts
 
-# The default limit of the expected error, as a multiple of the vendor's error. Three levels of a 16-bit type on a GPU
-# are expected to err 14 times as much as the vendor, which rounds each result only once. On a CPU three levels of
-# Strassen's algorithm err about 14 times as much on numbers of one sign.
+# The default limit of the expected error, as a multiple of the vendor's error. Three levels in a 16-bit type on a GPU
+# have 14 times the expected error of the vendor, which rounds each result once. On a CPU three levels of Strassen's
+# algorithm have about 14 times the vendor's error on numbers of one sign.
 CPU_ERROR_GROWTH_LIMIT, GPU_ERROR_GROWTH_LIMIT = 15.0, 16.0
-# From this number of flops on, compositions of levels are compared even if other candidates fit the workspace. Only
-# compositions have plans with six levels. Comparing them takes milliseconds, which a product of this size hides.
+# For products with at least this number of flops, compositions of levels are compared even if other candidates fit.
+# Plans with six levels are compositions only. The comparison of compositions takes milliseconds, which a product of
+# this size hides.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
 def default_error_growth_limit(batches: bool) -> float:
-    """Return the default limit of the error growth on a GPU (which starts batches together) or on a CPU."""
+    """Return the default limit of the error growth on a GPU, or with `batches` False on a CPU."""
     return GPU_ERROR_GROWTH_LIMIT if batches else CPU_ERROR_GROWTH_LIMIT
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a choice respects: bytes of workspace, and the expected error as a multiple of the vendor's."""
+    """A caller's limits on the choice: workspace in bytes, and expected error as a multiple of the vendor's error."""
 
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH_LIMIT
-    emulation: bool = True  # True to allow plans that multiply in another type
-    # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
+    emulation: bool = True  # True to allow plans that multiply in another element type
+    # True to bound the error of each entry of C relative to (|A| |B|)ij, instead of relative to norms
     componentwise: bool = False
 
     def allows_plan(self, plan: Plan, growth: float) -> bool:
-        """Return True if a plan with this expected error growth respects the limits; the workspace is not checked.
+        """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
-        A limit of exactly 1 asks for the vendor's error in each entry, which emulation does not have. A limit below 1
-        bounds the error relative to the norms of rows and columns.
+        The limit 1 requires the vendor's error in each entry, which emulation does not reach. Limits below 1 bound the
+        error relative to the norms of rows and columns.
         """
         strict = not self.emulation or self.error_growth == 1
-        allowed = growth <= self.error_growth and not (strict and plan.emulates)
+        allowed = growth <= self.error_growth and not (strict and plan.uses_emulation)
         return allowed and not (self.componentwise and not has_componentwise_bound(plan))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its prediction."""
+    """A plan with its prediction, its error growth and its required margin."""
 
     plan: Plan
     prediction: Prediction
-    time: float  # predicted time of a recurring call over that of the vendor's call
-    error_growth: float  # expected error as a multiple of the vendor's
+    time: float  # ratio of the predicted time of a recurring call to the vendor's
+    error_growth: float  # expected error as a multiple of the vendor's error
     margin: float  # the candidate wins if `time` is at most 1 - margin
 
     @property
@@ -84,12 +86,12 @@ class Candidate:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace, counted exactly."""
+        """The bytes of workspace of the plan, counted exactly."""
         problem = self.prediction.problem
-        return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
+        return plan_workspace_bytes(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
     def fits_workspace(self, limit: int) -> bool:
-        """Return True if the workspace is at most `limit` bytes; it is counted exactly if the estimate is close."""
+        """Return True if the workspace is at most `limit` bytes; a close estimate is replaced by the exact count."""
         estimate = estimated_workspace(self.plan, self.prediction.problem)
         if 2 * estimate <= limit or estimate > 2 * limit:
             return 2 * estimate <= limit
@@ -101,7 +103,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best candidate, the reason in words, and all candidates from the fastest down."""
+    """The best candidate, the reason for the choice in words, and all candidates, the fastest first."""
 
     best: Candidate
     reason: str
@@ -111,7 +113,7 @@ class Choice:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the candidate with the least predicted time within the limits; the vendor if none wins by its margin."""
+    """Return the choice for a problem: the fastest candidate within the limits; the vendor if no candidate wins."""
     candidates = all_candidates(problem, calibration, limits)
     winners = _winning_candidates(candidates, limits)
     if (
@@ -119,7 +121,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
         and not winners[0].fits_workspace(limits.workspace)
         and problem.flops < COMPOSITION_MIN_FLOPS
         and not problem.writes_triangle
-    ):  # the fastest winner needs more workspace than allowed: a composition of levels may need less
+    ):  # A composition of levels may need less workspace than the fastest winner, which exceeds the limit.
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
     best = pick_candidate(candidates, limits)
     reason = _reason_text(best, candidates, calibration, limits)
@@ -133,7 +135,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
-    """Return all candidates after filter and rank, the fastest first; for large products compositions of levels too."""
+    """Return the ranked candidates, the fastest first; for large products with compositions of levels."""
     candidates = rank_candidates(problem, calibration)
     if problem.writes_triangle or problem.flops < COMPOSITION_MIN_FLOPS:
         return candidates
@@ -141,7 +143,7 @@ def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -
 
 
 def compose_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
-    """Return the best compositions: outer levels above candidates, within the limits, ranked."""
+    """Return the best compositions of outer levels and candidates within the limits, ranked by time."""
     if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
         return ()
     eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
@@ -152,7 +154,7 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
 
 
 def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
-    """Return True if the level takes numbers of this type above at least one of the plans."""
+    """Return True if the level accepts the element type above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False
     return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
@@ -163,11 +165,11 @@ def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool
 
 @lru_cache(maxsize=4096)
 def ranking_problem(problem: Problem, gpu: bool) -> Problem:
-    """Return the problem for which candidates are ranked: row-major matrices, without alpha, beta and addend.
+    """Return the problem for which candidates are ranked, with row-major matrices and without alpha, beta and addend.
 
-    B remains column-major on a GPU, in types in which a leaf is slow on a column-major B.
+    A column-major B stays column-major on a GPU in types with a leaf that is slow on a column-major B.
     """
-    plain = without_layouts(problem)
+    plain = problem_without_layouts(problem)
     if (
         not gpu
         or problem.writes_triangle
@@ -182,27 +184,27 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def _types_slow_on_column_major_b() -> frozenset[str]:
-    """Return the types in which at least one leaf is slow on a column-major B."""
+    """Return the element types in which at least one leaf is slow on a column-major B."""
     return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
-# Padding lengthens the sides of leaf products by less than a third. A side without padding that is shorter than this
-# share of the least allowed side is therefore too short with padding as well.
+# Padding makes the sides of leaf products longer by less than a third. A side below UNPADDED_SIDE_SHARE of the shortest
+# allowed side is therefore too short after padding too.
 UNPADDED_SIDE_SHARE = 0.7
 
 
 class EligiblePlan(NamedTuple):
-    """A plan that may be chosen for one type on one device, and its requirements on the sides of a problem."""
+    """A plan that may be chosen for one element type on one device, with requirements on a problem's sides."""
 
     plan: Plan
-    alignment: int  # every row must begin at a multiple of this number of bytes
-    longest: float  # rows of the longest side allowed; inf: no limit
-    parts: tuple[int, int, int] | None  # the numbers of parts into which all levels together cut m, k, n; None: no cut
+    alignment: int  # every row of A, B and C must begin at a multiple of this number of bytes
+    longest: float  # number of rows of the longest allowed side; inf: no limit
+    parts: tuple[int, int, int] | None  # numbers of parts into which all levels cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
-        """Return True if the problem's rows are aligned and its sides short enough for the plan."""
+        """Return True if the problem's rows are aligned and the sides are short enough for the plan."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
 
@@ -219,7 +221,7 @@ class EligiblePlan(NamedTuple):
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
-    """Yield the plans that may be chosen for the problem on this device: of `plans`, or of all candidates if empty."""
+    """Yield the plans from `plans` (empty: from all candidates) that may be chosen for the problem on this device."""
     side = effective_side(problem.size)
     for x in (
         _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
@@ -230,7 +232,7 @@ def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequenc
 
 
 def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    """Return the candidates for the problem's type with their requirements on its sides; cached."""
+    """Return the candidates for the problem's element type with their requirements on the sides; cached."""
     return _eligible_plans_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
@@ -242,24 +244,24 @@ def _eligible_plans_for_type(dtype: str, writes_triangle: bool, calibration: Cal
 
 
 def _filter_eligible_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
-    """Yield the plans that may be chosen for the problem's type, with their requirements."""
+    """Yield the plans that may be chosen for the problem's element type, with their requirements on the sides."""
     for plan in plans:
         if (found := _eligible_plan(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
 
 
 def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
-    """Return the plan with its requirements; None if it may not be chosen for the type on this device.
+    """Return the plan with its requirements on the sides; None if the plan may not be chosen for this type and device.
 
-    A leaf may be chosen only for the types for which it is a candidate, and only if the calibration has its rate. The
-    tiled kernel is not compared in types in which it takes about the vendor's time.
+    A leaf may be chosen only for its candidate types, and only if the calibration has the leaf's rate. The tiled kernel
+    is not compared in types in which this kernel takes about the vendor's time.
     """
     leaf, parts = plan.leaf_use.leaf, None
-    if plan.splits:  # levels that cut at a size, and not into a fixed number of parts, do not count
+    if plan.has_smaller_products:  # levels without a fixed number of parts are not counted
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
-    if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes a triangle without levels
+    if writes_triangle and not plan.levels and plan != VENDOR:  # the leaf computes a triangle without levels
         rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
         supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
@@ -272,36 +274,37 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # The products of a batch read only temporaries, which have aligned rows.
-    reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
+    reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if leaves for diagonal blocks read transposed copies in exactly the types in which copies pay."""
+    """Return True if leaves for diagonal blocks read transposed copies exactly where copies save time."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
-    """Yield the leaves that levels name for blocks on the diagonal, such as `tile` in `gram.tile.outer`."""
+    """Yield the leaves that the plan's levels name for blocks on the diagonal, such as `tile` in `gram.tile.outer`."""
     return (leaf_of_option(name) for level in plan.levels for name in level.named_leaves)
 
 
-# ---- 3. rank: the predicted time of each plan that passed the filter
+# ---- 3. rank: the predicted time of each plan that passes the filter
 
 
 def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
-    """Return the plans that pass the filter with their predictions, the fastest first.
+    """Return the candidates: plans that pass the filter, with predictions, the fastest first.
 
-    They are of `plans`, or of all candidates if `plans` is empty. Plans of equal time remain in that order.
+    The plans are taken from `plans`, or from all candidates if `plans` is empty. Plans with equal predicted times keep
+    their order.
     """
     vendor_seconds = recurring_call_seconds(predict_vendor(problem, calibration), calibration)
     found: list[Candidate] = []
     for plan in filter_candidates(problem, calibration, plans):
-        with suppress(PlanError):  # the plan cannot run on these sides
+        with suppress(PlanError):  # a plan that cannot run on these sides is skipped
             work = estimated_work(plan, problem)
-            if plan.splits and work.smallest_leaf_side < calibration.least:
+            if plan.has_smaller_products and work.smallest_leaf_side < calibration.least:
                 continue
             prediction = predict_from_work(plan, problem, work, calibration)
             seconds = recurring_call_seconds(prediction, calibration)
@@ -313,23 +316,24 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
 
 
 def _sorted_by_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates sorted by time; among equal times, which the host limits, by the device's time."""
+    """Return the candidates sorted by time, and by the device's time where the host's time makes the times equal."""
     return tuple(sorted(candidates, key=lambda c: (c.time, c.prediction.predicted_seconds)))
 
 
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
-    """Return the seconds of a call that recurs: the longer of the device's and the host's time.
+    """Return the seconds of a recurring call: the longer of the device's and the host's time.
 
-    The device computes one call while the host starts the next call. Left out: a caller who waits for each result pays
-    both times.
+    The device computes one call while the host starts the next call. A caller who waits for each result pays both
+    times, which the model leaves out.
     """
     return max(prediction.predicted_seconds, host_call_seconds(prediction.plan, prediction.problem, calibration))
 
 
 def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the least seconds of the host for one call by the plan.
+    """Return the smallest number of seconds of the host for one call with the plan.
 
-    The time of the vendor's own call counts for whole products only: its library has no function for one triangle.
+    The time of the vendor's own call counts for whole products only, since CuPy and torch have no function for a
+    triangle.
     """
     if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
@@ -338,49 +342,52 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
     return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
-# ---- margins: by how much a candidate must be predicted to win; larger where its predicted time is less certain
+# ---- margins: the gain that a candidate must promise, larger where the predicted time is less certain
 
 # All margins are shares of the vendor's time.
 
-# Added where C has few tiles: this number divided by the number of tiles. The formula does not know how far the last
-# wave of tiles fills the device. (An H200 computes 132 tiles at a time. Predicted speedups are wrong by 8 to 15 % where
-# C has fewer than 800 tiles, and by 4 % from 1600 tiles on, for leaf products of any side.)
+# The margin grows by FEW_TILES_MARGIN divided by the number of C's tiles. The formula of the model leaves out how far
+# the last wave of tiles fills the device. An H200 computes 132 tiles at a time. On an H200 the error of predicted
+# speedups is 8 to 15 % where C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
-# The least rows and columns of a tile for complex types. FEW_TILES_MARGIN was settled with tiles of this side, those of
-# the datasheet calibration. A fit may find smaller tiles, and C would then seem to have four times as many.
-# (complex128, H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by
-# `3m.batched > vendor` and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
+# A tile of a complex type counts with at least this number of rows and columns. FEW_TILES_MARGIN was determined with
+# tiles of 128 rows and columns, as in a datasheet's calibration. A fit may find tiles of half this side, with which C
+# would have four times as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 of the vendor's time
+# at 368 x 19344 x 1120 (predicted 0.72). Of 220 shapes, 6 take longer than the vendor with this limit and 16 without
+# this limit.
 MIN_COMPLEX_TILE_SIDE = 128.0
-# The share of FEW_TILES_MARGIN for types in which whole rounds of the vendor's tiles are counted (`Rate.sms`). Their
-# predictions are better, and a missed win costs as much as a wrong one. (Fewer poor choices on 111 shapes of an H200 in
-# float32 without emulation.)
+# The share of FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
+# Predictions are better in these types, and a missed win costs as much time as a wrong choice. On an H200 the share
+# makes fewer poor choices for 111 shapes in float32 without emulation.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
-# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200, 272 and 318
-# rows with a long inner side: 0.82 and 0.86 of the vendor's time were predicted, 1.12 and 1.02 measured.)
+# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
+# a long inner side, 272 rows take 1.12 of the vendor's time (predicted 0.82) and 318 rows 1.02 (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
-# Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
-# not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 of these plans two, with
-# sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
+# Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
+# The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in
+# TF32, two of 37 plans are slower than the vendor: by 9 % at the side 201, and by 3 % at the side 221.
 THIN_OPERAND_MARGIN = 12.8
-# Added for these plans in TF32: this number divided by the square of the shortest side, if that is more than by
-# THIN_MARGIN. The copies pay less in TF32, and the model is more optimistic for thinner products. (H200, TF32, shortest
-# sides of 129, 153, 203 and 205: 0.70, 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and
-# 1.03 were measured. From 207 on none of these plans was slower than the vendor, in bfloat16 and float16 none of 32
-# from 129 on.)
+# In TF32 the additional margin of these plans is TF32_THIN_OPERAND_MARGIN / (shortest side)^2, if that is larger. In
+# TF32 copies to aligned rows save less time, and the model is more optimistic for thinner products. On an H200 in TF32,
+# plans take 1.39 of the vendor's time at the shortest side 129 (predicted 0.70) and 1.03 at 205 (predicted 0.83). From
+# the side 207 on no plan is slower than the vendor. In bfloat16 and float16 none of 32 plans is slower from the side
+# 129 on.
 TF32_THIN_OPERAND_MARGIN = 4000.0
-# Added on a GPU for cuts of a product that is its own adjoint. The vendor's syrk is faster relative to its gemm than
-# the model predicts, and the products below the diagonal are slower. (float64, H200: 0.93 and 0.92 of the vendor's time
-# were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
-# tiled kernel computes the diagonal blocks from transposed copies: their time is predicted well. (float32, H200: 0.91,
-# 0.79 and 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 were measured.)
+# Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
+# faster relative to gemm than the model predicts, and the products below the diagonal are slower. On an H200 in float64
+# these plans take 1.09 of the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192 (predicted 0.87). The
+# margin is not added where the tiled kernel computes the diagonal blocks from transposed copies, since the time of
+# these blocks is predicted well. On an H200 in float32 such plans take 0.91 of the vendor's time at 8192 (predicted
+# 0.91) and 0.69 at 32768 (predicted 0.69).
 TRIANGLE_CUT_MARGIN = 0.08
 
 
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the share of the vendor's time by which the plan must be predicted to win.
+    """Return the required margin of a plan: the share of the vendor's time by which the plan must be predicted to win.
 
-    The margin is larger for products by fmm's own kernels: the model predicts the vendor's products best. The tiled
-    kernel without a level needs no margin: it has no sums, and if it takes the vendor's time, it is as good a choice.
+    The margin is larger for products by fmm's own kernels, since the model predicts the vendor's products best. The
+    tiled kernel without a level needs no margin: the kernel has no sums, and at the vendor's time either choice is
+    good.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
@@ -392,11 +399,11 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the margin for a C with few tiles or for thin operands, since the formula was fitted to large products."""
+    """Return the additional margin for few tiles of C or thin operands; the formula is fitted to large products."""
     tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
-    if plan.splits or problem.writes_triangle:
+    if plan.has_smaller_products or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
         return OTHER_TYPE_MARGIN_SHARE * few_tiles_margin(problem, calibration)
@@ -405,38 +412,38 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
 
 
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
-    """Return the margin for the number of C's tiles, larger for fewer tiles.
+    """Return the additional margin for the number of C's tiles; the margin is larger for fewer tiles.
 
-    A complex number counts as two real ones, and only half of the tiles are computed for one triangle.
+    A complex number counts as two real numbers. For one triangle only half of the tiles are computed.
     """
     rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n)
-    entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
+    entries *= (1 + problem.element_type.is_complex) / (1 + problem.writes_triangle)
     share, side = (
         COUNTED_ROUNDS_MARGIN_SHARE if rate.sms else 1.0,
-        max(rate.tile, MIN_COMPLEX_TILE_SIDE * problem.type.is_complex),
+        max(rate.tile, MIN_COMPLEX_TILE_SIDE * problem.element_type.is_complex),
     )
     return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 
 
-# ---- 4. pick: the fastest winner that fits, and the reason in words
+# ---- 4. pick: the fastest candidate that beats the vendor within the limits, and the reason in words
 
 
 def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:
     """Return the fastest candidate that beats the vendor by its margin within the limits; else the vendor's product.
 
-    The candidates are sorted by time.
+    `candidates` must be sorted by time.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
     return next((c for c in _winning_candidates(candidates, limits) if c.fits_workspace(limits.workspace)), vendor)
 
 
 def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
-    """Return the candidates that win and respect the limits, except the limit on the workspace, which takes longer."""
+    """Return the candidates that win within all limits except the workspace, which takes longer to count."""
     return [c for c in candidates if c.beats_vendor and limits.allows_plan(c.plan, c.error_growth)]
 
 
 def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
-    """Return why `best` was picked, and which limit a faster candidate exceeds."""
+    """Return the reason why `best` was picked, and the limit that a faster candidate exceeds."""
     fastest = candidates[0]
     if not any(c.beats_vendor for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
@@ -444,7 +451,7 @@ def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration
     if fastest.plan == best.plan or not fastest.beats_vendor:
         return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"
     what = "more workspace" if limits.allows_plan(fastest.plan, fastest.error_growth) else "more error"
-    if fastest.plan.emulates and not limits.emulation:
+    if fastest.plan.uses_emulation and not limits.emulation:
         what = "other types of numbers"
     elif limits.componentwise and not has_componentwise_bound(fastest.plan):
         what = "a looser bound on the error of its entries"

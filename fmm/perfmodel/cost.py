@@ -1,11 +1,10 @@
-"""The exact cost of a plan: arithmetic, memory traffic, launches, leaf products and workspace, without running it.
+"""Count the exact cost of a plan without running the plan: arithmetic, traffic, launches, leaf products and workspace.
 
-The counts come from the steps that a plan runs, at the actual sizes, level by level (fmm.perfmodel.level_counts). A sum
-moves each block that it reads or writes once: temporaries inside the sum stay in registers or cache. A leaf reads A and
-B once and writes C once, whatever blocking its kernel has. A sum inside a product's kernel moves the blocks that it
-reads in addition to the product's operands, and the blocks that it writes in addition to the product's C. The counts
-leave out scaling by a coefficient, caches between steps, and partly used transactions of rows that are not contiguous.
-A matrix without elements costs nothing.
+The counts come from the steps that a plan runs at the actual sizes, level by level (fmm.perfmodel.level_counts). Each
+block that a sum reads or writes is moved once: temporaries inside the sum stay in registers or cache. A leaf product
+counts as one read of A and B and one write of C, however its kernel is tiled. A sum inside a product's kernel counts
+only the blocks beyond the product's own A, B and C. The counts leave out scaling by a coefficient, caches between
+steps, and partly used transactions of strided rows. A product with an empty side costs nothing.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch_bytes
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
+from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_leaf_level, count_level
 from fmm.problem import Fill, Operation, Shape
 
-LeafCounts = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
+LeafCounts = tuple[tuple[Shape, int], ...]  # pairs of a shape (m, k, n) and the number of leaf products of this shape
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
+    """The exact counts of one plan on one problem; bytes are counted with the problem's item size."""
 
-    # sum of 2mkn over the leaf products, whatever their type; about half of 2mkn where one triangle of C is computed
+    # sum of 2mkn over the leaf products of any type; about half of 2mkn where one triangle of C is computed
     flops: int
-    additions: int  # elements added or subtracted by the sums
-    bytes_read: int  # bytes that the sums read
-    bytes_written: int  # bytes that the sums write
-    leaf_bytes: int  # bytes of A, B and C of the leaf products, each counted once per product
-    transactions: int  # bytes / transaction, rounded up for every rectangle read or written
+    additions: int  # number of elements that sums add or subtract
+    bytes_read: int  # number of bytes that the sums of all levels read
+    bytes_written: int  # number of bytes that the sums of all levels write
+    leaf_bytes: int  # bytes of A, B and C of the leaf products; each matrix counts once in each product
+    transactions: int  # number of memory transactions, rounded up for every rectangle that is read or written
     launches: int  # number of launches of sums and leaf products
     leaves: LeafCounts
     workspace: int  # bytes of temporaries at the peak
     depth: int  # number of levels of the plan
-    triangles: LeafCounts = ()  # leaf products that are their own adjoints: a leaf computes one triangle of each
+    triangles: LeafCounts = ()  # self-adjoint leaf products: a leaf computes one triangle of each product
 
     @property
     def total_bytes(self) -> int:
@@ -53,7 +52,7 @@ class Cost:
 
     @property
     def arithmetic_count(self) -> int:
-        """As Li et al. count: 2mkn - mn for a product (no addition to zero), and the additions of the sums."""
+        """The operations as Li, Ranka and Sahni count: 2mkn - mn for each product, and the additions of the sums."""
         starts = sum(m * n * times for (m, k, n), times in self.leaves if k)
         starts += sum(triangle_elements(m) * times for (m, k, _), times in self.triangles if k)
         return self.flops - starts + self.additions
@@ -79,7 +78,7 @@ def cost(
     batched: bool = False,
     opened: bool = True,
 ) -> Cost:
-    """Return the cost of C = alpha A B + beta C; a problem with an empty side costs nothing.
+    """Return the cost of C = alpha A B + beta C by a plan; a problem with an empty side costs nothing.
 
     Parameters
     ----------
@@ -92,10 +91,10 @@ def cost(
     alpha, beta, op, fill
         The operation, as in fmm.gemm.
     batched
-        Count the leaf products of stacked levels as one launch for every shape. Leaf products of a level that the plan
-        calls batched always count as one launch.
+        Count the leaf products of stacked levels as one launch for each shape. Leaf products below a batched level
+        always count as one launch.
     opened
-        Count a level that one leaf runs as a whole by its steps, and not as one leaf product.
+        Count the steps of a level that one leaf runs as a whole. If False, the level counts as one leaf product.
 
     Raises
     ------
@@ -108,7 +107,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally_of_level(
+    t = _level_tally(
         plan, (m, k, n), GemmParams(alpha, beta, op, fill), _CountingRules(itemsize, transaction, batched, opened)
     )
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
@@ -117,25 +116,25 @@ def cost(
     return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth, tuple(sorted(t.triangles)))
 
 
-# ---- adding up the levels
+# ---- sum of the counts of all levels
 
 
 class _CountingRules(NamedTuple):
-    """The arguments of `cost` that apply to all levels of a plan."""
+    """The arguments of the function `cost` that apply to all levels of a plan."""
 
-    itemsize: int  # bytes of a number of the operands
+    itemsize: int  # bytes of an element of the operands
     transaction: int  # bytes of a memory transaction
-    batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
-    opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
+    batched: bool  # True if leaf products of stacked levels count as one launch for each shape
+    opened: bool  # True to count the steps of a level that one leaf runs as a whole
 
     def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
-        """Return the bytes and the transactions of rectangles."""
+        """Return the bytes and the memory transactions that move the given rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _CostTally(NamedTuple):
-    """The counts of a part of a plan; the fields are those of `Cost`."""
+    """The counts of one level of a plan with everything below; the fields have the meaning of the fields of `Cost`."""
 
     additions: int
     bytes_read: int
@@ -150,10 +149,10 @@ class _CostTally(NamedTuple):
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
-    level = _fused_level_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
+def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
+    level = _fused_level_counts(plan, shape, params.beta) if plan.is_fused else count_level(plan, shape, params)
     if level is None:
-        if units.opened and (opened := _opened_leaf_tally(plan, shape, params, units)) is not None:
+        if units.opened and (opened := _leaf_level_tally(plan, shape, params, units)) is not None:
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
@@ -161,22 +160,22 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
     read, loads = units.rectangle_traffic(level.read, inside.itemsize)
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
-    inner = [(_tally_of_level(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
+    inner = [(_level_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
     launches = level.launches - _launches_saved_by_batches(plan, level, inner, units.batched)
-    total = _tally_total(
+    total = _sum_of_tallies(
         _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
     )
-    if plan.levels and plan.levels[0].batched:
+    if plan.levels and plan.levels[0].is_batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch_bytes(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
 
 
-def _opened_leaf_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
-    """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
+def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
+    """Return the tally of a level that a leaf runs as a whole, with the planes as one batch; None for other leaves."""
     leaf = plan.leaf_use.leaf
-    level = count_opened_leaf(plan, shape, units.itemsize, params)
+    level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
         return None
     inside = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
@@ -184,20 +183,20 @@ def _opened_leaf_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Cou
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _CostTally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
-    return _tally_total(
-        start, [(_tally_of_level(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
+    return _sum_of_tallies(
+        start, [(_level_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
     )
 
 
 def _fused_level_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
-    """Return the counts of a level with its sums, alpha and beta inside the products.
+    """Return the counts of a fused level: the product kernels compute the sums and apply alpha and beta.
 
-    Repeated reads of a block mostly hit a cache, and are not counted. Where products add to C atomically, C is first
-    multiplied by beta.
+    Repeated reads of a block mostly hit a cache and are not counted. Where products add to C atomically, one launch
+    first multiplies C by beta.
     """
     level, c = count_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
-    scaled = int(plan.levels[0].atomic and beta != 1)
+    scaled = int(plan.levels[0].has_atomic_updates and beta != 1)
     read = {(c, False): 1} if scaled and beta else {}
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
@@ -212,8 +211,8 @@ def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangl
     return _CostTally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _tally_total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
-    """Add the tallies of a level's products; workspace is that of the products that run at the same time."""
+def _sum_of_tallies(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
+    """Return the sum of a level's own tally and its products' tallies; `streams` products hold workspace at a time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
@@ -238,13 +237,13 @@ def _merge_leaf_counts(found: Sequence[tuple[LeafCounts, int]]) -> LeafCounts:
 def _launches_saved_by_batches(
     plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool
 ) -> int:
-    """Return the launches that batching saves where a level's products are leaves: all but one for every shape."""
-    if not plan.levels or plan.rest.levels:
+    """Return the number of launches that batches save: of the leaf products of each shape, all but one."""
+    if not plan.levels or plan.inner_plan.levels:
         return 0
     first = plan.levels[0]
-    if first.fused:  # blocks without elements are not launched
+    if first.has_fused_sums:  # empty blocks are not launched
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
-        return max(calls - first.launches, 0)
-    if not (first.batched or (batched and first.has_independent_products)):
+        return max(calls - first.launch_count, 0)
+    if not (first.is_batched or (batched and first.has_independent_products)):
         return 0
     return sum((times - 1) * tally.launches for tally, times in inner)

@@ -1,12 +1,12 @@
-"""The expected error of a plan on actual matrices over that of the vendor's product, in the Frobenius norm.
+"""Estimate the error growth of a plan on given matrices: the ratio of its expected error to the vendor's error.
 
-The error of each leaf product is modelled as that of a classical product of its operands: every partial sum is rounded,
-so that the variance of the error is the sum of the squares of all partial sums. Random vectors estimate the squares
-without a product of matrices. The estimate therefore includes the effects of sums of blocks on the data: cancellation,
-large rows added to small ones, and positive numbers that lose their sign. fmm.perfmodel.stability.expected_error_growth
-needs no data: it assumes independent random numbers of equal size. The model leaves out the rounding of sums of
-operands (a k-th of the error), the dependence among the roundings of one product, and rows and columns beyond the last
-whole block.
+Errors are measured in the Frobenius norm. A leaf product is modelled as a classical product in which every partial sum
+is rounded. The variance of its error is then the sum of the squares of all partial sums. Random vectors estimate the
+squares of partial sums without a product of matrices. The estimate includes the effects of sums of blocks:
+cancellation, large rows added to small rows, and positive numbers that lose their sign.
+fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal size. The
+model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product.
+Rows and columns beyond the last whole block are left out too.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
-DataTransform = Scheme | None  # None for levels that replace a complex product by three real ones
-# Number of terms that a product adds up before it begins a new partial sum; half of this number for complex terms. (A
-# complex product has the errors of its four real products, each with partial sums of its own.)
+DataTransform = Scheme | None  # a scheme; None for a level that replaces a complex product by three real products
+# Number of terms that a product adds up before a new partial sum begins; complex products have half this number. (A
+# complex product has the errors of its four real products, and each real product has its own partial sums.)
 PARTIAL_SUM_TERMS = 256
-SAMPLED_SUM_STEP = 32  # only every SAMPLED_SUM_STEP-th partial sum is estimated
+SAMPLED_SUM_STEP = 32  # step between the partial sums that are estimated
 RANDOM_VECTOR_COUNT = 4  # number of random vectors of an estimate
 
 
 def error_growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
-    """Return the expected error of the plan on NumPy matrices A and B over that of the classical product.
+    """Return the ratio of the plan's expected error on NumPy matrices A and B to the classical product's error.
 
-    `piece` is the number of terms in a partial sum of the vendor's product; 0 if all of k is one sum.
+    `piece` is the number of terms in a partial sum of the vendor's product; 0 if all k terms are one sum.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     stages = plan_transforms(plan)
@@ -48,7 +48,7 @@ def error_growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PART
 
 
 def plan_transforms(plan: Plan) -> tuple[DataTransform, ...]:
-    """Return each level's transformation of the data, outermost first, without levels that only cut or scale."""
+    """Return the data transformations of a plan's levels, outermost first; levels that only cut or scale have none."""
     found: list[DataTransform] = []
     for level in plan.levels:
         found += [None] if _multiplies_real_parts(level) else []
@@ -62,14 +62,14 @@ def _multiplies_real_parts(level: Level) -> bool:
 
 
 def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Return the variance of the error, summed over C, in units of the square of a rounding."""
+    """Return the variance of the error, summed over the entries of C, in units of the squared unit roundoff."""
     if not stages:
         return _classical_variance(a, b, piece, rng)
     first, rest = stages[0], stages[1:]
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
         p, q, r = (_variance_of_error(rest, *pair, piece, rng) for pair in pairs)
-        return 2 * p + 2 * q + r  # P - Q, and R - P - Q
+        return 2 * p + 2 * q + r  # the real part is P - Q, the imaginary part R - P - Q
     lefts, rights = _split_blocks(a, first.m, first.k), _split_blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
@@ -94,7 +94,7 @@ def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) ->
 
 
 def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Return the variance of a classical product: the sum of its squared partial sums, some of them estimated."""
+    """Return the variance of a classical product's error: the estimated sum of all squared partial sums."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
         return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)

@@ -1,7 +1,7 @@
-"""Calibrations of devices that nobody tuned: a CPU from conservative ratios, a GPU from its datasheet.
+"""Build the default calibrations of untuned devices: of a CPU from conservative ratios, of a GPU from its datasheet.
 
-A device's choices use its default calibration until the device is tuned. The numbers come from measurements on a few
-machines; comments name the machine of each number. `with_integer_rates` also completes the calibration of a tuned CPU.
+Choices on a device use the default calibration until the device is tuned. The numbers come from measurements on a few
+machines, and comments name the machine. `with_integer_rates` also completes the calibration of a tuned CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Datasheet, datasheet_of
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
-from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
+from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE_LENGTH
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import plan_leaves
@@ -26,21 +26,22 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 
 # ---- CPUs
 
-# The rate of BLAS over the bandwidth of the sums, in flops per byte. (Measured on two cores of a current server: 9 in
-# float64, 18 in float32.) The values here are higher, so that a plan is chosen only where the plan also pays on
-# machines with slow memory.
+# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. Two cores of a server have the ratio 9 in
+# float64 and 18 in float32. The values of the table are higher, so that a chosen plan pays on machines with slow memory
+# too.
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
-CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of the sums of one thread; a choice depends on ratios of rates only
-# NumPy's loops over every second number use no vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
+CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices depend on ratios of rates only
+# NumPy's loops over every second number use no vector instructions: two cores with AVX-512 reach 0.49 to 0.73 of the
+# rate.
 CPU_COMPLEX_PARTS_SHARE = 0.5
-# The time of syrk and fmm's copy of the triangle, as a share of gemm's. (Measured: float64 0.545 at 4096 and 0.51 at
-# 8192, float32 0.65 at 4096.)
+# The time of syrk with fmm's copy of the triangle, as a share of gemm's time. (Measured in float64: 0.545 at 4096 and
+# 0.51 at 8192; in float32: 0.65 at 4096.)
 CPU_SYRK_TIME_SHARES = {"float64": 0.53, "float32": 0.65}
 BUILT_IN_SOURCE_TEXT = "built-in recursion point, device not tuned"
 
 
 def cpu_calibration(threads: int) -> Calibration:
-    """Return the built-in calibration of a CPU: conservative ratios, nominal seconds."""
+    """Return the built-in calibration of a CPU, with conservative ratios of rates and nominal seconds."""
     rates = {
         t: ProductRate(
             r * CPU_STREAM_BANDWIDTH * threads, 64.0**2, 32.0, half=CPU_SYRK_TIME_SHARES.get(t, ProductRate.half)
@@ -54,9 +55,10 @@ def cpu_calibration(threads: int) -> Calibration:
     )
 
 
-INTEGER_LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products, on one thread, in every integer type
-NOMINAL_RATE_FACTOR = 2.0  # ratio of the built-in rates to the rates of the server on which LOOP_FLOPS was measured
-# Times in multiply-adds: to cut one number of A or B into planes, and to add a plane to one number of C.
+INTEGER_LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products on one thread, in every integer type
+# ratio of the built-in rates to the rates of the server on which INTEGER_LOOP_FLOPS was measured
+NOMINAL_RATE_FACTOR = 2.0
+# The time to cut one number of A or B into planes, and to add a plane to one number of C, in multiply-adds.
 DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 
 
@@ -64,8 +66,8 @@ DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 def with_integer_rates(found: Calibration) -> Calibration:
     """Return a CPU's calibration with rates for integers, derived from the calibration's floating-point rates.
 
-    NumPy multiplies integers in a loop. The leaf `digits` cuts integers into floating-point matrices of small integers
-    instead; their products take the time of BLAS's products of that type.
+    NumPy multiplies integers in a simple loop without BLAS. The leaf `digits` instead cuts integers into floating-point
+    matrices of small integers, which BLAS multiplies.
     """
     rates, loop = (
         dict(found.rates),
@@ -76,7 +78,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
-        times = digits.count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
+        times = digits.product_count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
         by_digits = ProductRate(
             base.flops / times,
             base.fill,
@@ -88,14 +90,14 @@ def with_integer_rates(found: Calibration) -> Calibration:
     return replace(found, rates=MappingProxyType(rates))
 
 
-# Costs of several products at a time on two cores with AVX-512, in seconds: to hand a step to a thread, to begin and
-# end a plan, and the time lost to OpenBLAS's other thread. OpenBLAS's other thread spins for 2^28 ticks after a
-# product: 0.1 s of half a core.
+# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS passes a step to a
+# thread, IDLE_SECONDS begins and ends a plan, and SPIN_SECONDS is lost to OpenBLAS's other thread. OpenBLAS's other
+# thread spins for 2^28 clock ticks after a product, which is 0.1 s of half a core.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
 def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
-    """Return the calibration of the same CPU with `lanes` products at a time, as the starting values of a fit."""
+    """Return a CPU's calibration with `lanes` products at a time, the starting values of a fit."""
     return (
         replace(found, lanes=lanes, launch=HAND_OVER_SECONDS, idle=IDLE_SECONDS, spin=SPIN_SECONDS)
         if lanes > 1
@@ -105,33 +107,34 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 
 # ---- GPUs: the vendor's products and the sums
 
-# Shares of the datasheet's peak and bandwidth that the vendor's product and the sums reach on large problems. (Measured
-# on an H200: products reach 0.76 to 0.80 of the peak in float32, 0.80 to 0.94 in float64, 0.70 to 0.78 in bfloat16 and
-# 0.68 to 0.73 in TF32; splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.)
+# The shares of the datasheet's peak and bandwidth that the vendor's products and the sums reach on large problems. On
+# an H200 products reach 0.76 to 0.80 of the peak in float32 and 0.80 to 0.94 in float64. Products reach 0.70 to 0.78 of
+# the peak in bfloat16 and 0.68 to 0.73 in TF32. Splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
-# PRODUCT_SHARE by compute capability, on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each
-# multiply-add from shared memory, which limits products to about 60 % of the peak. (The values agree with the times of
-# sgemm and dgemm that Li, Ranka and Sahni print.)
+# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
+# operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree
+# with the times of sgemm and dgemm that Li, Ranka and Sahni print.
 EARLY_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
-SUM_BANDWIDTH_SHARE = 0.75  # share of the bandwidth that the sums reach
-DATASHEET_MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
-MIN_LEAF_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
+SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
+DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
+MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
 LAUNCH_SECONDS = 4e-6
-# Host seconds of a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another leaf.
-# (Hosts of three H200s: the vendor 13 to 23 us, another leaf 43 to 60 us. A plan with levels 60 to 74 us in the first
-# few calls, which launch one kernel after the other. Later calls replay a graph: 17 to 31 us with all operands at their
-# old addresses, 35 to 60 us with operands at other addresses; table `host` of results/nvidia-h200/host.json.) No tuning
-# measures these numbers: on a slower host, choices for products below 0.1 ms may be poorer.
+# The host's seconds for a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another
+# leaf. On the hosts of three H200s the vendor's product takes 13 to 23 us, another leaf 43 to 60 us. A plan with levels
+# takes 60 to 74 us in the first few calls, which launch one kernel after the other. Later calls replay a CUDA graph in
+# 17 to 31 us, or in 35 to 60 us with operands at new addresses. results/nvidia-h200/host.json has the times in the
+# table `host`. No tuning measures the host's seconds. Choices for products below 0.1 ms may therefore be poorer on a
+# slower host.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
-# Host seconds of a recurring call of fmm.gram by the leaf `small`. (The hosts of the three H200s: 17 to 30 us with 64
-# or 256 rows. By cuBLAS's syrk 66 to 78 us, while the device works for 42 us; 1024 rows of float64, the lower triangle,
-# results/nvidia-h200/host-transposed.json.)
+# The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s a call with 64
+# or 256 rows takes 17 to 30 us. With cuBLAS's syrk a call for 1024 rows in float64 takes 66 to 78 us, and the device
+# works for 42 us. results/nvidia-h200/host-transposed.json has the times.
 SMALL_LEAF_CALL_SECONDS = 25e-6
-# The share of the overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1 to 5 %
-# of the time.)
+# The share of the time of overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1
+# to 5 % of a plan's time.)
 HIDDEN_SUMS_SHARE = 0.25
-# Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
+# The factors on the time of products with unaligned rows, and of TF32's products in a batch, measured on an H200.
 UNALIGNED_TIME_FACTORS = {
     "float16": 3.5,
     "bfloat16": 3.5,
@@ -142,40 +145,39 @@ UNALIGNED_TIME_FACTORS = {
 }
 ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
-# Types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. (Held-out float32
-# products of middle size and thin ones on an H200: counting rounds, the median error of the formula is 3 % and the
-# third quartile 7 %; without rounds 5 and 10 %. In float64 and bfloat16 the errors are equal with and without rounds.)
+# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. For
+# held-out float32 products on an H200, of middle size and thin, the formula with rounds has a median error of 3 % and a
+# third quartile of 7 %. Without rounds the median error is 5 % and the third quartile 10 %. In float64 and bfloat16 the
+# errors are equal with and without rounds.
 ROUND_COUNTED_TYPES = ("float32",)
-# How products fill a GPU: C is computed in tiles with TILE_SIDE rows and columns, and a multiprocessor computes
-# TILE_ENTRIES entries of C at a time. With FILLING_TILES_PER_SM tiles for each multiprocessor, the device is idle for
-# half of one tile's time.
+# A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
+# a time. With FILLING_TILES_PER_SM tiles for each multiprocessor the device is idle for half the time of one tile.
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
-PIPE_STEPS = 32.0  # steps along the inner dimension at which half of a product's time is start-up
-# The time of syrk as a share of gemm's, measured on an H200 at 8192 (in float64 0.63 at 16384).
+PIPE_STEPS = 32.0  # steps along the inner dimension with which half of a product's time is start-up
+# The time of syrk as a share of gemm's time, measured on an H200 at 8192 (in float64 the share is 0.63 at 16384).
 SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
-# For short inner dimensions cuBLAS's syrk runs another kernel. (float32: 3020 rows of 170 numbers took 2.2 times as
-# long as gemm and 3932 rows of 72 numbers 2.4 times, the copy of the triangle included: a third of gemm's rate.
-# float64: 16933 rows of 355 numbers took 1 / 1.4 of gemm's time; shorter inner dimensions were not measured, and the
-# model takes syrk to be no faster than gemm there.)
+# For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, with the copy of the
+# triangle, 3020 rows of 170 numbers take 2.2 times as long as gemm. In float64, 16933 rows of 355 numbers take 1 / 1.4
+# of gemm's time. Shorter inner dimensions were not measured in float64; the model assumes gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
-# The number of rows with which each of several triangles, one after the other, takes twice as long. (Measured: 0.65 of
-# gemm's time with 4096 rows, 0.69 with 2048 rows.)
+# The number of rows with which a triangle takes twice as long, if several triangles run one after the other. (Measured
+# in float32: 0.65 of gemm's time with 4096 rows, 0.69 with 2048 rows.)
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
-# (share, edge) of triangles by fmm's own kernels, as in `Rate.half_by_tiles`. Measured in bfloat16: 0.65, 0.52 and 0.53
-# of gemm's time at 4096, 8192 and 16384. Measured in float64: 0.58 at 8192 and 16384; about 0.75 for four triangles of
-# 2048 rows and 0.9 for sixteen of 1024, derived from the times of cuts. Measured in float32: 0.52 for two triangles of
-# 4096 rows that read a copy in the kernel's own layout.
+# The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
+# 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
+# and 16384. In float64 four triangles of 2048 rows take about 0.75, and 16 triangles of 1024 rows 0.9, derived from the
+# times of cuts. In float32 two triangles of 4096 rows take 0.52 if they read a copy in the kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
     "float16": (0.5, 800.0),
     "bfloat16": (0.5, 800.0),
 }
-WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels for `f16x3` and for products of int8
+WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels for `f16x3` and for int8 products
 
 
 def datasheet_calibration(name: str) -> Calibration:
-    """Return a GPU's calibration from the peaks of its datasheet."""
+    """Return the calibration of a GPU from the peaks and the bandwidth of its datasheet."""
     gpu = datasheet_of(name)
     rates = _vendor_rates(gpu)
     stream = gpu.bandwidth_gbs * 1e9 * SUM_BANDWIDTH_SHARE
@@ -201,14 +203,14 @@ def datasheet_calibration(name: str) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=16)
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, ProductRate]:
-    """Return the rates of leaves with a rate of their own for this type, from a device's datasheet."""
+    """Return the rates of the leaves that have their own rate in this element type, from a device's datasheet."""
     rates = datasheet_calibration(name).rates
     own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
 
 
 def _vendor_rates(gpu: Datasheet) -> dict[str, ProductRate]:
-    """Return the vendor's rate of each type for which the datasheet prints a peak."""
+    """Return the vendor's rate in each element type for which the datasheet prints a peak."""
     rates = {}
     for t in DTYPES:
         if peak := _peak_flops(gpu, t):
@@ -235,7 +237,7 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, ProductRate]:
 
 
 def _peak_flops(gpu: Datasheet, dtype: str) -> float:
-    """Return the peak in flop/s; 0 if the datasheet has none for this type."""
+    """Return the peak flop/s of an element type; 0 if the datasheet has no peak for the type."""
     tflops = {
         "float64": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
         "complex128": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
@@ -248,53 +250,54 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
     return (tflops.get(dtype) or 0.0) * 1e12
 
 
-# ---- GPUs: leaves with rates of their own, computed from the vendor's rates and the rate of sums (constants: H200)
+# ---- GPUs: leaves with their own rates, which follow from the vendor's rates and the rate of sums (constants: H200)
 
-# Least compute capability for the leaf that splits a float32 number into two float16 numbers, which the vendor
-# multiplies.
+# The smallest compute capability for `f16x3` with the vendor's float16 products.
 F16X2_MIN_CAPABILITY = 8.0
-# One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with two
-# thread blocks on the multiprocessor. (Derived from the time for 512 rows and columns, without the launch: 26 us in
-# float32 and bfloat16, 37 us in float64.)
+# Seconds of a thread block of the leaf `small` for SMALL_TILE steps of the inner dimension, if two thread blocks share
+# the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and bfloat16,
+# 37 us in float64.)
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
-# The kernel `f16x3`: the beginning and end of a tile take the time of this number of steps of the inner dimension.
-# (Measured: 7 us for a tile, 0.9 us for 64 steps. The kernel also has tiles of half the width, so that half as many
-# wide tiles fill the device.)
+# The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension.
+# (Measured on an H200: 7 us for the beginning and end, 0.9 us for 64 steps. The kernel also has tiles of half the
+# width, so that half the number of wide tiles fills the device.)
 F16X3_PIPE_STEPS = 512.0
-# Additional seconds of a start, and the rate as a multiple of a third of the vendor's float16 rate. (Fitted together
-# with the times of tiles in fmm.perfmodel.predict.)
+# The additional seconds of a start of `f16x3`, and its rate as a multiple of a third of the vendor's float16 rate. (The
+# two numbers are fitted together with the times of tiles in fmm.perfmodel.predict.)
 F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
-# Factor on the time of a batch of 7 or 49 products. (With this factor the predicted time of one level is 5 % too long,
-# and that of two levels exact; three levels with small products take 27 % longer than predicted.)
+# Factor on the time of `f16x3` for a batch of 7 or 49 products. (With this factor the predicted time of one level is 5
+# % too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.)
 F16X3_BATCH_FACTOR = 1.08
-# The time of a very large triangle as a share of the whole product's, and the number of rows that doubles this share.
+# The time of a very large triangle by `f16x3` as a share of the whole product's, and the rows that double this share.
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
 
-# Constants of products of float64 and integers by residues follow.
-MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of moduli is determined
-# The time to split and join one number, in addition to its residues, as bytes of memory traffic, by the number of inner
-# levels. (Measured in float64 at 8192; with two levels many sums share few registers.)
+# ---- GPUs: constants of the products of float64 and integers by residues
+
+MODULI_INNER_DIMENSION = 8192  # inner dimension for which the number of moduli is determined
+# The time to split and join one number without its residues, as bytes of memory traffic, by the number of inner levels.
+# (Measured in float64 at 8192. With two levels many sums share few registers.)
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
-# The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
-# three times, numbers of C are written once.
+# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes. Numbers of A
+# and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
-# Additional seconds of a product that do not grow with its sides, by the number of inner levels. (Measured with 14
-# moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
-# lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
+# The additional seconds of a product by residues that do not grow with the sides, by the number of inner levels. The
+# seconds are measured with 14 moduli; the value for two levels is a guess. A level halves the inner dimension. int8
+# products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# Columns of a tile of int8 products. (The kernel also has narrower tiles, but two of them take longer than a wide one.
-# With narrow tiles in the formula, predicted times of products with a half-empty last tile were 10 to 25 % too short.)
+# Number of columns of a tile of int8 products. (The kernel also has narrower tiles, but two narrow tiles take longer
+# than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10
+# to 25 % too short.)
 INT8_TILE_COLUMNS = 256.0
-# The same two numbers for residues, with splitting and joining: `half_by_tiles` and `half_edge` of ProductRate.
+# `half_by_tiles` and `half_edge` of ProductRate for triangles by residues, with splitting and joining.
 RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
-# Ratio of the rate of CuPy's own integer kernels to the vendor's float32 rate, by bytes of a number. (cupy.matmul.)
+# The ratio of the rate of CuPy's integer kernels (cupy.matmul) to the vendor's float32 rate, by bytes of a number.
 INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
-    """Return the rates of the GPU's leaves with rates of their own, and of integers, by names as in a calibration."""
+    """Return the rates of integers and of the leaves that have their own rate, by name as in a calibration."""
     found = {
         SMALL_RATE.format(t): _small_leaf_rate(gpu, seconds)
         for t, seconds in SMALL_LEAF_STEP_SECONDS.items()
@@ -316,17 +319,17 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
-    """Return the rate of the leaf `small`, which computes each tile on and below the diagonal by one thread block."""
-    at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
+    """Return the rate of the leaf `small`: one thread block computes each tile on and below the diagonal."""
+    # number of tiles at a time, on both sides of the diagonal; half of the tiles are computed
+    at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
 def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
-    """Return the rate of float32 by three float16 products, each as fast as the vendor's product.
+    """Return the rate of float32 products made of three float16 products, each as fast as the vendor's product.
 
-    Before the products every number is read twice and written once; this time grows with the operands and not with the
-    product.
+    Before the products every number is read twice and written once, in a time that grows with the operands only.
     """
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
@@ -338,14 +341,15 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
 
 
 def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRate:
-    """Return the rate of float32 products made of three float16 products of the vendor.
+    """Return the rate of float32 products if the vendor computes the three float16 products.
 
-    C is read and written for every section of the inner dimension, and each call of the vendor fills the device anew.
-    (Measured on an H200: 0.61, 1.79 and 2.21 times SGEMM's speed at 1024, 4096 and 8192; predicted 0.6, 1.7 and 2.0.)
+    C is read and written for every section of the inner dimension, and each of the vendor's calls fills the device
+    anew. (Measured on an H200 at 1024, 4096 and 8192: 0.61, 1.79 and 2.21 times SGEMM's speed; predicted 0.6, 1.7 and
+    2.0.)
     """
     own, flop = (
         _f16x3_rate(float16, stream),
-        3 / float16.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE * stream),
+        3 / float16.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE_LENGTH * stream),
     )
     lost = own.rows / (flop * own.flops)
     own = replace(own, half_by_tiles=1.0, half_edge=0.0)
@@ -355,9 +359,9 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
 
 
 def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, ProductRate]]:
-    """Yield the name in a calibration and the rate of every leaf that runs a whole level of residues.
+    """Yield the name and the rate of every leaf that runs a whole level of residues.
 
-    Integers have as many moduli as products of their type with a long inner dimension need.
+    The number of moduli of an integer type is the number that products with a long inner dimension need.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
@@ -367,11 +371,10 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
 
 
 def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, item: int = 8) -> ProductRate:
-    """Return the rate of numbers of `item` bytes by int8 products, one for each modulus (fewer with inner levels).
+    """Return the rate of products of `item`-byte numbers by one int8 product for each modulus.
 
-    int8 products are twice as fast as float16 products. Numbers of A and B are read, perhaps transposed, read again and
-    written as residues; the residues of C are read and its numbers written. This time grows with the operands and with
-    C.
+    int8 products are twice as fast as float16 products. The kernels read the numbers of A and B twice and write their
+    residues, then read the residues of C and write C. The time for residues grows with A, B and C.
     """
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels

@@ -1,8 +1,9 @@
-"""Bounds on the number of recursion levels, from measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
+"""Bound the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
-A tuning measures from which side on plans with one, two and three levels win. Up to tau1 plans without levels are
-candidates, up to tau2 plans with at most one level, up to tau3 with at most two. Within the bound the model chooses, so
-that a model that is too optimistic about deep plans cannot lose time. A rectangle is compared by its effective side.
+A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 only plans without
+levels are candidates, up to tau2 plans with one level, up to tau3 with two. The model chooses within the bound. A model
+that is too optimistic about deep plans can therefore not lose time. Rectangular products are compared by their
+effective side.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
 NO_LEVEL_BOUND = 99  # number of levels that no plan exceeds
-NEVER_WINS_SIDE = float(1 << 20)  # the crossover of a number of levels that wins at no size
-# Additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
+NEVER_WINS_SIDE = float(1 << 20)  # side that stands for the crossover of a number of levels that never wins
+# The additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
 
 def effective_side(shape: Shape) -> float:
-    """Return the side of the square product for which one level gains the same share of the time as for this shape.
+    """Return the effective side: one level gains the same share of time for the square product with this side.
 
-    By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
-    proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.
+    By Equation 2 of D'Alberto and Nicolau, a level's additions over its saved multiplications are proportional to 4/n +
+    4/m + 7/k. An empty product has the effective side 0.
     """
     m, k, n = shape
     if not min(shape):
@@ -34,39 +35,39 @@ def effective_side(shape: Shape) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def count_levels(plan: Plan) -> int:
-    """Return the number of levels of recursion of a plan; levels such as `3m` or scaling are not counted."""
+    """Return the number of a plan's recursion levels; levels such as `3m` or scaling are not counted."""
     return sum(level.depth for level in plan.levels if level.splits)
 
 
 @lru_cache(maxsize=1 << 14)
 def baseline_text(plan: Plan) -> str:
-    """Return the plan without its levels of recursion, as text: `vendor`, `f16x3`, `3m > vendor`."""
+    """Return the text of a plan without its recursion levels, such as `vendor`, `f16x3` or `3m > vendor`."""
     return str(Plan(tuple(level for level in plan.levels if not level.splits), plan.leaf))
 
 
 @dataclass(frozen=True)
 class LevelBounds:
-    """The crossovers of plans above one baseline, as effective sides; None: not measured, no bound."""
+    """The crossovers of plans above one baseline, as effective sides; None: not measured, so that there is no bound."""
 
-    baseline: str  # baseline_of the plans
+    baseline: str  # text of the baseline, as `baseline_text` returns
     tau1: float | None = None
     tau2: float | None = None
     tau3: float | None = None
 
     @property
     def crossover_sides(self) -> tuple[float | None, float | None, float | None]:
-        """tau1, tau2 and tau3."""
+        """The crossovers tau1, tau2 and tau3 as effective sides in rows."""
         return self.tau1, self.tau2, self.tau3
 
     def max_levels(self, side: float) -> int:
-        """Return the largest number of levels for a product with this effective side."""
+        """Return the largest allowed number of levels for a product with this effective side."""
         return next(
             (levels for levels, tau in enumerate(self.crossover_sides) if tau is not None and side <= tau),
             NO_LEVEL_BOUND,
         )
 
     def bound_text(self, side: float) -> str:
-        """Return the bound for a product with this effective side in words, with the crossovers that decide."""
+        """Return the bound on the levels for this effective side in words, with the determining crossovers."""
         levels, named = self.max_levels(side), f"effective side {side:,.0f}"
         if levels == NO_LEVEL_BOUND:
             highest = next((i for i in (2, 1, 0) if self.crossover_sides[i] is not None), None)

@@ -1,8 +1,8 @@
-"""The cost of one level of a plan: its sums, its temporaries, and the products that it calls.
+"""Count the cost of one level of a plan: the level's sums, temporaries and calls of products.
 
-At fringes a sum is cut into regions. In each region every array is either present or absent; an absent array is
-neither added nor read. Sizes without a remainder have one region. Where the steps of a level depend only on its cut,
-the counts are polynomials in the sides of the blocks, and these polynomials are computed once.
+A sum at a fringe is cut into regions. In each region an array is either present or absent; absent arrays are neither
+added nor read. Sums have one region if the sizes leave no remainder. If the steps of a level depend only on the level's
+cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from fmm.kernels.plans.level import Level, LevelCut
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
+from fmm.kernels.plans.sums import OPERAND_NAMES, LineExponents, Mirror, Place, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 RectangleShape = tuple[int, int]  # rows, columns
-# The number of elements of a rectangle; True if their type is that of the level's products, not that of its operands.
+# The number of elements of a rectangle, and True if their type is the type of the level's products.
 MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
-# Counting calls the function without its cache: the cache of lowered steps serves plans that run, and must not be
-# filled with other sizes.
-_lower_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
+# The counts use the function without its cache: the cache is for the sizes of plans that run.
+_lower_level_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 class LevelCounts(NamedTuple):
-    """The cost of one level without its products, and the products that the level calls."""
+    """The cost of one level without the level's products, and the number of calls of each product."""
 
-    additions: int  # elements added or subtracted by sums
-    read: Mapping[MovedElements, int]  # a rectangle that sums read -> the number of reads
-    written: Mapping[MovedElements, int]  # a rectangle that sums write -> the number of writes
+    additions: int  # number of elements that sums add or subtract
+    read: Mapping[MovedElements, int]  # rectangle that sums read -> number of reads
+    written: Mapping[MovedElements, int]  # rectangle that sums write -> number of writes
     launches: int  # number of launches of sums
-    temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> the number of temporaries
-    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # a product -> the number of equal products
+    temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> number of temporaries
+    # plan, shape and parameters of a product -> number of equal products
+    calls: Mapping[tuple[Plan, Shape, GemmParams], int]
     streams: int  # number of products that may run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
-    """Return the counts of a plan's first level, by its formulas where blocks are large enough; None for a leaf."""
+    """Return the counts of a plan's first level, from polynomials where blocks are large enough; None for a leaf."""
     first, (alpha, beta) = plan.levels[0] if plan.levels else None, params[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
     if first and cut and (powers := _side_digit_powers(cut, shape)):
         residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
-        # The counts depend on the leaf only if the leaf's kernel computes sums inside its products.
-        leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
+        # The counts depend on the leaf only if the leaf's kernel computes sums inside products.
+        leaf = plan.leaf if plan.leaf_use.leaf.can_compute_sums and not plan.inner_plan.levels else VENDOR.leaf
         if (formulas := _level_polynomials(first, leaf, powers, residues, alpha, beta)) is not None:
-            return formulas.evaluate_counts(shape, plan.rest)
-    steps = _lower_uncached(plan, *shape, *params)
+            return formulas.evaluate_counts(shape, plan.inner_plan)
+    steps = _lower_level_uncached(plan, *shape, *params)
     return None if steps is None else _count_steps(steps)
 
 
-def count_opened_leaf(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
-    """Return the counts of a level that one leaf runs as a whole, all its products in one launch; None for others."""
+def count_leaf_level(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
+    """Return the counts of a level that one leaf runs as a whole, with one launch; None for other leaves."""
     steps = lower_leaf_level(plan, *shape, itemsize, params)
     return None if steps is None else _count_steps(steps)
 
@@ -78,7 +78,7 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
         launches += (any(stores) and not key.fused) * times
-        skipped = int(key.fused)  # the kernel reads the first array as the product's operand anyway
+        skipped = int(key.fused)  # The kernel already reads the first array as the product's operand.
         for counter, sizes, below in ((read, loads, key.reads_below), (written, stores, key.writes_below)):
             for moved in list(zip(sizes, below, strict=True))[skipped:]:
                 counter[moved] += times * (moved[0] > 0)
@@ -88,11 +88,11 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added = lower if mirror.beta else 0
         additions += added
         launches += 1
-        read[lower + added, _have_product_type([mirror.source])[0]] += 1
-        written[upper + (0 if mirror.in_place else lower), _have_product_type([mirror.dest])[0]] += 1
+        read[lower + added, _product_type_flags([mirror.source])[0]] += 1
+        written[upper + (0 if mirror.is_in_place else lower), _product_type_flags([mirror.dest])[0]] += 1
     for step in exponents:
         launches += 1
-        read[step.source.rows * step.source.cols, _have_product_type([step.source])[0]] += 1
+        read[step.source_place.rows * step.source_place.cols, _product_type_flags([step.source_place])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.params) for p in steps.products)
@@ -106,7 +106,7 @@ class _SumKey(NamedTuple):
     program: AdditionProgram
     reads: tuple[RectangleShape, ...]
     writes: tuple[RectangleShape, ...]
-    reads_below: tuple[bool, ...]  # True for each array that has the type of the level's products
+    reads_below: tuple[bool, ...]  # True for each array with the element type of the level's products
     writes_below: tuple[bool, ...]
 
 
@@ -114,13 +114,13 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
     fused = isinstance(step, ProductWithSums)
     update = step.update if isinstance(step, ProductWithSums) else step
     reads, writes = (tuple([(p.rows, p.cols) for p in places]) for places in (update.reads, update.writes))
-    below = _have_product_type(update.reads), _have_product_type(update.writes)
+    below = _product_type_flags(update.reads), _product_type_flags(update.writes)
     return _SumKey(fused, update.program, reads, writes, *below)
 
 
-def _have_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return True for each array with the type of the products, such as temporaries and parts of complex numbers."""
-    return tuple([p.part is not None or p.name not in OPERANDS for p in places])
+def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
+    """Return for each array whether it has the products' type, like temporaries and parts of complex numbers."""
+    return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 
 def _count_sum(
@@ -141,7 +141,7 @@ def _count_sum(
 def _written_regions(
     reads: Sequence[RectangleShape], writes: Sequence[RectangleShape]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (top, left, area) of the rectangles into which the edges of all arrays cut the written area."""
+    """Yield (top, left, area) of the rectangles into which the edges of all arrays divide the written area."""
     shapes = {*reads, *writes}
     ends = [max(w[axis] for w in writes) for axis in (0, 1)]
     edges = [sorted({0, *(min(shape[axis], ends[axis]) for shape in shapes)}) for axis in (0, 1)]
@@ -153,29 +153,29 @@ def _written_regions(
 def _region_counts(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the additions per element of a region, and the inputs that it needs."""
+    """Return the additions for each element of a region, and the numbers of the inputs that the region needs."""
     left = restricted_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
-    return left.additions, tuple(sorted(v for v in used if v < left.inputs))
+    return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
 
 
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
-#
+
 # A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. The counts of a level are
-# polynomials in the three q; all sides with equal remainders have the same polynomials. One counted problem gives all
-# coefficients: its q are powers of DIGIT_BASE large enough that the coefficients are the digits of the counts
-# (Kronecker substitution).
+# polynomials in the three block sizes q; sides with equal remainders have equal polynomials. The counts of one problem
+# give all coefficients by Kronecker substitution. The sides q of this problem are powers of DIGIT_BASE, so that the
+# coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
-# exponents of DIGIT_BASE for the three sides; products of two sides have the exponents 4, 10 and 12, all different
+# exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12
 SIDE_DIGIT_POWERS = (1, 3, 9)
 BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
 def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, which have no polynomials.
+    """Return the power of DIGIT_BASE for each side; None with padding or empty blocks, which have no polynomials.
 
-    Where the steps depend on which blocks are larger, the sides keep their order of size.
+    If the steps depend on the order of the block sizes, the powers keep this order.
     """
     if cut.unit is not None and cut.unit > 1 and not cut.has_equal_blocks(shape):
         return None
@@ -189,13 +189,13 @@ def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
 
 
 def _block_size_range(side: int, parts: int, unit: int | None) -> tuple[int, int]:
-    """Return the smallest and the largest block of a side."""
+    """Return the smallest and the largest block size into which a side is cut."""
     full = -(-side // parts)
     return (side // parts if unit is None else side - (parts - 1) * full), full
 
 
 class _LevelPolynomials(NamedTuple):
-    """The counts of a level as polynomials; the plan of its products is filled in when they are evaluated."""
+    """The counts of a level as polynomials in the block sizes; `evaluate_counts` adds the plan of the products."""
 
     size: Shape
     powers: tuple[int, ...]
@@ -228,7 +228,7 @@ class _LevelPolynomials(NamedTuple):
 
 
 def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
-    """Add up the counts of equal keys, since different formulas may evaluate to equal sizes."""
+    """Return the sums of the counts of equal keys, since different polynomials may have equal values."""
     found: dict[KeyT, int] = {}
     for key, times in pairs:
         found[key] = found.get(key, 0) + times
@@ -245,11 +245,11 @@ def _level_polynomials(
     alpha: Coefficient,
     beta: Coefficient,
 ) -> _LevelPolynomials | None:
-    """Return the polynomials of a level; None if the level rejects blocks in this order of size."""
+    """Return the polynomials of a level; None if the level rejects blocks with sizes in this order."""
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
-        steps = _lower_uncached(Plan((level,), leaf), *sides, alpha, beta)
+        steps = _lower_level_uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
         return None
     assert steps is not None

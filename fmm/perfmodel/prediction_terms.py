@@ -1,7 +1,7 @@
-"""The terms of one prediction with every number in them, from which the predicted time can be computed by hand.
+"""List the terms of one prediction with all their numbers, so that a reader can compute the predicted time by hand.
 
-docs/model.md has the formula T = P + S + L + E - H; the names here are the ones used there. `prediction_terms` counts
-the plan's work again and returns what fmm.perfmodel.predict adds up.
+docs/model.md describes the formula T = P + S + L + E - H and uses the same names. `prediction_terms` counts the plan's
+work again and returns the numbers that fmm.perfmodel.predict adds up.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ RATE_UNITS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class PredictionTerms:
-    """One prediction by term: the products of P, the traffic of S, the launches of L, the hidden share of H, and E."""
+    """The numbers of one prediction by term: products (P), sums (S), launches (L), hidden share (H), and ends (E)."""
 
-    prediction: Prediction  # P, S, L, E, H and T in seconds
+    prediction: Prediction  # the prediction with its terms P, S, L, E, H and T in seconds
     products: tuple[LeafTerm, ...]
-    # the fields of the leaf's Rate that differ from their defaults, by their names in the config
+    # the leaf's rate: the fields that differ from the defaults, by their names in the config
     rate: Mapping[str, float]
-    alignment: Mapping[str, float]  # shares of the products on unaligned rows: p_unaligned, p_odd, p_copied
-    moved: float  # bytes of the traffic, t * w, in which slower kinds of sums count more
-    passes: float  # passes of the sums over memory
-    small: float  # additional bytes for each pass, as in Calibration
+    alignment: Mapping[str, float]  # shares p_unaligned, p_odd and p_copied of the leaf products, by name
+    moved: float  # bytes t * w of the sums' traffic; slower kinds of sums count more
+    passes: float  # number of passes of the sums over memory
+    small: float  # additional bytes for each pass, `Calibration.small`
     stream: float  # rate of the sums in bytes/s
-    overlapped: float  # share of S below an overlapped level
+    overlapped: float  # p_overlapped: share of S that is below an overlapped level
     overlap: float  # share of the overlapped sums that is hidden behind P
     launches: float  # number of launches of products and sums
     launch: float  # seconds of each launch on the device
-    calls: float  # number of starts of products by the host
-    host: float  # seconds of the host for each start
-    lanes: int  # products that run at a time
-    idle: float  # seconds in which threads are idle at the beginning and end
-    spin: float  # most seconds lost to spinning threads of BLAS
+    calls: float  # number of times that the host starts products
+    host: float  # seconds of the host for each start of products
+    lanes: int  # number of products that run at a time
+    idle: float  # seconds in which threads are idle at the beginning and end of a plan
+    spin: float  # largest number of seconds lost to spinning threads of BLAS
 
     def __str__(self) -> str:
-        """Return one line for each term: its formula, its numbers with units, and its seconds."""
+        """Return a line for each term of T with its formula, its numbers in units, and its seconds."""
         found = self.prediction
         rate = ", ".join(f"{name} {value:.6g} {RATE_UNITS.get(name, '')}".rstrip() for name, value in self.rate.items())
         shares = ", ".join(f"p_{name} {value:.3g}" for name, value in self.alignment.items() if value)
@@ -81,7 +81,7 @@ class PredictionTerms:
 
 
 def prediction_terms(prediction: Prediction, calibration: Calibration) -> PredictionTerms:
-    """Return the terms of a prediction that was made with this calibration from estimated counts."""
+    """Return the terms of a prediction; the prediction was made with this calibration from estimated counts."""
     plan, problem = prediction.plan, prediction.problem
     work, lanes = estimated_work(plan, problem), concurrent_product_count(plan, problem, calibration)
     products = tuple(leaf_terms(plan, problem, work, calibration, lanes))
@@ -109,7 +109,7 @@ def prediction_terms(prediction: Prediction, calibration: Calibration) -> Predic
 
 
 def _nondefault_rate_fields(rate: ProductRate) -> dict[str, float]:
-    """Return the fields of a rate that differ from their defaults, without the shares of triangles."""
+    """Return the fields of a rate with values that differ from the defaults, except the shares of triangles."""
     return {
         field.name: getattr(rate, field.name)
         for field in fields(rate)

@@ -1,12 +1,12 @@
-"""The calibration of a GPU that nobody measured, from the measured calibration of a GPU of the same architecture.
+"""Derive the calibration of an unmeasured GPU from the measured calibration of a GPU of the same architecture.
 
-Each measured number is multiplied by a ratio of the two datasheets: rates of products by the ratio of peaks, rates of
-sums and of reads of operands by that of bandwidths, `fill` and `sms` by that of multiprocessors. Numbers that no
-datasheet predicts, such as the shares of the rate for slow kinds of sums, stay as measured. (Replayed for shapes that
-were measured on an H100. By an H200's models, scaled to the H100's bandwidth, the chosen plans have 0.997 of the best
-plan's speed in TF32, 0.986 in float32 and 0.988 in float64. By the H100's own models they have 0.999, 0.981 and 0.991;
-by the datasheet alone 0.93 in TF32 and 0.96 in float32. results/nvidia-h200 has the table, under "Another card" in
-tried-choices.md.)
+Each measured number is multiplied by a ratio of the two datasheets. Rates of products scale with the peaks, rates of
+sums and reads of operands with the bandwidths, `fill` and `sms` with the multiprocessors. Numbers that no datasheet
+predicts, such as the rate shares of slow kinds of sums, keep their measured values. The choices were evaluated for
+shapes that were measured on an H100. With the H200's models, scaled to the H100, the chosen plans have 0.997 of the
+best speed in TF32, 0.986 in float32 and 0.988 in float64. With the H100's own models the chosen plans have 0.999, 0.981
+and 0.991 of the best speed. With the datasheet alone the chosen plans have 0.93 in TF32 and 0.96 in float32. The
+section "Another card" of results/nvidia-h200/tried-choices.md has the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 
 
 def scale_to_relative(measured: Calibration, measured_name: str, relative_name: str, dtype: str) -> Calibration | None:
-    """Return a measured calibration, scaled to a relative's datasheet; None if a datasheet lacks the type.
+    """Return a measured calibration scaled to a relative's datasheet; None if one of the datasheets lacks the type.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ def scale_to_relative(measured: Calibration, measured_name: str, relative_name: 
 def _scaled_rate(
     measured: ProductRate, of_measured: ProductRate, of_relative: ProductRate, bandwidth: float, multiprocessors: float
 ) -> ProductRate:
-    """Return the measured rate, each number times the ratio of the two datasheets' numbers.
+    """Return the measured rate with each number multiplied by the ratio of the two datasheets' numbers.
 
-    `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
+    `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
     """
-    # the factor on the rows or columns of C at which reading an operand takes as long as multiplying
+    # The factor on the rows or columns of C with which reading an operand takes as long as multiplying.
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
@@ -78,9 +78,10 @@ def _scaled_rate(
 def _scaled_bounds(
     bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, ProductRate], bandwidth: float
 ) -> LevelBounds | None:
-    """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
+    """Return the crossovers multiplied by the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    The result is None without a rate of the baseline. NEVER_SIDE (a number of levels that never wins) is not scaled.
+    The result is None if the baseline has no rate. NEVER_WINS_SIDE, the crossover of a number of levels that never
+    wins, is not scaled.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

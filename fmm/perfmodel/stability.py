@@ -1,11 +1,11 @@
-"""The error of a plan before it runs: a bound in the maximum norm, and the expected growth on average.
+"""Compute the error of a plan before the plan runs: a bound in the maximum norm, and the expected growth on average.
 
-A bound f means |C^ - C| <= f u |A| |B| + O(u^2), where |X| is the largest absolute entry and u the unit roundoff. f is
-computed by a walk over the sums that a plan runs, so that the rounding, the order and the sharing of additions are
-included (Brent's analysis, for any plan). A bound does not tell the error on average. Winograd's variant, with a factor
-of 18 a level, is worse than Strassen's (12) by every measure here. The variant `dps` has the factor 13, and is better
-than Strassen's by the two measures for which it was designed: 1.47 a level against 1.73 on independent random data, and
-12.2 against 14.8 in the Frobenius norm.
+The bound f means |C^ - C| <= f u |A| |B| + O(u^2), with the computed result C^ and the unit roundoff u. |X| is the
+largest absolute entry of X. A walk over the sums that a plan runs computes f, with the rounding, the order and the
+sharing of additions. This is Brent's analysis, for any plan. The bound says nothing about the average error. Winograd's
+variant, with the factor 18 for each level, is worse than Strassen's (12) by every measure of this module. The variant
+`dps` has the factor 13, but is better than Strassen's by two measures. For each level the error grows by 1.47 against
+1.73 on independent random data, and by 12.2 against 14.8 in the Frobenius norm.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
-from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.plans.sums import Mirror, Place, PlacePart, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
 
 def classical_error_bound(n: int) -> int:
-    """Return n^2, the bound of the classical product: n products of at most |A| |B| in a sum of n terms."""
+    """Return n^2, the bound f of the classical product: n products of at most |A| |B| in a sum of n terms."""
     return n * n
 
 
 def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
-    """Return the schemes of the levels that have one, outermost first, with the factors of compositions."""
+    """Return the schemes of a plan's levels, outermost first; a composed scheme is replaced by its factors."""
     schemes = [scheme for level in plan.levels if (scheme := level.bilinear) is not None]
     return tuple(factor for s in schemes for factor in (s.factors or (s,)))
 
 
-# ---- the bound of a plan, by a walk over its steps
+# ---- the bound f of a plan, by a walk over its steps
 
-PlaceKey = tuple[str, int, int, Part | None]
+PlaceKey = tuple[str, int, int, PlacePart | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockValue:
-    """The value of a block: an exact combination of atoms, and the accumulated rounding error in units of u |A| |B|."""
+    """The value of a block: an exact linear combination of atoms, and the rounding error in units of u |A| |B|."""
 
     terms: Mapping[object, float]
     rounding: float = 0.0
 
 
 class _ErrorWalk:
-    """Arithmetic on sizes and errors; an atom is an input block or a product, with its size and its error."""
+    """Arithmetic on the bounds and errors of blocks; atoms are input blocks and products with bound and error."""
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
@@ -71,7 +71,7 @@ class _ErrorWalk:
         return sum(abs(c) * self.atoms[key][1] for key, c in value.terms.items()) + value.rounding
 
     def add_values(self, x: _BlockValue, y: _BlockValue, sign: float = 1.0) -> _BlockValue:
-        """Return x + sign y, rounded."""
+        """Return the value x + sign * y with the rounding of the sum."""
         terms = dict(x.terms)
         for key, c in y.terms.items():
             terms[key] = terms.get(key, 0.0) + sign * c
@@ -79,7 +79,7 @@ class _ErrorWalk:
         return _BlockValue(exact.terms, exact.rounding + self.magnitude_bound(exact))
 
     def scale_value(self, x: _BlockValue, factor: float) -> _BlockValue:
-        """Return factor x, rounded unless the factor is a power of two."""
+        """Return the value factor * x, rounded unless the factor is a power of two."""
         terms = {key: c * factor for key, c in x.terms.items()}
         exact = _BlockValue(terms, x.rounding * abs(factor))
         return (
@@ -87,7 +87,7 @@ class _ErrorWalk:
         )
 
     def multiply_values(self, left: _BlockValue, right: _BlockValue, k: float, inner: float) -> _BlockValue:
-        """Return a product over an inner size of k by an algorithm with the bound `inner`."""
+        """Return the product of two values over the inner size k by an algorithm with the bound `inner`."""
         x, y = self.magnitude_bound(left), self.magnitude_bound(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.add_atom(("product", len(self.atoms)), k * x * y, error)
@@ -95,7 +95,7 @@ class _ErrorWalk:
     def run_sum_program(
         self, program: AdditionProgram, values: Sequence[_BlockValue], aliases: tuple[tuple[int, int], ...]
     ) -> list[_BlockValue]:
-        """Return the outputs of a sum program, computed by the same calls as in the NumPy backend."""
+        """Return the outputs of a sum program after the same calls as in the NumPy backend."""
         count = len(program.outputs)
         plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_BlockValue({})] * (count + plan.scratch)]
@@ -111,10 +111,12 @@ class _ErrorWalk:
         return slots[len(values) : len(values) + count]
 
     def run_level_steps(self, steps: LevelSteps) -> float:
-        """Walk a level's steps; return the largest error of any part of C."""
-        for step in steps.flat:
+        """Return the largest error of any block of C after a walk over a level's steps."""
+        for step in steps.flattened_steps:
             if isinstance(step, Sum):
-                written = self.run_sum_program(step.program, [self.read_block(p) for p in step.reads], step.aliases)
+                written = self.run_sum_program(
+                    step.program, [self.read_block(p) for p in step.reads], step.in_place_pairs
+                )
                 for place, value in zip(step.writes, written, strict=True):
                     self.held[place.origin] = value
             elif isinstance(step, Mirror):
@@ -125,15 +127,15 @@ class _ErrorWalk:
                     self.read_block(step.left), self.read_block(step.right), step.left.cols, inner
                 )
                 origin = step.dest.origin
-                self.held[origin] = self.add_values(self.held[origin], value) if step.accumulate else value
-        errors: dict[tuple[int, int], float] = {}  # the real and the imaginary part together
+                self.held[origin] = self.add_values(self.held[origin], value) if step.reads_dest else value
+        errors: dict[tuple[int, int], float] = {}  # error of the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
                 errors[row, col] = hypot(errors.get((row, col), 0.0), self.accumulated_error(value))
         return max(errors.values())
 
     def read_block(self, place: Place) -> _BlockValue:
-        """Return the value of a block; the one with the largest error if the block covers several values."""
+        """Return the value of a block, or the value with the largest error if the block covers several values."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
             return self.add_atom(place.origin)
@@ -152,9 +154,9 @@ class _ErrorWalk:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
-    """Return f for C = A B by this plan; every level, fringe and addition is walked as the NumPy backend runs it.
+    """Return the bound f for C = A B by a plan; the walk covers every level, fringe and addition of the NumPy backend.
 
-    Blocks at the fringe count as whole blocks, so that f is an upper bound there.
+    Blocks at a fringe count as whole blocks, so that f is too large rather than too small.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -165,36 +167,38 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
-    """Return the bounds of the blocks of C for one level of a scheme; its products over k have the bound `inner`."""
-    walk, p = _ErrorWalk(), scheme.programs
+    """Return the bounds f of the blocks of C for one level of a scheme; products over k have the bound `inner`."""
+    walk, p = _ErrorWalk(), scheme.addition_programs
     lefts = walk.run_sum_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
     rights = walk.run_sum_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
     return [walk.accumulated_error(value) for value in walk.run_sum_program(p.join, products, ())]
 
 
-# ---- what to expect
+# ---- the expected error growth
 
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
-    """Return the expected (root mean square) error as a multiple of the vendor's product of this type.
+    """Return the expected (root mean square) error of a plan as a multiple of the error of the vendor's product.
 
-    The data are assumed to be random and of equal size, and the rounding errors independent. If numbers of one sign
-    have a larger expected error, the result is that larger growth. They have for Strassen's levels on a CPU
-    (Scheme.error_growth_one_sign), and for complex products that are made of three real ones. The growth does not
-    depend on the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed
-    up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
-    rounding inside the products. In other types this rounding is small compared with that of stored numbers.
+    The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
+    have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth for
+    Strassen's levels on a CPU (Scheme.error_growth_one_sign) and for complex products made of three real products. The
+    growth does not depend on the sizes: the thin strips of a fringe count as if their error grew too. In types that are
+    summed up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). These
+    growths include the rounding inside the products. In other types the rounding inside products is small compared with
+    the rounding of stored numbers.
 
-    `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. The vendor's error
-    then grows slowly with k, and the shorter products of a plan gain less accuracy. (Three levels of Winograd's variant
-    at n = 4096 in float32, with OpenBLAS: measured 14.4; expected 18.5 with `in_pieces`, 9.5 without. cuBLAS adds up
-    all of k in one sum: three levels of Strassen's algorithm have an error growth of 2.8 there.)
+    `in_pieces` is True if the vendor's product adds up long sums in pieces, as BLAS does on a CPU. With pieces the
+    vendor's error grows slowly with k, and the shorter products of a plan gain less accuracy. (Measured with OpenBLAS
+    for three levels of Winograd's variant in float32 at n = 4096: 14.4. The expected growth is 18.5 with `in_pieces`
+    and 9.5 without pieces. cuBLAS adds up all k terms in one sum: three levels of Strassen's algorithm have an error
+    growth of 2.8 on a GPU.)
     """
     if DTYPES[dtype].exact:
-        return 1.0  # exact integer arithmetic has no error
+        return 1.0  # integer arithmetic is exact
     if DTYPES[dtype].sums_wider:
         return sqrt(_error_variance(plan, _variance_rounded_in_memory))
     if DTYPES[dtype].stored_as:
@@ -210,23 +214,24 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
 
 class _ErrorGrowths(NamedTuple):
-    """Error growth on random numbers, and on numbers of one sign."""
+    """The error growth on random numbers and on numbers of one sign."""
 
     random: float
     positive: float
 
 
-# The largest ratio of a real product's error to that of a complex product, since BLAS adds up complex products in
-# shorter pieces. (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 times the error on
-# random numbers and 2.3 times on positive ones. By three real products it is up to 5.9 times on positive numbers, at k
-# = 291, where a complex product adds in two pieces and a real one in a single sum.)
+# The largest ratio of a real product's error to a complex product's: BLAS adds up complex products in shorter pieces.
+# At k = 32 to 2048, complex products by four real products have up to 1.6 times the error on random numbers, and 2.3
+# times on positive numbers. With three real products the ratio is up to 5.9 on positive numbers. The maximum is at k =
+# 291, where a complex product adds two pieces and a real product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 
 def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
-    """Return the error's variance as a multiple of the vendor's, from the leaves up.
+    """Return the variance of a plan's error as a multiple of the vendor's, computed from the leaf outwards.
 
-    `level` returns the variance of one pass from the shares of its scheme and the variance of its products.
+    The function `level` returns the variance of one level from the shares of its scheme and the variance of its
+    products.
     """
     variance = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):
@@ -237,35 +242,34 @@ def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]
 
 
 def _variance_rounded_in_products(pass_: _VarianceShares, inner: float) -> float:
-    """Variance of a pass in TF32: products round their operands; rounding of float32 results is negligible."""
+    """Return the variance of one level in TF32: products round operands; rounding of results is negligible."""
     return pass_.all * inner
 
 
 def _variance_rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
-    """Variance of a pass in 16 bits, where the vendor rounds once, at the end.
+    """Return the variance of one level in 16 bits, where the vendor rounds each result once, at the end.
 
-    Each pass rounds three times: the operands of its products that are sums (once for any number of terms), then the
-    products, then C.
+    Each level rounds three times: the operands that are sums (once for any number of terms), the products, and C.
     """
     return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
 
 
 class _VarianceShares(NamedTuple):
-    """The variance of C's relative error, averaged over its blocks, if every product of a scheme has the variance 1.
+    """The variance of C's relative error, averaged over C's blocks, if each product of a scheme has the variance 1.
 
-    `plain_left` and `plain_right` are the parts of the variance from products whose left or right operand is a single
-    block, which is copied without rounding.
+    `plain_left` and `plain_right` are the parts from products with a single block as left or right operand, which is
+    not rounded.
     """
 
     all: float
     plain_left: float
     plain_right: float
-    sums: float  # the share of C's blocks that are sums
+    sums: float  # the share of C's blocks that are sums of several products
 
 
 @lru_cache(maxsize=256)
 def _variance_shares(scheme: Scheme) -> _VarianceShares:
-    """Return the shares of a scheme; for a composition, the products of its factors' shares."""
+    """Return the variance shares of a scheme; the shares of a composition are the products of its factors' shares."""
     if scheme.factors:
         parts = [_variance_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
@@ -281,26 +285,26 @@ def _variance_shares(scheme: Scheme) -> _VarianceShares:
 
 
 def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
-    """Return the number of nonzero coefficients of each row."""
+    """Return the number of nonzero coefficients in each row."""
     return [sum(1 for c in row if c) for row in rows]
 
 
-# ---- which bound holds for the entries of C
+# ---- the bound on the error of C's entries
 
 
 def has_componentwise_bound(plan: Plan) -> bool:
-    """Return True if each entry of C has a small error relative to the same entry of |A| |B|, like the vendor's.
+    """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as for the vendor.
 
-    A plan that checks entries has this bound: it computes a product again if the bound is not certain. A plan that
-    saves products does not have this bound: its errors are small relative to the largest entries.
+    Plans that check entries have the componentwise bound: a product without a certain bound is computed again. Plans
+    that save products lack the componentwise bound: their errors are small relative to the largest entries only.
     """
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.checks_entries or not plan.emulates)
+    return not saves and (leaf.checks_entries or not plan.uses_emulation)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
-    """Return the bound on an entry's error in words."""
+    """Return the bound on the error of an entry of C in words."""
     leaf = plan.leaf_use.leaf
     if leaf.saves_products or any(level.saves_products for level in plan.levels):
         return "an entry's error is small beside the largest entries of A and of B"

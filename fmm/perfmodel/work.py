@@ -1,8 +1,9 @@
-"""The work of a plan on a problem: the counts that the formula of predict.py turns into seconds.
+"""Count the work of a plan on a problem; predict.py turns the counts into seconds.
 
-`estimated_work` takes microseconds: every level has a footprint, the number of elements that its sums move and hold if
-all its blocks have equal size. `counted_work` takes milliseconds: it counts the plan's steps (fmm.perfmodel.cost). Both
-functions estimate the shares in `PlanWork`. `estimated_workspace` estimates the bytes of temporaries.
+`estimated_work` takes microseconds and adds up the footprints of the levels. A footprint is the number of elements that
+a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
+the plan's steps (fmm.perfmodel.cost). `estimated_work` and `counted_work` estimate the shares in `PlanWork`.
+`estimated_workspace` estimates the bytes of a plan's temporaries.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STRATEGIES, PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, FLOAT64_SIZES, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
@@ -22,69 +23,70 @@ from fmm.kernels.plans.memory_layout import ALIGN_BYTES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-# Equal leaf products: m, k, n, the number of these products, and the number that start together.
+# Equal leaf products: m, k, n, the number of equal products, and the number that start together.
 LeafProducts = tuple[float, float, float, float, float]
 
 
 class TriangleProducts(NamedTuple):
-    """Equal leaf products C = A A^T; the leaf computes one triangle of C."""
+    """Equal self-adjoint leaf products C = A A^T; the leaf computes one triangle of each C."""
 
     rows: float  # rows of A
     k: float  # columns of A
-    number: float  # number of these products
-    together: float  # number of products that start together
-    leaf: str  # text of the leaf, as in a plan
+    number: float  # number of equal products
+    together: float  # number of products that start together as a batch
+    leaf: str  # name of the leaf with its options, as in a plan
     loose: bool  # True if the leaf may write any values to the other triangle
 
 
 class LeafTiles(NamedTuple):
-    """How the tiled kernel computes leaf products."""
+    """The tiles in which the tiled kernel computes leaf products, and the blocks in each operand."""
 
     height: int  # rows of C in a tile
     width: int  # columns of C in a tile
-    left: float = 1.0  # blocks of A that are added up for a product's left operand, on average
-    right: float = 1.0  # blocks of B that are added up for a product's right operand, on average
-    dest: float = 1.0  # blocks of C to which a product is added, on average
-    together: float = 1.0  # number of products that may fill the device together
+    left: float = 1.0  # average number of blocks of A in the sum that is a product's left operand
+    right: float = 1.0  # average number of blocks of B in the sum that is a product's right operand
+    dest: float = 1.0  # average number of blocks of C to which a product is added
+    together: float = 1.0  # number of products that may run at the same time
 
     def count_tiles(self, m: float, n: float) -> int:
-        """Return the number of tiles of an m x n matrix."""
+        """Return the number of tiles that cover an m x n matrix."""
         return ceil(m / self.height) * ceil(n / self.width)
 
 
 @dataclass(frozen=True)
 class PlanWork:
-    """The leaf products of a plan, the traffic and passes of its sums, and how rows are aligned."""
+    """The leaf products of a plan, the traffic and the passes of the plan's sums, and the alignment of rows."""
 
     leaves: tuple[LeafProducts, ...]
-    traffic: float  # elements that the sums read and write
-    passes: float  # passes of the sums over memory, each a launch on a GPU
-    # The next six fields are shares of the traffic, from 0 to 1:
-    sequential: float = 0.0  # moved by sequential levels
-    ragged: float = 0.0  # moved by the first level, on rows of A, B or C that do not begin on cache lines
-    overlapped: float = 0.0  # moved by levels below an overlapped level
-    scalar: float = 0.0  # moved by the first level, on rows that are read and written one number at a time
-    deep: float = 0.0  # moved by three levels in one pass
-    parts: float = 0.0  # moved by levels that compute complex products by real ones
-    # The next three fields are shares of the leaf products, from 0 to 1:
-    unaligned: float = 0.0  # on rows of A, B or C that begin at multiples of 4 bytes, but not all at multiples of 16
-    odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
-    copied: float = 0.0  # on temporaries with aligned rows, where A, B or C has unaligned rows
-    alone: bool = False  # True if only rows of A are unaligned
-    tiles: LeafTiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
+    traffic: float  # number of elements that the sums read and write
+    passes: float  # number of passes of the sums over memory; each pass is a launch on a GPU
+    # `sequential` to `parts` are shares of the traffic, from 0 to 1.
+    sequential: float = 0.0  # share of the traffic that sequential levels move
+    ragged: float = 0.0  # share of the traffic on rows of A, B or C that do not begin on cache lines
+    overlapped: float = 0.0  # share of the traffic that levels below an overlapped level move
+    scalar: float = 0.0  # share of the traffic on rows of A, B or C that are moved one number at a time
+    deep: float = 0.0  # share of the traffic that three levels in one pass move
+    parts: float = 0.0  # share of the traffic of levels that replace complex products by real products
+    # `unaligned`, `odd` and `copied` are shares of the leaf products, from 0 to 1.
+    # share of leaf products with rows of A, B or C at multiples of 4 bytes, but not all at multiples of 16 bytes
+    unaligned: float = 0.0
+    odd: float = 0.0  # share of leaf products with rows of A, B or C that do not all begin at multiples of 4 bytes
+    copied: float = 0.0  # share of leaf products on aligned temporaries where A, B or C has unaligned rows
+    alone: bool = False  # True if A has unaligned rows and B has aligned rows
+    tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
-    # The shares `unaligned` and `odd` of the triangles, which read A, B and C themselves.
+    # The shares `unaligned` and `odd` for the triangles, which read A, B and C and no temporaries.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
     @property
     def smallest_leaf_side(self) -> float:
-        """The shortest side of the leaf products."""
+        """The number of rows of the shortest side of all leaf products."""
         found = [min(leaf[:3]) for leaf in self.leaves]
         return min(found + [min(x.rows, x.k) for x in self.triangles]) if self.triangles else min(found)
 
@@ -93,12 +95,12 @@ class PlanWork:
 
 
 def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work as if all blocks had equal size; exact counts if a level has no footprint."""
+    """Return the work of a plan as if all blocks had equal size; the counts are exact if a level has no footprint."""
     return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
 def counted_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the exact work, counted from the plan's steps; only the shares are estimated."""
+    """Return the work counted from the plan's steps; only the shares are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
     leaves, traffic, passes = _exact_counts(plan, problem)
@@ -106,35 +108,36 @@ def counted_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
-    """Return the estimated bytes of temporaries, without the padding of rows."""
+    """Return the estimated bytes of a plan's temporaries without the padding of rows."""
     if problem.writes_triangle:
         parts = _gram_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in parts.products)
         return parts.held * problem.itemsize + max(below, default=0.0)
     footprints = _level_footprints(plan, problem)
     if footprints is None:
-        return float(workspace(plan, *problem.size, problem.itemsize))
+        return float(plan_workspace_bytes(plan, *problem.size, problem.itemsize))
     held, streams, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         held += streams * sum(f.held) * itemsize
-        streams, itemsize = max(streams, level.streams), level.itemsize_below(itemsize)
+        streams, itemsize = max(streams, level.stream_count), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
     scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)))
     return held + streams * scratch
 
 
-# ---- whole products: from the footprints of the levels, or counted from the steps
+# ---- whole products: work from the footprints of levels, or counted from the steps
 
-# the fields of Work that are shares of traffic
+# Names of the fields of PlanWork that are shares of the traffic.
 TRAFFIC_SHARE_FIELDS = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
-PRODUCT_SHARE_FIELDS = ("unaligned", "odd", "copied")  # the fields of Work that are shares of the leaf products
+# Names of the fields of PlanWork that are shares of the leaf products.
+PRODUCT_SHARE_FIELDS = ("unaligned", "odd", "copied")
 
 
 def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     footprints = _level_footprints(plan, problem)
     if footprints is None:
         steps = lower_level(plan, *problem.size)
-        direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
+        direct = steps.in_place_share if steps and len(plan.levels) == 1 else 0.0
         return PlanWork(*_exact_counts(plan, problem), **_alignment_shares(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
@@ -145,7 +148,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
-    """Count the plan's steps: return leaf products, elements moved by the sums, and passes of the sums."""
+    """Return the leaf products, the elements that sums move, and the passes of sums, counted from the plan's steps."""
     counts = cost(plan, *problem.size, problem.itemsize, opened=False)
     leaves = tuple((*size, float(times), _batch_size(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
@@ -158,26 +161,26 @@ def _batch_size(plan: Plan) -> float:
         return 1.0
     last = plan.levels[-1]
     if last.needs_fusing_leaf:
-        return last.products / last.launches
-    return float(last.products) if last.batched else 1.0
+        return last.products / last.launch_count
+    return float(last.products) if last.is_batched else 1.0
 
 
 @dataclass
 class _SumTraffic:
-    """Counts of a plan's sums, added up level by level from the outermost level inwards.
+    """Running totals of a plan's sums, updated level by level from the outermost level inwards.
 
-    The six fields of TRAFFIC_SHARES are parts of `traffic` in elements; `PlanWork` has the same fields as shares.
+    The six fields of TRAFFIC_SHARE_FIELDS count elements of `traffic`; the same fields of `PlanWork` are shares.
     """
 
-    traffic: float = 0.0  # elements that sums read and write
-    passes: float = 0.0  # passes of sums over memory
-    sequential: float = 0.0  # elements moved by sequential levels
-    ragged: float = 0.0  # elements moved by the first level on rows that do not begin on cache lines
-    overlapped: float = 0.0  # elements moved below an overlapped level
-    scalar: float = 0.0  # elements moved by the first level one number at a time
-    deep: float = 0.0  # elements moved by three levels in one pass
-    parts: float = 0.0  # elements moved by levels that compute complex products by real ones
-    products: float = 1.0  # number of products that the levels so far leave
+    traffic: float = 0.0  # number of elements that sums read and write
+    passes: float = 0.0  # number of passes of sums over memory
+    sequential: float = 0.0  # number of elements moved by sequential levels
+    ragged: float = 0.0  # number of elements moved on rows of A, B or C that do not begin on cache lines
+    overlapped: float = 0.0  # number of elements moved below an overlapped level
+    scalar: float = 0.0  # number of elements of A, B or C that are moved one at a time
+    deep: float = 0.0  # number of elements moved by three levels in one pass
+    parts: float = 0.0  # number of elements moved by levels that replace complex products by real products
+    products: float = 1.0  # number of products below the levels counted so far
 
 
 def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:
@@ -189,7 +192,7 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         moved = sum(each)
         if f.passes:
             direct = f.in_place if len(plan.levels) == 1 else 0.0
-        if found.products == 1:  # the sums of the first level read A and B and write C
+        if found.products == 1:  # only the first level's sums read A and B and write C
             found.ragged += _unaligned_elements(each, aligned_operands(problem, ALIGN_BYTES))
             found.scalar += _unaligned_elements(
                 each, aligned_operands(problem, sum_access_bytes(f.products, problem.itemsize))
@@ -200,19 +203,19 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         found.parts += moved if itemsize != before else 0.0
         found.deep += moved if f.products >= DEEP_PRODUCT_COUNT else 0.0
         found.overlapped += moved if below_overlapped else 0.0
-        below_overlapped = below_overlapped or level.streams > 1
+        below_overlapped = below_overlapped or level.stream_count > 1
         found.passes += found.products * f.passes
         found.products *= f.products
     return found, direct
 
 
 def _level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | None:
-    """Return the footprints from the outermost level inwards; None if a level has none."""
+    """Return the footprints of a plan's levels from the outermost level inwards; None if a level has no footprint."""
     return _stacked_footprints(plan.levels, problem.size) if plan.levels else ()
 
 
 @clear_on_registration
-@lru_cache(maxsize=4096)  # the work and the workspace of a plan need the footprints, for each leaf again
+@lru_cache(maxsize=4096)  # cached: the work and the workspace of plans with the same levels need the same footprints
 def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
@@ -228,15 +231,15 @@ def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footpri
 @lru_cache(maxsize=4096)
 def level_footprint(level: Level, sides: Sides) -> Footprint | None:
     """Return the footprint of one level; cached, since the candidates for a problem have the same outer levels."""
-    return require_level_with_steps(level).footprint(VENDOR, sides)
+    return require_level_with_steps(level).estimate_footprint(VENDOR, sides)
 
 
-# ---- how rows are aligned
+# ---- the alignment of rows
 
-WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums, on rows that begin at multiples of this number
-DEEP_ACCESS_BYTES = 8  # bytes of one access in three levels in one pass
-DEEP_PRODUCT_COUNT = 7**3  # number of products of three levels in one pass
-WORD_BYTES = 4  # bytes: rows with less alignment are multiplied by the vendor's slowest kernels
+WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums on rows that begin at multiples of 16 bytes
+DEEP_ACCESS_BYTES = 8  # bytes of one access of a GPU's sums for three levels in one pass
+DEEP_PRODUCT_COUNT = 7**3  # number of products of three levels of Strassen's algorithm in one pass
+WORD_BYTES = 4  # alignment of rows in bytes; the vendor multiplies rows with less alignment by its slowest kernels
 
 
 def are_rows_aligned(problem: Problem, unit: int) -> bool:
@@ -245,49 +248,49 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return True for each of A, B and C if every row begins at a multiple of `unit` bytes when the first row does."""
+    """Return for A, B and C whether every row begins at a multiple of `unit` bytes, given that the first row does."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
 
 def sum_access_bytes(products: float, itemsize: int) -> int:
-    """Return the bytes that the sums of a level with this number of products move at a time on aligned rows.
+    """Return the bytes of one access of a level's sums on aligned rows; `products` is the level's number of products.
 
-    A GPU thread of three levels in one pass has registers for two numbers at most.
+    A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """
     return WIDE_ACCESS_BYTES if products < DEEP_PRODUCT_COUNT else min(2 * itemsize, DEEP_ACCESS_BYTES)
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:
-    """Return the number of elements moved to and from the unaligned ones of A, B and C."""
+    """Return the number of elements moved to and from A, B and C, counting unaligned matrices alone."""
     return sum([x for x, is_aligned in zip(moved, aligned, strict=True) if not is_aligned])
 
 
 def _vendor_row_alignment(itemsize: int) -> int:
     """Return the alignment in bytes that the vendor's fast kernels need for rows: at least two numbers.
 
-    (complex128 on an H200: the ratio of measured to predicted time is 1.21 times larger for 28 products with an odd
-    number of columns than for 30 others.)
+    On an H200 in complex128, products with an odd number of columns take 1.21 times as long as others, relative to the
+    prediction.
     """
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
 def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
-    """Return the fields of Work that depend on the alignment of rows and on tiles.
+    """Return the fields of PlanWork that depend on the alignment of rows and on tiles.
 
-    `direct` is the share of leaf products with A, B or C as an operand. A batch reads only temporaries, whose rows are
-    aligned.
+    `direct` is the share of leaf products with A, B or C as an operand. A batch of products reads only temporaries, and
+    temporaries have aligned rows.
     """
     vectors, words = (
         aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),
         aligned_operands(problem, WORD_BYTES),
     )
     if plan.levels and all(level.is_complex_split for level in plan.levels):
-        # The real products multiply real and imaginary parts, in matrices with the sides of the complex product,
-        # without padding.
+        # The real products multiply matrices of real and imaginary parts, which have the complex product's sides and no
+        # padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
         vectors = aligned_operands(parts, _vendor_row_alignment(parts.itemsize))
-    elif plan.batched:
+    elif plan.is_batched:
         direct = 0.0
     unaligned, odd = float(False in vectors), float(False in words)
     return {
@@ -302,30 +305,30 @@ def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, 
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _leaf_tiles(plan: Plan, dtype: str) -> LeafTiles | None:
-    """Return the tiles of the plan's leaf products.
+    """Return the tiles of the plan's leaf products by the tiled kernel.
 
-    The result is None if the vendor multiplies, and for types in which the tiled kernel takes about the vendor's time.
+    The result is None if the vendor multiplies, or if the tiled kernel takes about the vendor's time in this type.
     """
     leaf = plan.leaf_use.leaf
     if not plan.uses_tile_model or dtype in set(leaf.types) - set(leaf.types_with_sums):
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
-    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
-    sizes = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
+    usual = FLOAT64_SIZES[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
+    sizes = next((s for s in ALL_STRATEGIES if s.name.lower() in plan.leaf_use.options), usual)
     if scheme is None:
         return LeafTiles(sizes.m_s, sizes.n_s)
     left, right, dest = (sum(c != 0 for row in x for c in row) / scheme.rank for x in (scheme.u, scheme.v, scheme.w))
     return LeafTiles(sizes.m_s, sizes.n_s, left, right, dest, scheme.rank)
 
 
-# ---- products that are their own adjoints: levels that cut them leave triangles on the diagonal, whole products below
+# ---- self-adjoint products: levels cut them into triangles on the diagonal and whole products below the diagonal
 
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work of all parts together; each share is weighted by the traffic or the products of its part."""
+    """Return the work of a plan for a self-adjoint product; shares are averages over the parts, weighted by work."""
     parts = _gram_parts(plan, problem)
     products = [
         (float(count), float(together), _product_work(inner, Problem(*size, problem.dtype)))
@@ -356,24 +359,24 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def _weighted_shares(names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], least: float) -> dict[str, float]:
-    """Return these fields of the parts as shares of the whole: the sum of the weights, at least `least`."""
+    """Return the weighted averages of the fields `names` over the parts; the divisor is at least `least`."""
     whole = max(sum(weight for weight, _ in parts), least) or 1.0
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
 
 class _GramParts:
-    """The parts into which levels cut a product: whole products by plans, triangles by leaves, and sums."""
+    """The parts of a self-adjoint product below its levels: whole products by plans, triangles by leaves, and sums."""
 
     def __init__(self) -> None:
         self.traffic = self.passes = 0.0
-        self.held = 0.0  # peak number of elements in temporaries, with the temporaries of inner levels
-        # plan, size, number of products that start together
+        self.held = 0.0  # largest number of elements in temporaries at a time, inner levels included
+        # (plan, size, number of products that start together) -> number of equal products
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()
-        # size, number of products that start together, leaf, loose
+        # (size, number of products that start together, leaf, loose) -> number of equal triangles
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def add_parts(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
-        """Add the parts of a product of this size by the plan."""
+        """Add the parts of a product by the plan; `together` products of this size start together."""
         steps = lower_level(plan, *size, *params) if params.op != "product" else None
         if params.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1
@@ -397,7 +400,7 @@ class _GramParts:
 
 
 def _moved_elements(step: object) -> float:
-    """Return the elements that a sum or a mirror copy reads and writes; a mirror copy moves half of C twice."""
+    """Return the number of elements that a sum or a mirror copy moves; a mirror copy reads and writes half of C."""
     if isinstance(step, Sum):
         return float(sum(place.rows * place.cols for place in (*step.reads, *step.writes)))
     assert isinstance(step, Mirror)
@@ -407,7 +410,7 @@ def _moved_elements(step: object) -> float:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_parts(plan: Plan, problem: Problem) -> _GramParts:
-    """Return the parts of a plan; cached, since the plan's work and workspace both need the parts."""
+    """Return the parts into which a plan cuts a self-adjoint product; cached for the plan's work and workspace."""
     found = _GramParts()
     found.add_parts(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found

@@ -15,7 +15,7 @@ import cupy
 
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
@@ -27,7 +27,7 @@ from fmm.problem import Layout, Problem
 MAX_GRAPHS = 16  # largest number of cached graphs of a backend
 
 
-def record_for_device(
+def record_plan_for_device(
     plan: Plan,
     problem: Problem,
     device: int | None = None,
@@ -44,13 +44,13 @@ def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
     compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
 
-class Graph(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A captured launch list. The addresses of its memory are fixed."""
 
     graph: Any
     scratch: Any
 
-    def launch(self, stream: Any = None) -> None:
+    def launch_graph(self, stream: Any = None) -> None:
         self.graph.launch(stream)
 
 
@@ -58,10 +58,10 @@ class Graph(NamedTuple):
 class DeviceBackend:
     """Runs launch lists on CuPy's current device and stream."""
 
-    _graphs: OrderedDict[Any, Graph] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _graphs: OrderedDict[Any, CapturedGraph] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def run(
+    def run_launches(
         self,
         launches: LaunchList,
         a: int,
@@ -79,31 +79,31 @@ class DeviceBackend:
         """
         if stream is not None:
             with stream:
-                self.run(launches, a, b, c, workspace, None, flag, count)
+                self.run_launches(launches, a, b, c, workspace, None, flag, count)
             return
         addresses = Addresses(a, b, c, workspace, flag, count)
-        self.player(launches, addresses).play(addresses, cupy.cuda.get_current_stream().ptr)
+        self.player_for_addresses(launches, addresses).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
 
-    def player(self, launches: LaunchList, addresses: Addresses) -> Player:
+    def player_for_addresses(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
-            launches = record_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
-        return player_of(launches, device)
+            launches = record_plan_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
+        return cached_player(launches, device)
 
-    def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
+    def captured_graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
         """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
             if key in self._graphs:
                 self._graphs.move_to_end(key)
                 return self._graphs[key]
-            made = self._graphs[key] = self._capture(launches, Addresses(a, b, c, workspace))
+            made = self._graphs[key] = self._capture_graph(launches, Addresses(a, b, c, workspace))
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             return made
 
-    def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
-        player = self.player(launches, addresses)  # compiles before the capture
+    def _capture_graph(self, launches: LaunchList, addresses: Addresses) -> CapturedGraph:
+        player = self.player_for_addresses(launches, addresses)  # compiles before the capture
         scratch = cupy.empty(GRAPH_SCRATCH_BYTES * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
@@ -112,12 +112,12 @@ class DeviceBackend:
         with stream:
             try:
                 stream.begin_capture()
-                player.play(addresses, stream.ptr, counters, scratch.data.ptr)
+                player.launch_all(addresses, stream.ptr, counters, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
-        return Graph(captured, scratch)
+        return CapturedGraph(captured, scratch)
 
-    def multiply(
+    def multiply_by_plan(
         self,
         plan: Plan | str,
         a: Any,
@@ -129,14 +129,14 @@ class DeviceBackend:
     ) -> Any:
         """Return alpha a b + beta out on CuPy matrices; `dtype="bfloat16"` reads 16-bit integers as bfloat16."""
         kind = dtype or str(a.dtype)
-        a, b = _packed(a), _packed(b)
+        a, b = _contiguous_matrix(a), _contiguous_matrix(b)
         c = out if out is not None else cupy.empty((a.shape[0], b.shape[1]), a.dtype)
         target = c if matrix_layout(c) else cupy.ascontiguousarray(c)
         layouts = tuple(x for x in map(matrix_layout, (a, b, target)) if x)
         problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
-        launches = record_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
+        launches = record_plan_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
         workspace = cupy.empty(launches.workspace, cupy.uint8)
-        self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
+        self.run_launches(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
         if target is not c:
             c[...] = target
         return c
@@ -152,5 +152,5 @@ def matrix_layout(x: Any) -> Layout | None:
     return None
 
 
-def _packed(x: Any) -> Any:
+def _contiguous_matrix(x: Any) -> Any:
     return x if matrix_layout(x) else cupy.ascontiguousarray(x)

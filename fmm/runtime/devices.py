@@ -12,7 +12,7 @@ from fmm.arrays.library import Processor
 from fmm.config import identity
 from fmm.config.environment import tuning_mode
 from fmm.config.files import active_configs
-from fmm.config.identity import Identity, gpu_key, gpu_parts
+from fmm.config.identity import Identity, gpu_device_key, parse_gpu_device_key
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
 from fmm.perfmodel.calibration import Calibration
@@ -67,16 +67,16 @@ def built_in_calibration(threads: int) -> Calibration:
 # ---- CUDA devices
 
 
-MAX_INDEX = (1 << 31) - 1  # CUDA device numbers are C ints
+MAX_DEVICE_INDEX = (1 << 31) - 1  # CUDA device numbers are C ints
 
 
 def parse_cuda_index(device: object) -> int:
     """Return the number of a CUDA device written 0, "cuda" or "cuda:0"; ValueError for anything else."""
-    if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MAX_INDEX:
+    if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MAX_DEVICE_INDEX:
         return int(device)
     if isinstance(device, str):
         name, _, number = device.partition(":")
-        if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MAX_INDEX)))):
+        if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MAX_DEVICE_INDEX)))):
             return int(number or 0)
     valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or a number: 0, 1, ..."
     raise ValueError(f"unknown device {device!r}; valid: {valid}{_datasheet_hint(device)}")
@@ -122,11 +122,11 @@ def gpu_from_description(
     name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
 ) -> Device:
     """Return a CUDA device by its name, compute capability and number of multiprocessors."""
-    found = Identity(gpu_key(name, capability, sms), name, versions or {})
-    return Device(found, find_datasheet(name, capability, sms), chip=chip)
+    found = Identity(gpu_device_key(name, capability, sms), name, versions or {})
+    return Device(found, find_datasheet_calibration(name, capability, sms), chip=chip)
 
 
-def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
+def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibration | None:
     """Return the calibration by a device's datasheet; None if the table has none.
 
     The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device. All
@@ -145,13 +145,13 @@ def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
 
 def datasheet_model(key: str, name: str) -> Calibration | None:
     """Return the datasheet's model of the GPU with this key and name; None for a CPU or a GPU without a datasheet."""
-    parts = gpu_parts(key)
-    return find_datasheet(name, *parts) if parts else None
+    parts = parse_gpu_device_key(key)
+    return find_datasheet_calibration(name, *parts) if parts else None
 
 
-def tuned_chip(device: Device) -> Chip | None:
+def chip_with_tuned_terms(device: Device) -> Chip | None:
     """Return the device's chip with the block model's terms from its tuning; None for a CPU."""
     if device.chip is None:
         return None
-    tuned = None if tuning_mode() == "off" else active_configs().tuned(device.identity, "float32")
+    tuned = None if tuning_mode() == "off" else active_configs().find_tuning(device.identity, "float32")
     return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)

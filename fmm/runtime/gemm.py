@@ -20,18 +20,18 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
-    SMALL_BYTES,
+    SMALL_BYTES_PRODUCT,
     CallKey,
     OnDecline,
     are_small_matrices,
     find_declined_call,
+    ignore_decline,
     is_small_on_host,
-    no_action,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
-from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
+from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
 
 # Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
@@ -62,7 +62,7 @@ class GemmOperands(NamedTuple):
     conjugates: tuple[bool, bool]
     target: Any
     addend: Any = None
-    on_decline: OnDecline = no_action
+    on_decline: OnDecline = ignore_decline
 
 
 def run_gemm(
@@ -73,21 +73,21 @@ def run_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c, in `out` unless `out` is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     operands = operands._replace(on_decline=on_decline)
-    own = _with_gemm_params(library, operands, params, constraints)
-    if constraints is NO_CONSTRAINTS and _is_small(library, operands):
+    own = _constraints_with_params(library, operands, params, constraints)
+    if constraints is NO_CONSTRAINTS and _has_small_matrices(library, operands):
         on_decline(library)
         result = _run_library_gemm(library, operands, own)
     else:
         result = _run_planned_gemm(library, operands, own)
     if out is None or result is out:
         return result
-    library.copy(result, out)
+    library.copy_into(result, out)
     return out
 
 
@@ -106,11 +106,11 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES or (dtype := a.dtype) != b.dtype:
+        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (dtype := a.dtype) != b.dtype:
             return None
         if not beta:
-            return library.quick_vendor(a, b)
-        return library.quick_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
+            return library.fast_vendor_product(a, b)
+        return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
     except (RuntimeError, TypeError, ValueError):  # run_gemm raises its own error, or multiplies after all
         return None
 
@@ -123,17 +123,17 @@ def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     library = declined.library
     alpha, beta, op_a, op_b = declined.params
     if op_a != "N":
-        a = library.transposed(a) if op_a == "T" else library.conjugated(library.transposed(a))
+        a = library.transposed_view(a) if op_a == "T" else library.conjugated_copy(library.transposed_view(a))
     if op_b != "N":
-        b = library.transposed(b) if op_b == "T" else library.conjugated(library.transposed(b))
-    return library.quick_gemm(a, b, c if beta else None, alpha, beta, out)
+        b = library.transposed_view(b) if op_b == "T" else library.conjugated_copy(library.transposed_view(b))
+    return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
 
 
-def _is_small(library: Library, operands: GemmOperands) -> bool:
+def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
     """Return True if the sides are too short for any plan on the host."""
     if library.processor != "cpu":
         return False
-    is_small = are_small_matrices if library.differentiable else is_small_on_host
+    is_small = are_small_matrices if library.is_differentiable else is_small_on_host
     return is_small(operands.a, operands.b)
 
 
@@ -142,27 +142,27 @@ def explain_gemm(
 ) -> Decision:
     """Return the decision of `run_gemm`. It depends on the memory layout of c, not on its numbers."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
-    operands = _arrange_without_copies(library, a, b, c, out, params)
+    operands = _arrange_explained_operands(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
     if _is_empty_product(operands, params.alpha) and product_shape(*shapes):
         why = f"{library.name} answers: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
-    constraints = _with_gemm_params(library, operands, params, constraints)
+    constraints = _constraints_with_params(library, operands, params, constraints)
     call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
         plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
-        operands = operands if plan is not None else _conjugate_copies(library, operands)
+        operands = operands if plan is not None else _conjugated_operands(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
         call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if call.decision.plan == VENDOR and library.gemm_name:
         return replace(call.decision, kernels=(library.gemm_name,))
-    return call.explained(describe_kernels(library, call, operands.a, operands.b, operands.target))
+    return call.explained_decision(describe_kernels(library, call, operands.a, operands.b, operands.target))
 
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
     """Return the constraints of `run_gemm`'s prepared call, if the caller has none."""
-    operands = _arrange_without_copies(library, a, b, c, out, params)
-    return _with_gemm_params(library, operands, params, NO_CONSTRAINTS)
+    operands = _arrange_explained_operands(library, a, b, c, out, params)
+    return _constraints_with_params(library, operands, params, NO_CONSTRAINTS)
 
 
 # ---- the operands, and the array for C
@@ -173,7 +173,7 @@ def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
-    a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
+    a, b = (x if op == "N" else library.transposed_view(x) for x, op in zip((a, b), ops, strict=True))
     of_a, of_b = (op == "C" and is_complex(x) for x, op in zip((a, b), ops, strict=True))
     return a, b, (of_a, of_b)
 
@@ -191,16 +191,22 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     if c is None:
         raise ValueError("beta is a factor of c, which was not passed")
     _check_broadcast(tuple(c.shape), shape)
-    if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
+    if (
+        out is not None
+        and _is_same_array(library, c, out)
+        and not any(_arrays_may_overlap(library, x, out) for x in (a, b))
+    ):
         return GemmOperands(a, b, conjugates, out)
-    addend = readable_there(library, a, b, c, shape)
+    addend = readable_addend(library, a, b, c, shape)
     if addend is None:
         return GemmOperands(a, b, conjugates, library.broadcast_copy(c, shape, a))
-    needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
+    needs_new_array = out is None or any(_arrays_may_overlap(library, x, out) for x in (a, b, c))
     return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
 
-def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
+def _arrange_explained_operands(
+    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
+) -> GemmOperands:
     """Return the operands of a call to be explained; an addend that the call would copy is not copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
@@ -208,13 +214,13 @@ def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, 
         return operands
     if library.broadcast_view(c, shape) is None:  # such a call computes the product in a copy of c
         return operands._replace(target=c)
-    return operands._replace(addend=readable_there(library, operands.a, operands.b, c, shape))
+    return operands._replace(addend=readable_addend(library, operands.a, operands.b, c, shape))
 
 
 ADDEND_ALIGNMENT = 16  # bytes that kernels read at a time
 
 
-def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
+def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
     """Return the addend as a view of C's shape; None if plans cannot read the addend in its own memory.
 
     Also None for a stack times one matrix, which is one product of all rows of the stack.
@@ -222,23 +228,23 @@ def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, .
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
     if library.processor == "cuda":
-        is_aligned = not library.pointer(c) % ADDEND_ALIGNMENT
+        is_aligned = not library.data_pointer(c) % ADDEND_ALIGNMENT
         if not is_aligned or library.device_number(a) != library.device_number(c):
             return None
     view = library.broadcast_view(c, shape)
-    return view if view is not None and library.operand(view).strides is not None else None
+    return view if view is not None and library.describe_operand(view).strides is not None else None
 
 
 def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
     """Return the addend's strides in elements, 0 along an axis of one number; None without an addend."""
     if addend is None:
         return None
-    strides = library.operand(addend).strides
+    strides = library.describe_operand(addend).strides
     assert strides is not None
     return tuple(0 if n == 1 else step for n, step in zip(addend.shape, strides, strict=True))
 
 
-def _with_gemm_params(
+def _constraints_with_params(
     library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
     strides = addend_strides(library, operands.addend)
@@ -251,14 +257,17 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         raise ValueError(f"c is {shape}, the product {wanted}: it must have that shape, or one that is broadcast to it")
 
 
-def _overlaps(library: Library, x: Any, y: Any) -> bool:
+def _arrays_may_overlap(library: Library, x: Any, y: Any) -> bool:
     """Return True if the two arrays may share memory."""
-    of_x, of_y = (byte_span(library.operand(v)) for v in (x, y))
-    return may_overlap(library.pointer(x), of_x, library.pointer(y), of_y)
+    of_x, of_y = (byte_span(library.describe_operand(v)) for v in (x, y))
+    return may_overlap(library.data_pointer(x), of_x, library.data_pointer(y), of_y)
 
 
 def _is_same_array(library: Library, x: Any, y: Any) -> bool:
-    return x is y or (library.pointer(x) == library.pointer(y) and library.operand(x) == library.operand(y))
+    return x is y or (
+        library.data_pointer(x) == library.data_pointer(y)
+        and library.describe_operand(x) == library.describe_operand(y)
+    )
 
 
 # ---- computing
@@ -270,19 +279,19 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         return _run_library_gemm(library, operands, constraints)
     call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
     if call.plan_refusal:
-        library.vendor(operands.a, operands.b)
+        library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         if not call.setting.vendor_advantage:  # this rule may not hold for other arrays of these shapes
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
-    if target is not None and not writes_there(library, call, operands.a, operands.b, target):
+    if target is not None and not can_write_into_out(library, call, operands.a, operands.b, target):
         holds_addend = constraints.params.beta and operands.addend is None
         copy = library.broadcast_copy(target, tuple(target.shape), operands.a) if holds_addend else None
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
-        return _run_conjugating(library, call, operands, constraints)
+        return _run_conjugating_plan(library, call, operands, constraints)
     c = run_with_fallback(library, call, operands.a, operands.b, target, constraints, operands.addend)
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
@@ -292,7 +301,9 @@ def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
     return alpha == 0 or 0 in operands.a.shape
 
 
-def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+def _run_conjugating_plan(
+    library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
+) -> Any:
     """Return C with conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
 
     No other plan may replace a plan that conjugates: the other plan would multiply the operands without conjugation.
@@ -300,22 +311,22 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     assert call.plan is not None
     plan = call.plan.with_conjugation(*operands.conjugates)
     if plan is None:
-        return _run_planned_gemm(library, _conjugate_copies(library, operands), constraints)
+        return _run_planned_gemm(library, _conjugated_operands(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
     a, b, target = operands.a, operands.b, operands.target
     try:
         conjugated_call = prepare_call(library, a, b, target, own)
         c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
-    except (library.out_of_memory, PlanError):
-        if constraints.plan_required:
+    except (library.out_of_memory_error, PlanError):
+        if constraints.is_plan_required:
             raise
         c = None
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
-def _conjugate_copies(library: Library, operands: GemmOperands) -> GemmOperands:
+def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperands:
     pairs = zip((operands.a, operands.b), operands.conjugates, strict=True)
-    a, b = (library.conjugated(x) if conjugate else x for x, conjugate in pairs)
+    a, b = (library.conjugated_copy(x) if conjugate else x for x, conjugate in pairs)
     return operands._replace(a=a, b=b, conjugates=(False, False))
 
 
@@ -326,9 +337,9 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
         if target is None:
             target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
         else:
-            library.copy(addend, target)
+            library.copy_into(addend, target)
         operands = operands._replace(addend=None, target=target)
-    operands = _conjugate_copies(library, operands)
+    operands = _conjugated_operands(library, operands)
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1

@@ -23,11 +23,11 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declined_call, no_action
+from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declined_call, ignore_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import may_overlap
-from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
+from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
 
 Triangle = Literal["full", "lower", "upper"]
 TRIANGLES: tuple[Triangle, ...] = ("full", "lower", "upper")
@@ -59,15 +59,15 @@ def run_gram(
     out: Any,
     params: GramParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return alpha a^H a + beta out (with `rows` a a^H, with b the product a b).
 
     `on_decline` is called if the library computes this call and will compute equal calls too.
     """
     operands = _arrange_operands(library, a, b, out, params)
-    c = _run_operands(library, operands, constraints, on_decline)
-    return out if out is not None else library.transposed(c) if operands.is_transposed else c
+    c = _compute_gram(library, operands, constraints, on_decline)
+    return out if out is not None else library.transposed_view(c) if operands.is_transposed else c
 
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
@@ -78,7 +78,7 @@ def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
     library = declined.library
     operands = _arrange_operands(library, a, b, out, declined.params)
     c = _run_vendor(library, operands, declined.vendor_mirrors)
-    return out if out is not None else library.transposed(c) if operands.is_transposed else c
+    return out if out is not None else library.transposed_view(c) if operands.is_transposed else c
 
 
 def explain_gram(
@@ -89,25 +89,25 @@ def explain_gram(
     if operands.params.alpha == 0:
         why = f"{library.name} answers: alpha is 0, so the factors are not read"
         return Decision(VENDOR, None, why, kernels=(library.vendor_name,))
-    call, chosen = _select_call(library, operands, constraints, cached=False)
+    call, chosen = _select_gram_call(library, operands, constraints, cached=False)
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
-        name = library.gemm_name if operands.params.beta and _has_whole_gemm(library, operands) else library.vendor_name
-        why = f"{library.name} answers: the product has at most {MAX_WHOLE_ROWS} rows"
+        name = library.gemm_name if operands.params.beta and _can_use_gemm(library, operands) else library.vendor_name
+        why = f"{library.name} answers: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
-    if call.plan is None and _vendor_mirrors(call, operands):
+    if call.plan is None and _is_mirrored_by_vendor(call, operands):
         syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
         return replace(call.decision, kernels=(syrk,))
-    if _uses_library_gemm(library, call, operands, constraints) or (
+    if _needs_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{name}: a whole product, with one triangle mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
-    decision = call.explained(kernels)
+    decision = call.explained_decision(kernels)
     if chosen is operands:
         return decision
     return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")
@@ -123,19 +123,19 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     """
     if library.processor == "cpu":
         return None
-    call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring)
+    call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring_gram)
     if call.plan is None:
         return None
-    if out is not None and not _writes_beside(call, library.pointer(a), library.pointer(out)):
+    if out is not None and not _can_write_at_address(call, library.data_pointer(a), library.data_pointer(out)):
         return None
     try:
         return run_cached_gram(library, call, a, out)
     except Exception:  # a launch failed: overwrite the results of the other launches, if the device still can
         if out is not None:
             with suppress(Exception):
-                adjoint = _adjoint(library, a)
-                whole = library.vendor(a, adjoint) if rows else library.vendor(adjoint, a)
-                target, written = (library.transposed(out), "lower") if fill == "upper" else (out, fill)
+                adjoint = _adjoint_array(library, a)
+                whole = library.vendor_product(a, adjoint) if rows else library.vendor_product(adjoint, a)
+                target, written = (library.transposed_view(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
 
@@ -143,24 +143,24 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
 GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES}
 
 
-def _writes_beside(call: PreparedCall, a: int, out: int) -> bool:
+def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
     """Return True if the call's plan can write into `out` at this address; both factors are in A's memory."""
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
 
-def _prepare_recurring(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
+def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return the call whose plan computes the whole result; a call without a plan where run_gram must decide."""
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
         operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill), conjugates=False)
-        call, chosen = _select_call(library, operands, NO_CONSTRAINTS, cached=not has_conjugate)
+        call, chosen = _select_gram_call(library, operands, NO_CONSTRAINTS, cached=not has_conjugate)
         is_whole = chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None
-        if is_whole and (not has_conjugate or _reads_matrix_alone(call, key)):
+        if is_whole and (not has_conjugate or _is_adjoint_unread(call, key)):
             return call
     return PreparedCall(Decision(VENDOR, None, "run_gram decides"), Setting(0))
 
 
-def _reads_matrix_alone(call: PreparedCall, key: GramKey) -> bool:
+def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
     """Return True if the launches read A and not its adjoint, as herk does; then the adjoint need not be computed."""
     adjoint = "A" if key.rows == (key.fill == "upper") else "B"
     return (
@@ -186,27 +186,27 @@ def _arrange_operands(
     if b is not None:
         left, right = a, b
     else:
-        adjoint = _adjoint(library, a) if conjugates else library.transposed(a)
+        adjoint = _adjoint_array(library, a) if conjugates else library.transposed_view(a)
         left, right = (a, adjoint) if params.rows else (adjoint, a)
     if out is None and (params.beta or params.fill != "full"):
         if params.beta:
             raise ValueError("beta is a factor of out, which was not passed")
-        out = library.zeros(_result_shape(left, right), left)
+        out = library.new_zeros(_result_shape(left, right), left)
     elif out is not None and tuple(out.shape) != _result_shape(left, right):
         raise ValueError(f"out is {tuple(out.shape)}, the product {_result_shape(left, right)}")
     is_transposed = params.fill == "upper"
     if is_transposed:
-        left, right = library.transposed(right), library.transposed(left)
-        out = library.transposed(out)
+        left, right = library.transposed_view(right), library.transposed_view(left)
+        out = library.transposed_view(out)
     fill: Fill = "full" if params.fill == "full" else "lower"
     plan_params = GemmParams(params.alpha, params.beta, "gram" if b is None else "symmetric", fill)
     return GramOperands(left, right, out, plan_params, is_transposed)
 
 
-def _adjoint(library: Library, a: Any) -> Any:
+def _adjoint_array(library: Library, a: Any) -> Any:
     """Return the conjugate transpose: a copy if A is complex, else a view."""
-    transposed = library.transposed(a)
-    return library.conjugated(transposed) if is_complex(a) else transposed
+    transposed = library.transposed_view(a)
+    return library.conjugated_copy(transposed) if is_complex(a) else transposed
 
 
 def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
-def _select_call(
+def _select_gram_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
     """Return the call and its operands: the result in `out`, else the whole product in a new array, to be copied."""
@@ -230,19 +230,19 @@ def _select_call(
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)
-    if out is None or call.plan_refusal or _can_write_there(library, call, operands):
+    if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
     # A plan that a tuned entry chose has no prediction; it was measured to be faster, so its time counts as 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
-        if _can_write_there(library, as_vendor_gemm, operands):
+        if _can_write_gram_into_out(library, as_vendor_gemm, operands):
             return as_vendor_gemm, operands
-    whole = operands._replace(out=None, params=_whole_product(operands.params))
+    whole = operands._replace(out=None, params=_whole_product_params(operands.params))
     return prepare(library, left, right, None, constraints._replace(params=whole.params)), whole
 
 
-def _can_write_there(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
+def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
     The result is False where inf or NaN, or on the host an exception, could require a second computation, for which
@@ -253,16 +253,16 @@ def _can_write_there(library: Library, call: PreparedCall, operands: GramOperand
     problem = call.decision.problem
     is_final = problem is None or not can_recompute(problem)
     may_repeat = library.processor == "cpu" or (may_create_nonfinite(call.plan) and is_final)
-    is_safe = operands.params == _whole_product(operands.params) or not may_repeat
-    return is_safe and writes_there(library, call, operands.left, operands.right, operands.out)
+    is_safe = operands.params == _whole_product_params(operands.params) or not may_repeat
+    return is_safe and can_write_into_out(library, call, operands.left, operands.right, operands.out)
 
 
-def _whole_product(params: GemmParams) -> GemmParams:
+def _whole_product_params(params: GemmParams) -> GemmParams:
     """Return the parameters of the whole product without factors."""
     return GemmParams(op=params.op)
 
 
-def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
+def _compute_gram(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless that is None."""
     if operands.params.alpha == 0:  # with alpha = 0 no plan runs, not even the caller's
         on_decline(library)
@@ -270,13 +270,13 @@ def _run_operands(library: Library, operands: GramOperands, constraints: PlanCon
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         on_decline(library)
         return _run_vendor(library, operands)
-    call, chosen = _select_call(library, operands, constraints)
+    call, chosen = _select_gram_call(library, operands, constraints)
     left, right = chosen.left, chosen.right
     if call.plan_refusal:
-        library.vendor(left, right)
+        library.vendor_product(left, right)
         raise PlanError(call.plan_refusal)
-    mirrors = _vendor_mirrors(call, operands)
-    if _uses_library_gemm(library, call, operands, constraints):
+    mirrors = _is_mirrored_by_vendor(call, operands)
+    if _needs_library_gemm(library, call, operands, constraints):
         on_decline(library)
         return _run_vendor(library, operands)
     if call.plan is None:
@@ -285,33 +285,33 @@ def _run_operands(library: Library, operands: GramOperands, constraints: PlanCon
     c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(params=chosen.params))
     if c is None:
         return _run_vendor(library, operands, mirrors)
-    return c if chosen is operands else _finish(library, operands, c)
+    return c if chosen is operands else _write_result(library, operands, c)
 
 
 # With at most this many rows the product is computed whole: the calls for one triangle would take longer.
-MAX_WHOLE_ROWS = 128
+WHOLE_PRODUCT_MAX_ROWS = 128
 
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
-    if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > MAX_WHOLE_ROWS:
+    if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False
-    return library.differentiable or operands.params != GemmParams(op="gram")
+    return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
-def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:
+def _is_mirrored_by_vendor(call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the library's product computes one triangle and mirrors it, as NumPy's of a and a.T does."""
-    return operands.params == _whole_product(operands.params) and call.setting.vendor_mirrors
+    return operands.params == _whole_product_params(operands.params) and call.setting.vendor_mirrors
 
 
-def _uses_library_gemm(
+def _needs_library_gemm(
     library: Library, call: PreparedCall, operands: GramOperands, constraints: PlanConstraints
 ) -> bool:
     """Return True for a product of two matrices on the host, by a library with a gemm: BLAS has no triangle of it."""
-    return constraints.plan is None and call.plan == VENDOR and _has_whole_gemm(library, operands)
+    return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
 
 
-def _has_whole_gemm(library: Library, operands: GramOperands) -> bool:
+def _can_use_gemm(library: Library, operands: GramOperands) -> bool:
     return library.processor == "cpu" and bool(library.gemm_name) and operands.params.op == "symmetric"
 
 
@@ -321,25 +321,25 @@ def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool =
     if params.alpha == 0:  # with alpha = 0 the operands are not read, not even inf or NaN, as in BLAS's syrk
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
-        return library.vendor(left, right, operands.out)
-    if not params.beta or not _has_whole_gemm(library, operands):
-        return _finish(library, operands, library.vendor(left, right))
+        return library.vendor_product(left, right, operands.out)
+    if not params.beta or not _can_use_gemm(library, operands):
+        return _write_result(library, operands, library.vendor_product(left, right))
     whole = library.broadcast_copy(operands.out, tuple(operands.out.shape), operands.out)
     library.vendor_gemm(left, right, whole, params.alpha, params.beta)
-    return _finish(library, operands._replace(params=params._replace(alpha=1, beta=0)), whole)
+    return _write_result(library, operands._replace(params=params._replace(alpha=1, beta=0)), whole)
 
 
-def _finish(library: Library, operands: GramOperands, product: Any) -> Any:
+def _write_result(library: Library, operands: GramOperands, product: Any) -> Any:
     """Apply factors and fill to a whole product; return `out`, or the product itself."""
     params = operands.params
     out = product if operands.out is None else operands.out
-    alpha, beta = (x if type(x) is int else _as_real(x) for x in (params.alpha, params.beta))
+    alpha, beta = (x if type(x) is int else _real_factor(x) for x in (params.alpha, params.beta))
     library.write_triangle(product, out, alpha, beta, params.fill)
     library.mark_written(out)
     return out
 
 
-def _as_real(factor: Coefficient) -> float:
+def _real_factor(factor: Coefficient) -> float:
     """Return the real factor; an int stays an int, since not every int is a float."""
     return factor if isinstance(factor, int) else complex(factor).real
 
@@ -349,22 +349,23 @@ def _as_real(factor: Coefficient) -> float:
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
 # largest number of rows of such a product; an A with at most this number of entries needs no check of its sides
-SMALL_ROWS = 1024
-# A product of up to LONG_ROWS rows is computed in this way, too, if its inner side is at most SHORT_INNER_SIDE.
-LONG_ROWS, SHORT_INNER_SIDE = 4096, 64
+SMALL_GRAM_MAX_ROWS = 1024
+# A product of up to THIN_GRAM_MAX_ROWS rows is computed in this way, too, if its inner side is at most
+# THIN_GRAM_MAX_INNER_SIDE.
+THIN_GRAM_MAX_ROWS, THIN_GRAM_MAX_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
 # NumPy's own dtype object of each type. A product of an array whose dtype is another object goes to run_gram.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
-def small_gram(a: Any, rows: bool, out: Any) -> Any:
+def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     """Return the whole product of a NumPy array and its adjoint; None if run_gram must decide.
 
     NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
     # most small arrays need only the comparison of their size
-    if a.ndim != 2 or (a.size > SMALL_ROWS and not _has_few_rows(a, rows)):
+    if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None
@@ -387,11 +388,15 @@ def small_gram(a: Any, rows: bool, out: Any) -> Any:
 def _has_few_rows(a: Any, rows: bool) -> bool:
     """Return True if the product has so few rows that no plan is prepared."""
     side, inner = a.shape if rows else a.shape[::-1]
-    return bool(a.size <= SMALL_ROWS or side <= SMALL_ROWS or (side <= LONG_ROWS and inner <= SHORT_INNER_SIDE))
+    return bool(
+        a.size <= SMALL_GRAM_MAX_ROWS
+        or side <= SMALL_GRAM_MAX_ROWS
+        or (side <= THIN_GRAM_MAX_ROWS and inner <= THIN_GRAM_MAX_INNER_SIDE)
+    )
 
 
 def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
-    """Return the kernel of a small_gram that is complex or copied; empty if none runs."""
+    """Return the kernel of a `run_small_gram` that is complex or copied; empty if none runs."""
     if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
         return ""
     if not _has_few_rows(a, rows) or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):

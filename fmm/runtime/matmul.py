@@ -18,19 +18,19 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
 from fmm.runtime.call_record import RECORDING_SWITCH, record_call, record_fallback, record_measured_call
-from fmm.runtime.decisions.decide import Decision, decide_plan, next_plans, smaller_plans
+from fmm.runtime.decisions.decide import Decision, decide_plan, next_winning_plans, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.prepare import (
     PreparedCall,
     ProblemQuery,
-    launches_at,
-    launches_on,
+    can_write_into_out,
+    launches_at_addresses,
+    launches_on_device,
     prepare_call,
     prepare_query,
     prepare_uncached,
-    writes_there,
 )
 
 
@@ -61,15 +61,15 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
         if RECORDING_SWITCH.on:
             record_measured_call(call.decision)
         return c
-    there = out is not None and writes_there(library, call, a, b, out)
+    there = out is not None and can_write_into_out(library, call, a, b, out)
     if call.writes_out and not there:  # `out` overlaps an operand
         call = prepare_call(library, a, b, None, constraints)
     target = out if there else None
     c = run_with_fallback(library, call, a, b, target, constraints)
     if c is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     if target is None and out is not None:
-        library.copy(c, out)
+        library.copy_into(c, out)
         return out
     return c
 
@@ -77,14 +77,14 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the library's own product; PlanError if the caller's plan cannot run and the library accepts the call."""
     if call.plan_refusal:
-        library.vendor(a, b)
+        library.vendor_product(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
     # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
-    return library.vendor(a, b, out)
+    return library.vendor_product(a, b, out)
 
 
 # ---- running a plan, and other plans if it fails
@@ -99,7 +99,7 @@ class PlanFailure:
 
 
 MEMORY_FAILURE = PlanFailure(smaller_plans, "memory ran out")
-LAYOUT_FAILURE = PlanFailure(next_plans, "no plan can run on arrays with these memory layouts")
+LAYOUT_FAILURE = PlanFailure(next_winning_plans, "no plan can run on arrays with these memory layouts")
 
 
 def run_with_fallback(
@@ -115,7 +115,7 @@ def run_with_fallback(
 
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
-    c = _attempt_plan(library, call, a, b, target, constraints, addend)
+    c = _try_plan(library, call, a, b, target, constraints, addend)
     if isinstance(c, PlanFailure):  # no exception object is held here, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
@@ -125,19 +125,19 @@ def run_with_fallback(
     return c
 
 
-def _attempt_plan(
+def _try_plan(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
 ) -> Any:
     """Return C by the call's plan, None if the library must multiply, or a PlanFailure unless the plan is required."""
     extra = () if addend is None else (addend,)
     try:
         c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
-    except library.out_of_memory:
-        if constraints.plan_required:
+    except library.out_of_memory_error:
+        if constraints.is_plan_required:
             raise
         return MEMORY_FAILURE
     except PlanError:  # PlanError is raised before anything is computed
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         return LAYOUT_FAILURE
     if RECORDING_SWITCH.on:
@@ -163,7 +163,7 @@ def _run_other_plans(
         for plan in failure.other_plans(problem, call.decision.plan, call.limits, call.device):
             own = constraints._replace(plan=plan, replaceable=True, params=params)
             other = prepare_call(library, a, b, out, own)
-            c = failure if other.plan is None else _attempt_plan(library, other, a, b, out, own, addend)
+            c = failure if other.plan is None else _try_plan(library, other, a, b, out, own, addend)
             if not isinstance(c, PlanFailure):
                 return c
     except MemoryError:
@@ -178,7 +178,7 @@ def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> A
     """
     try:
         return _runner_module(library.processor).run_call(library, call, a, a, out, False)
-    except (library.out_of_memory, PlanError):
+    except (library.out_of_memory_error, PlanError):
         return None
 
 
@@ -199,15 +199,15 @@ def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: Plan
     """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
     call = prepare_uncached(library, *arrays, constraints)
-    return call.explained(describe_kernels(library, call, *arrays))
+    return call.explained_decision(describe_kernels(library, call, *arrays))
 
 
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """Return the kernels that a call runs, a line each."""
     if call.launches is not None:
-        a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
-        c = library.pointer(out) if call.writes_out and out is not None else None
-        return launches_at(call, a, b, c).step_labels()
+        a, b = (None if packed else library.data_pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
+        c = library.data_pointer(out) if call.writes_out and out is not None else None
+        return launches_at_addresses(call, a, b, c).step_labels()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)
@@ -224,7 +224,7 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
     """Return the decision for row-major operands, or for the caller's plan on them."""
     if plan is None or 0 in problem.size:
         decision = decide_plan(problem, limits, device)
-        launches = launches_on(decision.plan, problem, device, False)
+        launches = launches_on_device(decision.plan, problem, device, False)
     else:
         call = prepare_query(_row_major_query(problem, limits, device, plan, None))
         decision, launches = call.decision, call.launches
@@ -235,14 +235,14 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
     """Return the bytes that a call needs besides row-major A, B, C: workspace, graph, copies for a recomputation."""
-    out = contiguous_operand(problem.shapes[2], problem.stored)
+    out = contiguous_operand(problem.matrix_shapes[2], problem.stored_type)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
 
 
 def _row_major_query(
     problem: Problem, limits: Limits, device: Device, plan: Plan | None, out: Operand | None
 ) -> ProblemQuery:
-    a, b, _ = (contiguous_operand(shape, problem.stored) for shape in problem.shapes)
-    setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+    a, b, _ = (contiguous_operand(shape, problem.stored_type) for shape in problem.matrix_shapes)
+    setting = Setting(0, problem.stored_type, "tf32" if problem.dtype == "tf32" else "ieee")
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

@@ -25,11 +25,11 @@ class VendorOnlyError(Exception):
     """Raised if only the library can compute or reject the call; the argument is the reason."""
 
 
-class VendorEvenWithPlanError(VendorOnlyError):
+class PlanIgnoredError(VendorOnlyError):
     """Raised if no plan applies: the library computes the call even if the caller names a plan."""
 
 
-Offsets = tuple[int, int, int]  # offsets in bytes from the first elements of A, B and C
+ByteOffsets = tuple[int, int, int]  # offsets in bytes from the first elements of A, B and C
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CallMatrices:
         """The number of products."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
-    def offsets(self) -> tuple[Offsets, ...]:
+    def product_offsets(self) -> tuple[ByteOffsets, ...]:
         """Return the offsets of each product's matrices, in bytes."""
         if self.flattens_stack:
             return ((0, 0, 0),)
@@ -91,7 +91,7 @@ def arrange_matrices(
     packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
         a, b = (contiguous_operand(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
-    writes_out = out is not None and not has_vector and out.dtype == result.dtype and _is_writable(out)
+    writes_out = out is not None and not has_vector and out.dtype == result.dtype and _is_blas_writable(out)
     if writes_out and out is not None:
         c = out
     left, right, dest = a, b, c
@@ -104,16 +104,16 @@ def arrange_matrices(
             flattens_stack = False
     size = left.shape[-2], left.shape[-1], right.shape[-1]
     of_a, of_b, of_c = (matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
-    factors = _as_number(params.alpha), _as_number(params.beta)
+    factors = _python_number(params.alpha), _python_number(params.beta)
     problem = Problem(*size, dtype or result.dtype, (of_a, of_b, of_c), *factors, params.op, fill=params.fill)
     return CallMatrices(a, b, c, packs, writes_out, flattens_stack, problem)
 
 
-def _as_number(c: Coefficient) -> complex:
+def _python_number(c: Coefficient) -> complex:
     return c if isinstance(c, int | float | complex) else complex(c)
 
 
-def _is_writable(x: Operand) -> bool:
+def _is_blas_writable(x: Operand) -> bool:
     """Return True if BLAS can write these matrices, and no two of them share memory."""
     return matrix_layout(x) is not None and 0 not in _stack_strides(x, x.shape[:-2])
 

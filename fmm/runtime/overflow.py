@@ -1,10 +1,9 @@
 """The check before a fast product on the host for inf, NaN, and intermediates that could overflow.
 
 A fast algorithm turns one inf into a block of NaN. The sums of a fast algorithm can overflow where those of the
-classical product do not, and the other way round. One bound excludes all three cases: if max|A|, max|B| and k max|A|
-max|B|, times the growth of the plan's sums (`growth_bound`), are below the largest number, every intermediate of both
-algorithms is finite. If the bound is not below the largest number, and for NaN and inf in the operands, the vendor
-multiplies.
+classical product do not, and the other way round. One test excludes these cases: max|A|, max|B| and k max|A| max|B| are
+multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If the results are below the type's largest
+number, every intermediate of both algorithms is finite. If not, or with inf or NaN in A or B, the vendor multiplies.
 
 By Cauchy and Schwarz, Frobenius norms bound the products of rows and columns without the factor k. Norms need one pass
 over the operands, so the bound by norms is tried first. If the bound by norms is too large, the bound by maxima
@@ -32,10 +31,10 @@ from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
 OVERFLOW_SAFETY_FACTOR = 0.99  # a factor on the largest number, since rounding can carry a sum beyond it
-SUM_LENGTH = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
+SQUARES_PER_SUM = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
 SUM_ROUNDING_FACTOR = 1.05  # factor by which a computed sum of squares may be too small
-TASK_LENGTH = 1 << 21  # number of squares in a task of a thread
-SHORT_ROW = 1024  # entries; addressing a shorter row takes longer than summing it
+SQUARES_PER_TASK = 1 << 21  # number of squares in a task of a thread
+SHORT_ROW_ENTRIES = 1024  # entries; addressing a shorter row takes longer than summing it
 PANEL_BYTES = 256 * 1024  # bytes that are scanned at a time, so that the second reduction finds its data in cache
 
 
@@ -52,7 +51,7 @@ def may_overflow(
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    growth = growth_bound(plan, m, k, n, op, fill) * scale
+    growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def is_safe(left: float, right: float, terms: int) -> bool:
         # sums of blocks of A, and sums of blocks of B, can also overflow
@@ -63,19 +62,19 @@ def may_overflow(
         left = bound(a, threads)
         return left, left if op == "gram" else bound(b, threads)  # b is a's adjoint
 
-    return not (is_safe(*both(norm_bound), 1) or is_safe(*both(largest_magnitude), k * parts))
+    return not (is_safe(*both(frobenius_norm_bound), 1) or is_safe(*both(largest_magnitude), k * parts))
 
 
-def norm_bound(x: Array, threads: Threads) -> float:
+def frobenius_norm_bound(x: Array, threads: Threads) -> float:
     """Return a tight upper bound of the Frobenius norm; inf if rows are not contiguous, or if squares overflow."""
     rows = x if x.strides[1] == x.itemsize else x.T
-    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW and not rows.flags.c_contiguous):
+    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW_ENTRIES and not rows.flags.c_contiguous):
         return math.inf
     real = x.dtype.type(0).real.dtype
     lines = [row.view(real) for row in ([rows.reshape(-1)] if rows.flags.c_contiguous else rows)]
-    parts = [line[start : start + SUM_LENGTH] for line in lines for start in range(0, len(line), SUM_LENGTH)]
+    parts = [line[start : start + SQUARES_PER_SUM] for line in lines for start in range(0, len(line), SQUARES_PER_SUM)]
     found: list[float] = []
-    each = max(TASK_LENGTH // max(len(lines[0]), 1), TASK_LENGTH // SUM_LENGTH)
+    each = max(SQUARES_PER_TASK // max(len(lines[0]), 1), SQUARES_PER_TASK // SQUARES_PER_SUM)
     threads.run([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
     lost = float(np.finfo(real).tiny)  # bound of a square that underflows
@@ -113,23 +112,25 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
 
 
 @lru_cache(maxsize=4096)
-def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
+def intermediate_growth_bound(
+    plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full"
+) -> float:
     """Return the bound of all intermediates, divided by max|A| max|B| k, from the steps' absolute coefficients."""
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
     sizes = _NumberBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
-    for step in recipe.flat:
+    for step in recipe.flattened_steps:
         if isinstance(step, Product):
-            inner = growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
-            inner *= sizes.read(step.left) * sizes.read(step.right)
-            sizes.write(step.dest, inner + sizes.read(step.dest) if step.accumulate else inner)
-            largest = max(largest, sizes.read(step.dest))
+            inner = intermediate_growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
+            inner *= sizes.largest_bound(step.left) * sizes.largest_bound(step.right)
+            sizes.set_bound(step.dest, inner + sizes.largest_bound(step.dest) if step.reads_dest else inner)
+            largest = max(largest, sizes.largest_bound(step.dest))
         elif isinstance(step, Mirror):
-            sizes.write(step.dest, sizes.read(step.source))
+            sizes.set_bound(step.dest, sizes.largest_bound(step.source))
         else:
-            largest = max(largest, _sum_bound(step, sizes))
+            largest = max(largest, _bound_of_sum(step, sizes))
     return largest
 
 
@@ -139,7 +140,7 @@ class _NumberBounds:
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
 
-    def read(self, place: Place) -> float:
+    def largest_bound(self, place: Place) -> float:
         """Return the largest bound within the rectangle; 0 before the first write."""
         found = 0.0
         newer: list[Place] = []
@@ -150,16 +151,16 @@ class _NumberBounds:
             newer.append(held)
         return found
 
-    def write(self, place: Place, size: float) -> None:
+    def set_bound(self, place: Place, size: float) -> None:
         others = [(held, old) for held, old in self._held.get(place.name, []) if not held.is_inside(place)]
         self._held[place.name] = [*others, (place, size)]
 
 
-def _sum_bound(step: Sum, sizes: _NumberBounds) -> float:
+def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
     """Return the largest bound of a sum's reads, partial sums and writes; record the writes in `sizes`."""
-    values = [sizes.read(place) for place in step.reads]
+    values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))
     for place, value in zip(step.writes, step.program.outputs, strict=True):
-        sizes.write(place, values[value])
+        sizes.set_bound(place, values[value])
     return max(values, default=1.0)

@@ -22,12 +22,12 @@ from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import address_alignment
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem, problem_without_layouts
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import (
     Decision,
@@ -35,9 +35,9 @@ from fmm.runtime.decisions.decide import (
     decide_plan,
     decide_without_vendor,
     is_gram_faster,
-    next_plans,
+    next_winning_plans,
 )
-from fmm.runtime.decisions.early_declines import SMALLEST_SIDE
+from fmm.runtime.decisions.early_declines import MIN_PLAN_SIDE
 from fmm.runtime.decisions.limits import (
     GramKey,
     PlanConstraints,
@@ -45,19 +45,19 @@ from fmm.runtime.decisions.limits import (
     default_workspace_bytes,
     workspace_valid_until,
 )
-from fmm.runtime.devices import Device, tuned_chip
+from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
+    ByteOffsets,
     CallMatrices,
-    Offsets,
-    VendorEvenWithPlanError,
+    PlanIgnoredError,
     VendorOnlyError,
     arrange_matrices,
     byte_span,
     may_overlap,
 )
-from fmm.runtime.probe import on_probe
+from fmm.runtime.probe import register_probe_callback
 
-NO_LIMITS = Limits(0)
+ZERO_WORKSPACE_LIMITS = Limits(0)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PreparedCall:
 
     decision: Decision
     setting: Setting
-    limits: Limits = NO_LIMITS
+    limits: Limits = ZERO_WORKSPACE_LIMITS
     device: Device | None = None
     plan: Plan | None = None  # the plan; None if the library's own product runs
     launches: LaunchList | None = None  # the launches on a CUDA device; None on the host
@@ -80,7 +80,7 @@ class PreparedCall:
     packs: tuple[bool, bool] = (False, False)
     writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
     flattens_stack: bool = False  # True if a stack times one matrix is one product of all rows of the stack
-    offsets: tuple[Offsets, ...] = ()  # offsets in bytes of A, B and C of each product, on a CUDA device
+    offsets: tuple[ByteOffsets, ...] = ()  # offsets in bytes of A, B and C of each product, on a CUDA device
     # offsets in bytes of the addend of each product, if C does not hold the addend
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
@@ -90,11 +90,11 @@ class PreparedCall:
     uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
     plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too
 
-    def explained(self, kernels: tuple[str, ...]) -> Decision:
+    def explained_decision(self, kernels: tuple[str, ...]) -> Decision:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
         return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
-    def overlap(self, a: int, b: int, c: int) -> bool:
+    def can_overlap_out(self, a: int, b: int, c: int) -> bool:
         """Return True if C may share memory with an operand, at these three addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
@@ -124,8 +124,8 @@ class CachedCall(NamedTuple):
     workspace_share: int = 0  # the default workspace limit, in bytes, for which the call was prepared
 
 
-CACHED_CALLS = 4096  # largest number of cached calls of a library
-Prepare = Callable[[Library, Any, Any, Any, Any], PreparedCall]
+MAX_CACHED_CALLS = 4096  # largest number of cached calls of a library
+PrepareFunction = Callable[[Library, Any, Any, Any, Any], PreparedCall]
 
 
 # ---- the cache
@@ -137,7 +137,7 @@ def prepare_call(
     b: object,
     out: object,
     constraints: PlanConstraints | GramKey,
-    prepare: Prepare | None = None,
+    prepare: PrepareFunction | None = None,
 ) -> PreparedCall:
     """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: prepare_uncached).
 
@@ -147,27 +147,27 @@ def prepare_call(
     if signature is None:
         return (prepare or prepare_uncached)(library, a, b, out, constraints)  # type: ignore[arg-type]
     key = constraints, signature, current_settings()
-    cached = library.calls.get(key)
+    cached = library.cached_calls.get(key)
     if cached is None or cached.valid_until < time.monotonic():
-        cached = _fill_cache(library, key, a, b, out, constraints, prepare or prepare_uncached)
+        cached = _prepare_and_cache(library, key, a, b, out, constraints, prepare or prepare_uncached)
     call: PreparedCall = cached.call
     return call
 
 
-def _fill_cache(
+def _prepare_and_cache(
     library: Library,
     key: Hashable,
     a: object,
     b: object,
     out: object,
     constraints: PlanConstraints | GramKey,
-    prepare: Prepare,
+    prepare: PrepareFunction,
 ) -> CachedCall:
     """Prepare a call and cache it.
 
     Without the caller's workspace limit, the cached call expires with the reading of the free memory.
     """
-    previous: CachedCall | None = library.calls.get(key)
+    previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
         cached = CachedCall(prepare(library, a, b, out, constraints), inf)
     else:
@@ -180,17 +180,17 @@ def _fill_cache(
             call = previous.call
         cached = CachedCall(call, workspace_valid_until(library, number), share)
     if library.processor == "cpu":
-        _host_caches[id(library.calls)] = library.calls
-    if len(library.calls) >= CACHED_CALLS:
-        library.calls.clear()
-    library.calls[key] = cached
+        _host_caches[id(library.cached_calls)] = library.cached_calls
+    if len(library.cached_calls) >= MAX_CACHED_CALLS:
+        library.cached_calls.clear()
+    library.cached_calls[key] = cached
     return cached
 
 
 _host_caches: dict[int, dict[Hashable, Any]] = {}  # caches of prepared calls of the libraries on the host, by id
 
 
-@on_probe
+@register_probe_callback
 def _clear_host_caches() -> None:
     """Forget the calls that were decided before this processor was measured."""
     for calls in tuple(_host_caches.values()):
@@ -203,9 +203,9 @@ def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
     return same and call.launches is not None and call.decision.trial is previous.decision.trial
 
 
-def writes_there(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
+def can_write_into_out(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
     """Return True if the call's plan can write into `out` itself."""
-    return call.writes_out and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
+    return call.writes_out and not call.can_overlap_out(*(library.data_pointer(x) for x in (a, b, out)))
 
 
 # ---- from arrays to a query
@@ -216,22 +216,22 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
 
     PlanError if the caller's plan cannot run.
     """
-    setting = library.setting(a, b, out)
+    setting = library.product_setting(a, b, out)
     why: VendorOnlyError
     try:
         if setting.refusal:
-            raise (VendorEvenWithPlanError if setting.refuses_plans else VendorOnlyError)(setting.refusal)
+            raise (PlanIgnoredError if setting.refuses_plans else VendorOnlyError)(setting.refusal)
         return prepare_query(_make_query(library, setting, a, b, out, constraints))
     except VendorOnlyError as reason:
         why = reason
     except PlanError as reason:
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         why = VendorOnlyError(str(reason))
     refusal = ""
-    if constraints.plan_required and constraints.plan != VENDOR and not isinstance(why, VendorEvenWithPlanError):
+    if constraints.is_plan_required and constraints.plan != VENDOR and not isinstance(why, PlanIgnoredError):
         refusal = f"the plan {constraints.plan} cannot run here: {why}"
-        if library.accepts_operands(a, b):
+        if library.can_multiply_operands(a, b):
             raise PlanError(refusal)
     return PreparedCall(Decision(VENDOR, None, f"{library.name} answers: {why}"), setting, plan_refusal=refusal)
 
@@ -244,11 +244,11 @@ def _make_query(
         default_workspace_bytes(library, setting.device) if constraints.workspace is None else constraints.workspace
     )
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
-    left, right = library.operand(a), library.operand(b)
+    left, right = library.describe_operand(a), library.describe_operand(b)
     shape, result = product_shape(left.shape, right.shape), None
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
-        result = library.result_operand(a, b, shape, setting.dtype)
-    target = None if out is None else library.operand(out)
+        result = library.describe_result(a, b, shape, setting.dtype)
+    target = None if out is None else library.describe_operand(out)
     componentwise = constraints.componentwise or is_componentwise_required()
     limits = Limits(nbytes, growth, setting.may_emulate and is_emulation_allowed(), componentwise)
     extra = constraints.params, constraints.prepared_side, constraints.addend_strides
@@ -262,8 +262,8 @@ def _make_query(
 # 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17
 # with 4096.)
 TILED_MIRROR_MIN_ROWS = 3000
-MIRRORED_IN_TILES = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
-OTHER_OUT = "out has another shape or type than the product"
+TILED_MIRROR_REASON = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
+OUT_MISMATCH_REASON = "out has another shape or type than the product"
 
 
 def prepare_query(query: ProblemQuery) -> PreparedCall:
@@ -271,7 +271,7 @@ def prepare_query(query: ProblemQuery) -> PreparedCall:
 
     VendorOnlyError if only the library can multiply these operands, PlanError if the caller's plan cannot run.
     """
-    return _prepare_as_gram(query) or _prepare_own_operation(query)
+    return _prepare_as_gram(query) or _prepare_operation(query)
 
 
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
@@ -283,7 +283,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     # the adjoint of a complex matrix is its conjugate transpose, which syrk does not compute
     if dtype is None or dtype.is_complex or dtype.exact:
         return None
-    call = _prepare_own_operation(replace(query, params=GemmParams(op="gram")))
+    call = _prepare_operation(replace(query, params=GemmParams(op="gram")))
     problem = call.decision.problem
     if call.plan is None or problem is None:
         return None
@@ -292,7 +292,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     if not query.device.threads:
         return call if is_gram_faster(call.decision, call.limits, query.device) else None
     if call.plan == VENDOR:
-        return replace(call, decision=replace(call.decision, reason=MIRRORED_IN_TILES))
+        return replace(call, decision=replace(call.decision, reason=TILED_MIRROR_REASON))
     return call
 
 
@@ -303,29 +303,29 @@ def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
     """
     has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
-        large = problem.m >= TILED_MIRROR_MIN_ROWS and problem.k >= SMALLEST_SIDE
+        large = problem.m >= TILED_MIRROR_MIN_ROWS and problem.k >= MIN_PLAN_SIDE
         return has_syrk and bool(query.setting.vendor_advantage) and large
     return has_syrk
 
 
-def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
+def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for the query's own operation."""
     result, on_host = _check_query(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
     # On a device the library copies an operand as a whole; on the host each matrix is copied into the workspace.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
-    work = replace(work, problem=_full_problem(query, work))
+    work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(whole=not on_host)
     limits = _remaining_limits(query.limits, work.problem, copied)
     decision, launches = _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
-        call = _add_launches(call, launches, work, query)
-    elif on_host and (decision.plan != VENDOR or _vendor_needs_several_calls(query, work)):
+        call = _call_with_launches(call, launches, work, query)
+    elif on_host and (decision.plan != VENDOR or _needs_several_vendor_calls(query, work)):
         plan, problem = decision.plan, work.problem
         copies = copied if plan != VENDOR or problem.writes_triangle else 0
         params = problem.alpha, problem.beta, problem.op, problem.fill
-        call = replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *params) + copies)
+        call = replace(call, workspace=plan_workspace_bytes(plan, *problem.size, problem.itemsize, *params) + copies)
     else:
         return call
     return replace(
@@ -352,22 +352,22 @@ def _check_query(query: ProblemQuery) -> Operand:
     if DTYPES[setting.dtype].exact and query.params != PLAIN:
         raise VendorOnlyError(f"products of {types} other than matmul are its own")
     if query.out is not None and query.out.shape != shape:
-        raise (VendorEvenWithPlanError if setting.casts_out else VendorOnlyError)(OTHER_OUT)
+        raise (PlanIgnoredError if setting.casts_out else VendorOnlyError)(OUT_MISMATCH_REASON)
     if query.out is not None and query.out.dtype != setting.dtype and not setting.casts_out:
-        raise VendorOnlyError(OTHER_OUT)
+        raise VendorOnlyError(OUT_MISMATCH_REASON)
     if 0 in (*query.a.shape, *query.b.shape):
-        raise VendorEvenWithPlanError("there is nothing to multiply")
+        raise PlanIgnoredError("there is nothing to multiply")
     return query.result or contiguous_operand(shape, setting.dtype)
 
 
-def _full_problem(query: ProblemQuery, work: CallMatrices) -> Problem:
+def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
     """Return the problem with the addend's strides, the error constraint and the prepared side of the query."""
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
-    if problem.writes_triangle or problem.type.exact or not (side or query.limits.componentwise):
+    if problem.writes_triangle or problem.element_type.exact or not (side or query.limits.componentwise):
         return problem
-    usable = side is not None and side.matches_operand_of(problem) and not work.packs["AB".index(side.base)]
+    usable = side is not None and side.is_operand_of(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
 
@@ -377,20 +377,20 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
 
     Integers are exact. Triangles are not bounded entry by entry, so componentwise excludes emulation there.
     """
-    componentwise = limits.componentwise and not problem.type.exact
+    componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
     nbytes = max(limits.workspace - copied, 0)
     return replace(limits, workspace=nbytes, emulation=emulation, componentwise=componentwise)
 
 
-def _vendor_needs_several_calls(query: ProblemQuery, work: CallMatrices) -> bool:
+def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool:
     """Return True if the vendor's product needs more than a call of the library's own function."""
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.
     is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < TILED_MIRROR_MIN_ROWS
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
-    return needs_triangle or problem.updates or (work.flattens_stack and not setting.flattens_stacks)
+    return needs_triangle or problem.has_factors or (work.flattens_stack and not setting.flattens_stacks)
 
 
 # ---- the plan and its launches
@@ -415,8 +415,8 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
         first = decide_without_vendor(first, limits, device)
     if device.chip is None or (first.plan == VENDOR and not problem.writes_triangle):
         return first, None
-    for plan in (first.plan, *next_plans(problem, first.plan, limits, device)):
-        launches = launches_on(plan, problem, device, False)
+    for plan in (first.plan, *next_winning_plans(problem, first.plan, limits, device)):
+        launches = launches_on_device(plan, problem, device, False)
         if launches is None or launches.workspace > limits.workspace:
             continue
         if plan == first.plan:
@@ -434,20 +434,20 @@ def _check_required_plan(
     """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
-    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.emulates)):
+    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
-    return decision, launches_on(plan, problem, device, True)
+    return decision, launches_on_device(plan, problem, device, True)
 
 
-def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
+def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
     """Return the plan's launches on a device; None on the host and where the vendor multiplies.
 
     `required`: the caller named the plan, which then runs on any layout or raises PlanError.
     """
-    chip = tuned_chip(device)
-    if (plan == VENDOR and not problem.writes_triangle and not problem.updates) or chip is None:
+    chip = chip_with_tuned_terms(device)
+    if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
         return None
     from fmm.kernels.cuda.record import record_launches
 
@@ -462,46 +462,48 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
         return None  # on this GPU the leaf calls the vendor for this problem
     # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
     # contiguous arrays, not those of views.
-    is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    is_predicted = not are_rows_aligned(problem_without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 
-def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
+def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
     """Return a device call's launches for these addresses of A, B and C; None: allocated by the library."""
     from fmm.kernels.cuda.record import record_launches
 
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
-    chip = tuned_chip(call.device) or call.device.chip
+    chip = chip_with_tuned_terms(call.device) or call.device.chip
     return record_launches(
         plan, problem, chip_target(chip, address_alignment(x, y, z, 0), flagged=may_create_nonfinite(plan))
     )
 
 
 # A graph saves time for several short launches: at most this many operations and multiply-adds (about 3 ms).
-MAX_GRAPH_OPS, MAX_GRAPH_WORK = 64, 1 << 36
+MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 
 
-def _add_launches(call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery) -> PreparedCall:
+def _call_with_launches(
+    call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery
+) -> PreparedCall:
     """Return the call with launches, offsets and memory needs."""
     from fmm.kernels.cuda.record import record_operations  # a program without a GPU does not load it
 
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
-    is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_WORK
+    is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_MULTIPLY_ADDS
     several = work.product_count * len(launches.steps) > 1
-    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
+    with_graph = cublas_scratch_offset(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(
         call,
         launches=launches,
-        offsets=work.offsets(),
+        offsets=work.product_offsets(),
         addend_offsets=() if query.addend_strides is None else work.addend_offsets(query.addend_strides),
         workspace=with_graph if uses_graph else launches.workspace,
         uses_graph=uses_graph,
     )
 
 
-def cublas_scratch(launches: LaunchList) -> int:
+def cublas_scratch_offset(launches: LaunchList) -> int:
     """Return the offset of cuBLAS's own memory in the workspace of a call that may be captured, in bytes."""
     return -(-launches.workspace // 256) * 256

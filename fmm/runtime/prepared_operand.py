@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fmm.arrays.detect import check_dense, describe_value, kind_of, on_device
+from fmm.arrays.detect import array_kind, check_dense, describe_value, is_on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
@@ -28,7 +28,7 @@ from fmm.runtime.devices import cuda_device
 from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
-LEAST_SIDE = 64  # the least side of a matrix for which a leaf stores a prepared form
+MIN_PREPARED_SIDE = 64  # the least side of a matrix for which a leaf stores a prepared form
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +65,14 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
     library = library_of(x, x)
     adopt_arrays = library.adopt_arrays(x, x, None)
     x = adopt_arrays[0] if adopt_arrays else x
-    prepared = _prepare_on_device(library, x, side) if on_device(x) else None
+    prepared = _prepare_on_device(library, x, side) if is_on_device(x) else None
     if prepared is not None:
         return prepared
     copy = _read_only_copy(library, x)
     if not copy.ndim:
         raise ValueError(f"fmm.prepare wants a matrix, not {describe_value(x)}")
     dtype = str(copy.dtype).removeprefix("torch.")
-    return PreparedOperand(side, tuple(copy.shape), dtype, _size_in_bytes(copy), "", copy, None)
+    return PreparedOperand(side, tuple(copy.shape), dtype, _array_bytes(copy), "", copy, None)
 
 
 # ---- in a product
@@ -95,7 +95,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
     return arrays[0], arrays[1], constraints
 
 
-def other_side_note(a: Any, b: Any) -> str:
+def shape_error_note(a: Any, b: Any) -> str:
     """Return a note for an error of shapes, if an operand was prepared for the other side and does not fit here."""
     note = wrong_side_note(a, b)
     if not note:  # the shapes of a traced array are not compared, since the tracer would record the comparison
@@ -122,7 +122,7 @@ def wrong_side_note(a: Any, b: Any) -> str:
 
 def _read_only_copy(library: Library, x: Any) -> Any:
     """Return a copy in the array's own memory order."""
-    if kind_of(x) == "torch":
+    if array_kind(x) == "torch":
         return x.detach().clone()
     if library is not NUMPY:
         return x.copy(order="K")
@@ -133,7 +133,7 @@ def _read_only_copy(library: Library, x: Any) -> Any:
     return copy
 
 
-def _size_in_bytes(x: Any) -> int:
+def _array_bytes(x: Any) -> int:
     """Return the size; of a sparse tensor, of its values and indices."""
     if not getattr(x, "is_sparse", False):
         return int(x.nbytes)
@@ -145,9 +145,9 @@ def _size_in_bytes(x: Any) -> int:
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     """Return the operand with the preparation of the first leaf that has one; None if no leaf has a preparation."""
-    setting, operand = library.setting(x, x, None), library.operand(x)
+    setting, operand = library.product_setting(x, x, None), library.describe_operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
-    if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not is_default:
+    if x.ndim != 2 or min(x.shape) < MIN_PREPARED_SIDE or not is_default:
         return None
     order = (matrix_layout(operand) or Layout("C", 1)).order
     base: Literal["A", "B"] = "A" if side == "left" else "B"
@@ -161,7 +161,7 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
 
         from fmm.runtime import run_device
 
-        run_device.run_preparation(library, launches, library.pointer(copy), setting.device)
+        run_device.run_preparation(library, launches, library.data_pointer(copy), setting.device)
         rows, cols = operand.shape
         prepared_side = PreparedSide(base, rows, cols, launches.problem.layouts["AB".index(base)])
         nbytes = copied + extra

@@ -26,13 +26,13 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_w
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-FIRST_SIDE, LAST_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
+MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
 MAX_PRODUCT_SECONDS = 0.02  # ... until the next product would take longer than this
-REPEATS, ROUNDS = 7, 5  # number of timings of each product, number of timings of the sums
+PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
 # float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
@@ -47,30 +47,30 @@ SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # The least predicted gain for which a plan is chosen. For sides from 4096 to 7000, two cores with AVX-512 lose about
 # this share (2 to 5 % in float64, 6 to 8 % in float32) at the start and end of a product, and to OpenBLAS's other
 # thread, which spins after a product.
-LEAST_GAIN = 0.075
+MIN_PREDICTED_GAIN = 0.075
 # The same for plans of three real products in place of a complex one, which two threads cannot share evenly, and which
 # begin while OpenBLAS's other thread still spins. (Measured for 27 products with sides from 1300 to 6000 on two cores
 # with AVX-512: with 9 to 13 % of predicted gain, products lost up to 14 %; with more, they gained 5 to 19 %.)
-LEAST_COMPLEX_GAIN = 0.13
+MIN_COMPLEX_GAIN = 0.13
 # The shortest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two
 # levels down to sides of 1250 lost 1 %, with 8 % of predicted gain.)
-LEAST_SIDE = 2000.0
+MIN_CONCURRENT_LEAF_SIDE = 2000.0
 
 PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
 # measured calibrations by number of threads and precision: for complex types, for real types
-_found: dict[tuple[int, bool], dict[bool, Calibration]] = {}
+_measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
 def measured_calibration(threads: int, dtype: str) -> Calibration | None:
     """Return what `probed_calibration` measured in this process; None before. Nothing is measured."""
-    found = _found.get((threads, dtype in ("float32", "complex64")))
+    found = _measured_calibrations.get((threads, dtype in ("float32", "complex64")))
     return None if found is None else found[DTYPES[dtype].is_complex]
 
 
-def on_probe(callback: Callable[[], None]) -> Callable[[], None]:
+def register_probe_callback(callback: Callable[[], None]) -> Callable[[], None]:
     """Register a function to call after each measurement: decisions by the guess are then out of date."""
     _callbacks.append(callback)
     return callback
@@ -81,33 +81,33 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
     single = dtype in ("float32", "complex64")
     key = threads, single
     with _lock.now:
-        if key not in _found:
+        if key not in _measured_calibrations:
             if paused_blas_threads():
                 return cpu_calibration(threads)  # another call uses BLAS's threads: a measurement would be disturbed
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
-                found = run_on_worker(partial(_measure, threads, dtypes))
+                found = run_on_worker(partial(_measure_calibration, threads, dtypes))
             except (MemoryError, NoThreadError):
                 return cpu_calibration(threads)
-            _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
+            _measured_calibrations[key] = {True: replace(found, margin=MIN_COMPLEX_GAIN), False: found}
             for callback in _callbacks:
                 callback()
-        return _found[key][DTYPES[dtype].is_complex]
+        return _measured_calibrations[key][DTYPES[dtype].is_complex]
 
 
-def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
+def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu_calibration(threads), _sum_rate(threads)
     rate, least = _product_rate(np.dtype(dtypes[0]), PIPE_STEPS), 0.0
     with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # other programs disturb products on one thread less than products on all threads
-            least = LEAST_SIDE
+            least = MIN_CONCURRENT_LEAF_SIDE
             alone = _product_rate(np.dtype(dtypes[0]), CONCURRENT_PIPE_STEPS)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
             stream *= SUM_RATE_SHARE[dtypes[0]]
     rates = MappingProxyType({t: replace(rate, half=built_in.rates[t].half) for t in dtypes})
     terms = built_in.small, built_in.launch
-    found = Calibration(built_in.name, PROBE_SOURCE, rates, stream, *terms, margin=LEAST_GAIN, least=least)
+    found = Calibration(built_in.name, PROBE_SOURCE, rates, stream, *terms, margin=MIN_PREDICTED_GAIN, least=least)
     return replace(found, parts=built_in.parts)
 
 
@@ -116,8 +116,8 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
-    side, seconds = FIRST_SIDE, _product_seconds(FIRST_SIDE, dtype)
-    while side < LAST_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
+    side, seconds = MIN_TIMED_SIDE, _product_seconds(MIN_TIMED_SIDE, dtype)
+    while side < MAX_TIMED_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
         side *= 2
         seconds = _product_seconds(side, dtype)
     return ProductRate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)
@@ -126,7 +126,7 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
 def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
     a, b, c = (np.ones((side, side), dtype) for _ in range(3))
     matmul(a, b, out=c)
-    return min(_timed(lambda: matmul(a, b, out=c)) for _ in range(REPEATS))
+    return min(_elapsed_seconds(lambda: matmul(a, b, out=c)) for _ in range(PRODUCT_TIMINGS))
 
 
 def _sum_rate(threads: int) -> float:
@@ -136,7 +136,7 @@ def _sum_rate(threads: int) -> float:
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
-    needed = workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)
+    needed = plan_workspace_bytes(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)
     arena = Arena(aligned_block(needed), a.dtype)
     places: dict[str, Array] = {"A": a}
     places |= {place.name: arena.allocate(place.rows, place.cols) for place in split.writes}
@@ -151,11 +151,11 @@ def _sum_rate(threads: int) -> float:
         backend.compute_sums(split, reads, writes)
 
     time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
-    seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(ROUNDS))
+    seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _elapsed_seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

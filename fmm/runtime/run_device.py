@@ -18,13 +18,13 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.host_memory import on_release
+from fmm.arrays.host_memory import register_release_callback
 from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.bound_calls import make_calls
-from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
+from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, MovableGraph
-from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
+from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_handle
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
@@ -34,14 +34,14 @@ from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.call_record import record_fallback
-from fmm.runtime.devices import cuda_device, tuned_chip
-from fmm.runtime.prepare import PreparedCall, cublas_scratch
+from fmm.runtime.devices import chip_with_tuned_terms, cuda_device
+from fmm.runtime.prepare import PreparedCall, cublas_scratch_offset
 
 GRAPH_CACHE = GraphCache()
-DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
+LEGACY_STREAM = 0  # number of the legacy stream, which cannot be captured
 MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
 MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
-on_release(GRAPH_CACHE.clear)
+register_release_callback(GRAPH_CACHE.clear)
 
 
 def run_call(
@@ -57,12 +57,12 @@ def run_call(
     device = call.setting.device
     stream, context = library.current_stream(device)
     if context is None:
-        return _run(library, call, a, b, out, required, device, stream, addend)
+        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
     with context:
-        return _run(library, call, a, b, out, required, device, stream, addend)
+        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
 
 
-def _run(
+def _run_on_stream(
     library: DeviceLibrary,
     call: PreparedCall,
     a: Any,
@@ -74,7 +74,7 @@ def _run(
     addend: Any = None,
 ) -> Any:
     """Return C. All allocations precede the first launch, so after any exception `out` is untouched or complete."""
-    if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+    if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         record_fallback("its stream is being captured")
@@ -86,12 +86,12 @@ def _run(
     if stream_call.is_flagged and not (required or flag.allows_plan()):
         record_fallback("products on its stream had inf or NaN a moment ago")
         return None
-    p, q, r, workspace, c, memory = library.allocate(call, a, b, out)
+    p, q, r, workspace, c, memory = library.allocate_arrays(call, a, b, out)
     if out is not None:
         library.mark_written(out)
     try:
-        at_addend = 0 if addend is None else library.pointer(addend)
-        stream_call.run(p, q, r, workspace, at_addend, visible=out is not None)
+        at_addend = 0 if addend is None else library.data_pointer(addend)
+        stream_call.run_at_addresses(p, q, r, workspace, at_addend, visible=out is not None)
     except PlanError:  # nothing was launched
         raise
     except Exception:
@@ -108,42 +108,42 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
     """Run the launches that prepare an operand at this address, on the library's current stream, and wait."""
     stream, context = library.current_stream(device)
     with context or nullcontext():
-        if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+        if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
             raise PlanError("nothing can be prepared while its stream is captured")
         with cupy.cuda.Device(device):
             workspace = cupy.cuda.alloc(launches.workspace)
-        player_of(launches, device).play(Addresses(pointer, pointer, 0, workspace.ptr), stream)
+        cached_player(launches, device).launch_all(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)
 
 
 def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """Return a product that takes part in its shape's measurement; inside a stream capture nothing is measured."""
     stream, _ = library.current_stream(call.setting.device)
-    if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+    if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None
-    return call.decision.trial.run(multiply, lambda: runtime.streamSynchronize(stream))
+    return call.decision.trial.run_product(multiply, lambda: runtime.streamSynchronize(stream))
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
     """Compute the call by the library's own functions, unless it reads C's old values, which may be overwritten."""
     problem = call.launches.problem if call.launches else None
-    if problem is None or call.launches is None or any(call.launches.plan.conjugates):
+    if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
         return
     if problem.op == "gram" and b is a:  # the argument b stands for a^H, and run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
-        library.copy(addend, out)
+        library.copy_into(addend, out)
         library.vendor_gemm(a, b, out, alpha, problem.beta)
     elif problem.beta:
         return
     elif problem.writes_triangle:
-        library.write_triangle(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
+        library.write_triangle(library.vendor_product(a, b), out, complex(alpha).real, 0.0, problem.fill)
     elif alpha != 1:
         library.vendor_gemm(a, b, out, alpha, 0)
     else:
-        library.vendor(a, b, out)
+        library.vendor_product(a, b, out)
 
 
 # ---- a call on one stream
@@ -167,15 +167,15 @@ class StreamCall:
         # True if an inf or NaN in C starts a second computation
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
-        self.scratch = cublas_scratch(call.launches)
-        self.replays = GraphCaptures(self._capture, GRAPH_CACHE) if call.uses_graph else None
+        self.scratch = cublas_scratch_offset(call.launches)
+        self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
         # the player of a call of one product, on addresses with the libraries' alignment
         self._single: Player | None = None
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 
-    def run(self, *bases: int, visible: bool = True) -> None:
+    def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
         `visible`: the caller could see C if an exception ended the call halfway.
@@ -187,32 +187,32 @@ class StreamCall:
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        addresses = self._addresses(bases)
-        if self._single is not None and addresses.aligned:
-            self._single.play(addresses, self.stream)
+        addresses = self._launch_addresses(bases)
+        if self._single is not None and addresses.is_aligned:
+            self._single.launch_all(addresses, self.stream)
         else:
-            self._launch(addresses, self.stream, visible)
+            self._launch_products(addresses, self.stream, visible)
 
-    def _addresses(self, bases: tuple[int, ...]) -> Addresses:
+    def _launch_addresses(self, bases: tuple[int, ...]) -> Addresses:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
         """Return the graph for these addresses, if the call came often enough and the graph can take them."""
         assert self.replays is not None
-        addresses = self._addresses(bases)
+        addresses = self._launch_addresses(bases)
         key = self._latest = self._replay_key(addresses)
-        replay: _GraphReplay | None = self.replays.find(key, addresses)
-        return replay if replay is not None and (replay.bases == bases or replay.move_to(addresses)) else None
+        replay: _GraphReplay | None = self.replays.find_capture(key, addresses)
+        return replay if replay is not None and (replay.bases == bases or replay.move_to_addresses(addresses)) else None
 
-    def player(self, alignment: Alignment) -> Player:
+    def player_for_alignment(self, alignment: Alignment) -> Player:
         """Return the player of the plan, recorded for this alignment."""
         found = self._players.get(alignment)
         if found is None:
-            chip = tuned_chip(cuda_device(self.device)) or chip_of(self.device)
+            chip = chip_with_tuned_terms(cuda_device(self.device)) or chip_of(self.device)
             target = chip_target(chip, alignment, self.is_flagged)
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)
-                found = player_of(launches, self.device)
+                found = cached_player(launches, self.device)
             except PlanError as error:  # a cuBLASLt candidate, for example, may need better aligned rows
                 found = f"the plan {self.launches.plan} cannot run here: {error}"
             self._players[alignment] = found
@@ -220,44 +220,44 @@ class StreamCall:
             raise PlanError(found)
         return found
 
-    def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
+    def _product_players(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Yield the player and the addresses of each product of the call."""
         a, b, c, workspace, flag, count, d = addresses
         for (x, y, z), w in zip(self.call.offsets, self.call.addend_offsets or repeat(0), strict=False):
             own = addresses
             if x | y | z | w:
                 own = Addresses(a + x, b + y, c + z, workspace, flag, count, d + w)
-            yield self.player(own.alignment), own
+            yield self.player_for_alignment(own.alignment), own
 
     def _replay_key(self, addresses: Addresses) -> Hashable:
         """Return the cache key of a graph: the addresses in vendor calls, and the alignment of all addresses."""
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
         if fixed is None:
-            fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
+            fixed = self._fixed[alignment] = self.player_for_alignment(alignment).launches.vendor_bases
         aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses.memory_addresses)
         return aligned, *[addresses[i] for i in fixed]
 
-    def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
+    def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
-        products = list(self._products(addresses))  # all launches are prepared before the first one is made
-        if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
+        products = list(self._product_players(addresses))  # all launches are prepared before the first one is made
+        if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
             for player, own in products:
-                player.play(own, stream)
+                player.launch_all(own, stream)
             return
-        prepared = [player.prepared_product(own, stream) for player, own in products]
+        prepared = [player.prepare_calls(own, stream) for player, own in products]
         make_calls([call for calls, _ in prepared for call in calls])
         for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 
-    def _capture(self, addresses: Addresses) -> _GraphReplay | None:
+    def _capture_graph(self, addresses: Addresses) -> _GraphReplay | None:
         """Return the launches as a graph, captured on a private stream.
 
         None if the driver refuses, or if cuBLAS needs more memory of its own than the call reserved.
         """
-        products = list(self._products(addresses))
+        products = list(self._product_players(addresses))
         if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
@@ -268,21 +268,21 @@ class StreamCall:
             try:
                 stream.begin_capture()
                 for player, own in products:
-                    player.play(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
+                    player.launch_all(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
             finally:
                 graph = stream.end_capture()
         except RuntimeError:
             return None
         finally:
             if self.launches.vendor_stream_count:  # later captures may use the private stream
-                set_stream(StreamContext(thread_handle(self.device), self.stream, 0))
+                set_handle_stream(StreamContext(thread_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 
-    def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
+    def kernel_nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
         """Yield fmm's own kernels with their addresses, in the order of their launches."""
-        for player, own in self._products(addresses):
-            yield from player.nodes(own, counters[player])
+        for player, own in self._product_players(addresses):
+            yield from player.kernel_nodes(own, counters[player])
 
 
 class _GraphReplay:
@@ -294,11 +294,11 @@ class _GraphReplay:
         self.call, self.counters = call, counters
         # None after a failed update, which may leave nodes with different addresses
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
-        self.graph = MovableGraph(graph, call.nodes(addresses, counters))
+        self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 
-    def move_to(self, addresses: Addresses) -> bool:
+    def move_to_addresses(self, addresses: Addresses) -> bool:
         """Give the graph's nodes these addresses; return True if that succeeded."""
         self.bases = None
-        if self.graph.move(self.call.nodes(addresses, self.counters)):
+        if self.graph.update_parameters(self.call.kernel_nodes(addresses, self.counters)):
             self.bases = addresses.memory_addresses
         return self.bases is not None

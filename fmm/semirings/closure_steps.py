@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from fmm.kernels.algorithms.step_table import Step
+from fmm.kernels.algorithms.step_table import TableStep
 from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_table import CloseStep, ClosureTable
 
@@ -110,9 +110,9 @@ class _BlockRecursion:
             together.append(product)
         yield from [tuple(together)] if together else []
 
-    def _product_step(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
+    def _product_step(self, step: TableStep, places: dict[str, Place], depth: int) -> ProductStep:
         left, right = (places[step.blocks_by_formal[f]] for f in step.kernel.product or ())
-        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.reads), step.writes
+        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.read_blocks), step.written_blocks
         if written in self.table.temporaries:
             name = f"{written}.{depth}"
             places[written] = Place(name, 0, 0, left.rows, right.cols)

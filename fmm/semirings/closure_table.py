@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.step_table import (
     PRODUCT_SYMBOL,
-    Step,
     StepTableError,
     TableKernelCall,
+    TableStep,
     parse_table_lines,
     step_from_call,
 )
@@ -51,11 +51,11 @@ class ClosureTable:
     source: str
     blocks: tuple[str, ...]
     temporaries: tuple[str, ...]
-    steps: tuple[Step | CloseStep, ...]
+    steps: tuple[TableStep | CloseStep, ...]
 
     @property
     def product_count(self) -> int:
-        return sum(1 for step in self.steps if isinstance(step, Step))
+        return sum(1 for step in self.steps if isinstance(step, TableStep))
 
 
 @lru_cache(maxsize=8)
@@ -82,12 +82,12 @@ def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTabl
     return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_table_step, calls)))
 
 
-def _parse_table_step(call: TableKernelCall) -> Step | CloseStep:
+def _parse_table_step(call: TableKernelCall) -> TableStep | CloseStep:
     if call.name == "close" and len(call.places) == 1:
         return CloseStep(call.places[0])
     step, where = step_from_call(call), call.where
     kernel = step.kernel
-    if kernel.product is None or len(kernel.writes) != 1:
+    if kernel.product is None or len(kernel.written_blocks) != 1:
         raise StepTableError(f"{where}: {kernel.name} is not one product")
     if any(coefficient != 1 for _, terms in kernel.assignments for coefficient, _ in terms):
         raise StepTableError(f"{where}: {kernel.name} subtracts, which a semiring cannot")
@@ -105,7 +105,7 @@ def closure_error(table: ClosureTable) -> str | None:
     """Return the table's first error as text, or None if the table computes the closure over every closed semiring."""
     values: dict[str, WordSet] = {name: LetterSet(name) for name in table.blocks}
     for step in table.steps:
-        places = (step.place,) if isinstance(step, CloseStep) else step.reads
+        places = (step.place,) if isinstance(step, CloseStep) else step.read_blocks
         if unknown := [p for p in places if p not in values]:
             return f"{step} reads {', '.join(unknown)}, which nothing has written"
         if isinstance(step, CloseStep):
@@ -113,7 +113,7 @@ def closure_error(table: ClosureTable) -> str | None:
                 return f"{step}: only blocks of the diagonal are square"
             values[step.place] = repetition(values[step.place])
         else:
-            values[step.writes[0]] = _step_result_words(step, values)
+            values[step.written_blocks[0]] = _step_result_words(step, values)
     moves = dict(zip(table.blocks, CUT_SIDES_OF_BLOCKS, strict=True))
     for block, (begin, end) in moves.items():
         if not is_set_of_walks(values[block], moves, begin, end):
@@ -121,7 +121,7 @@ def closure_error(table: ClosureTable) -> str | None:
     return None
 
 
-def _step_result_words(step: Step, values: Mapping[str, WordSet]) -> WordSet:
+def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
     left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:

@@ -52,7 +52,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
     if ring.per_word > 1:
         doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
-    run.play(addresses, cupy.cuda.get_current_stream().ptr)
+    run.launch_all(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
@@ -69,7 +69,7 @@ def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
     if rule.no_predecessor is not None:
         predecessors = cupy.empty((n, n), np.int32)
         addresses["P"] = predecessors.data.ptr
-    _edges_launch(dtype, n, (rows, cols), rule, device).play(addresses, cupy.cuda.get_current_stream().ptr)
+    _edges_launch(dtype, n, (rows, cols), rule, device).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
     return edges, predecessors
 
 
@@ -99,7 +99,7 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
             ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME: nodes,
             ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
-    run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
+    run.launch_all({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
     return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
 
 

@@ -18,7 +18,8 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-TILE_THREADS = 256  # number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
+# number of number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
+TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
@@ -141,7 +142,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
-    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.threads, kernel.shared_memory_bytes)
+    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.thread_count, kernel.shared_memory_bytes)
     label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * with_arguments}"
     return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 
@@ -226,7 +227,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
         f"    p, reinterpret_cast<{ring.word}*>(memory));",
     )
     parameters = f"fmm::tropical::Tasks<{ring.word}>"
-    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY_POINT)
+    return entry_source(parameters, body, "minplus.cuh", (s.thread_count, s.blocks), entry=ENTRY_POINT)
 
 
 @lru_cache(maxsize=64)

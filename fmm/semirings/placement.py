@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.detect import kind_of, mixed_arrays_error, on_device
+from fmm.arrays.detect import array_kind, is_on_device, mixed_arrays_error
 from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -39,11 +39,11 @@ class ArrayPlacement(NamedTuple):
 def place_arrays(**arrays: Any) -> Iterator[ArrayPlacement]:
     """Yield the placement of these arrays; for device arrays, make their device and their library's stream current."""
     present = [x for x in arrays.values() if x is not None]
-    kinds = {kind_of(x) for x in present}
+    kinds = {array_kind(x) for x in present}
     if kinds <= {"host"}:
         yield ArrayPlacement(np, np.asarray, lambda x: x)
         return
-    device_sides = {on_device(x) for x in present}
+    device_sides = {is_on_device(x) for x in present}
     if len(device_sides) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in present):
         raise mixed_arrays_error(**arrays)
     if device_sides == {False}:
@@ -52,19 +52,19 @@ def place_arrays(**arrays: Any) -> Iterator[ArrayPlacement]:
     cupy_library()
     import cupy
 
-    from fmm.arrays.cupy_library import stream_at
+    from fmm.arrays.cupy_library import stream_at_address
 
     if kinds != {"torch"}:
         with present[0].device if kinds == {"cupy"} else cupy.cuda.Device():
             yield ArrayPlacement(cupy, cupy.asarray, lambda x: x)
         return
     torch, number = sys.modules["torch"], present[0].device.index
-    with cupy.cuda.Device(number), stream_at(torch.cuda.current_stream(number).cuda_stream):
+    with cupy.cuda.Device(number), stream_at_address(torch.cuda.current_stream(number).cuda_stream):
         yield ArrayPlacement(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
 
 
 def _numpy_of_tensor(x: Any) -> Any:
-    if kind_of(x) != "torch":
+    if array_kind(x) != "torch":
         return np.asarray(x)
     # if the tensor requires gradients, x.numpy() raises torch's own exception
     return x.numpy() if x.requires_grad else tensor_as_numpy(x)
@@ -72,7 +72,7 @@ def _numpy_of_tensor(x: Any) -> Any:
 
 def as_readable_array(x: Any) -> Any:
     """Return a torch tensor in a form that NumPy and CuPy can read; return other arrays unchanged."""
-    if kind_of(x) != "torch":
+    if array_kind(x) != "torch":
         return x
     from fmm.arrays.torch_calls import as_plain_tensor
 
@@ -81,9 +81,9 @@ def as_readable_array(x: Any) -> Any:
 
 def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
-    if kind_of(out) == "host" and not isinstance(out, np.ndarray):
+    if array_kind(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
-    # types are compared by name, since NumPy lacks some of torch's types
+    # types are types are compared by name, since NumPy lacks some of torch's types
     out_type = str(out.dtype).removeprefix("torch.")
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")

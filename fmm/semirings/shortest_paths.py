@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.detect import kind_of
+from fmm.arrays.detect import array_kind
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
@@ -78,7 +78,7 @@ def _read_graph(place: ArrayPlacement, d: Any) -> _Graph:
 def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
     """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
-        own = (kind_of(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
+        own = (array_kind(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
 

@@ -1,4 +1,4 @@
-"""Find devices by name: devices of this machine that can be tuned, and devices with predictable decisions.
+"""Find devices by name: tunable devices of this machine, and devices for which `fmm-tune predict` decides.
 
 The name of a local GPU is its number (0 or cuda:0). The name of a device in a config is its key
 (cuda-9.0-132sm-nvidia-h200). The name of any other GPU is the name of its datasheet. CuPy is imported only for a local
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.config.schema import Raw, Tuned, read_section
+from fmm.config.schema import JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -128,7 +128,7 @@ def find_device_identity(name: str) -> Identity:
     return Identity(key, device_name(key, sections[key]) if key in sections else key)
 
 
-def _find_tuned_key(name: str, sections: Mapping[str, Raw]) -> str:
+def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
     """Return the key of the only tuned card with this datasheet; the name itself for no or several such cards."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
@@ -138,10 +138,14 @@ def _find_tuned_key(name: str, sections: Mapping[str, Raw]) -> str:
     return name
 
 
-def tuning_from_config(name: str, dtype: str) -> Tuned | None:
+def tuning_from_config(name: str, dtype: str) -> Tuning | None:
     """Return the tuning of a device in the active configs; None without a tuning."""
     own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integers use the tuning of float64
-    return None if environment.tuning_mode() == "off" else files.active_configs().tuned(find_device_identity(name), own)
+    return (
+        None
+        if environment.tuning_mode() == "off"
+        else files.active_configs().find_tuning(find_device_identity(name), own)
+    )
 
 
 def memory_from_config(name: str) -> int | None:
@@ -159,7 +163,7 @@ def tuning_rejection_reason(name: str, dtype: str) -> str:
     return f"tuning rejected: {tuned.diagnostics[0]}; used instead: {fallback_model_text(tuned.identity, dtype)}"
 
 
-def cpu_rejection_lines(sections: Mapping[str, Raw], key: str) -> list[str]:
+def cpu_rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str]:
     """Return lines that say why fmm.matmul rejects this CPU's sections with the installed libraries."""
     if key != find_device_identity("cpu").key:
         return []
@@ -174,7 +178,7 @@ def cpu_rejection_lines(sections: Mapping[str, Raw], key: str) -> list[str]:
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:
-    """Return the calibration that decisions take from a device's tuning; None for a missing or rejected tuning."""
+    """Return the calibration of a device's tuning as decisions use it; None for a missing or rejected tuning."""
     tuned, known = tuning_from_config(name, dtype), find_device_identity(name)
     real = tuning_from_config(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
     return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None
@@ -214,11 +218,11 @@ def _local_gpu(name: str) -> devices.Device:
         raise ValueError(f"the device {name!r} needs CuPy, which does not load: {error}") from error
 
 
-def _sections_by_device() -> dict[str, Raw]:
+def _sections_by_device() -> dict[str, JsonValue]:
     """Return one config section for each device key in the active configs; empty if the tuning mode is `off`."""
     if environment.tuning_mode() == "off":
         return {}
-    found: dict[str, Raw] = {}
+    found: dict[str, JsonValue] = {}
     for types_by_key in files.active_configs().files.values():
         for key, sections in types_by_key.items():
             for section in sections.values():

@@ -21,7 +21,7 @@ class TuningProgress(Protocol):
     """Receiver of a tuning's events: a progress bar, or an object that shows nothing."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the planned seconds of all element types after the next one that begins."""
+        """Set the planned seconds of all element types that follow the next element type."""
 
     def begin_type(self, label: str, seconds: float) -> None:
         """Begin the tuning of an element type with these planned seconds."""

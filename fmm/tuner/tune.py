@@ -31,12 +31,12 @@ from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.environment import source_commit, typed_command
+from fmm.tuner.trials.environment import command_line_words, source_commit
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,
+    ProductSize,
     RecordedTuning,
-    Size,
     Trial,
     TrialFile,
     TuningHeader,
@@ -214,13 +214,13 @@ class TuningJob:
 
     device: TunableDevice
     dtype: str
-    wanted: tuple[Size, ...]
+    wanted: tuple[ProductSize, ...]
     effort: str
     again: bool = False  # True if the job continues an earlier, stopped job of the same command
 
     @property
     def planned_effort(self) -> Effort:
-        """The effort of this job in numbers for this device."""
+        """Seconds, rounds and shapes of the job's effort on its device."""
         return self.device.efforts_by_name[self.effort]
 
     @property
@@ -240,14 +240,14 @@ class TuningJob:
 
     @property
     def compiler_wait_seconds(self) -> float:
-        """Seconds for which the job may wait for the compiler beyond its own time."""
+        """Seconds that the job may wait for the compiler, in addition to its own time."""
         if self.effort == FIRST_LOOK_EFFORT:
             return COMPILE_SECONDS if self.again else 0.0
         return self.planned_effort.most
 
     @property
     def resume_settings(self) -> dict[str, Any]:
-        """The settings in which a job must agree with a recorded tuning to resume it."""
+        """Settings that a job and a recorded tuning must share for the job to resume the tuning."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
@@ -290,7 +290,7 @@ def run_jobs(
             if end.code:
                 return end.code
             usable = not end.why_not or end.earlier_is_used
-            # the usable result of an earlier first look counts, too
+            # a usable result of an earlier first look is kept
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             if job.needs_continuation(end):
                 late.append(replace(job, again=True))
@@ -322,8 +322,8 @@ class JobResult:
     why_not: str  # why fmm.matmul cannot use the result; empty if it can
     seconds: float
     stopped: bool = False  # True if the time limit ended the measurements
-    earlier_is_used: bool = False  # True if the config keeps an earlier section that was checked better
-    result: dict[str, Any] | None = None  # the job's JSON for --json
+    earlier_is_used: bool = False  # True if the config keeps an earlier section with more held-out speedups
+    result: dict[str, Any] | None = None  # result of the job for --json
 
 
 def tune_job(
@@ -385,7 +385,7 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
-    run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
+    run, command = uuid.uuid4().hex[:12], " ".join(command_line_words())
     return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
 
@@ -411,10 +411,10 @@ def _measure_and_record(
 
 
 def _reason_not_written(job: TuningJob, path: Path, outcome: TypeOutcome) -> str:
-    """Return why the new section must not replace the present one; empty if it may.
+    """Return why the config must keep its present section; empty if the new section may be written.
 
-    A finished section without diagnostics may replace any section, unless a first look measured it. Any other section
-    needs at least as many held-out speedups as the present one.
+    A finished section without diagnostics may be written, unless a first look measured the section. Any other section
+    needs at least as many held-out speedups as the present section.
     """
     if outcome.section is None:
         return "too little was measured"

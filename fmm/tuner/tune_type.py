@@ -21,20 +21,20 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, conclude_section
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.fit import blocks
-from fmm.tuner.search.certify import certify_best
+from fmm.tuner.search.certify import certify_best_plans
 from fmm.tuner.search.race import best_plan_without_workspace, is_within_limits, race_plans, search_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import measure_first_look
 from fmm.tuner.stages.probes import (
     TIME_SHARES,
     measure_largest_side,
+    measure_probes,
     measure_quiet_times,
     probe_crossovers,
-    probe_rates,
     probe_strategies,
 )
 from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,29 @@ class TypeOutcome:
     stopped: str = ""
 
 
-def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> TypeOutcome:
+def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TypeOutcome:
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
         if effort.look and not wanted:
             measure_first_look(journal, dtype, effort)
         else:
-            measure_type(journal, dtype, effort, wanted)
+            measure_element_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # a later job continues; without held-out shapes a fit would not be checked
+            # a later job continues this tuning; without held-out shapes a fit could not be checked
             return TypeOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
     return TypeOutcome(conclude_section(journal, dtype), stopped)
 
 
-def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
+def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
     """Measure the probes, fit the model, then search and certify plans for each shape."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
-    probe_rates(journal, dtype, side, effort)
+    measure_probes(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
     calibration = calibration_so_far(journal, dtype)
@@ -81,7 +81,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     for problem in problems:
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])
-        certify_best(
+        certify_best_plans(
             journal,
             found,
             RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share * TIME_SHARES["certify"]),
@@ -92,14 +92,14 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     ):
         if plans := best_plan_without_workspace(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
-            certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
+            certify_best_plans(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
     tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
 
 
 def tune_gram(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
-    """Search and certify plans for A times its adjoint at these sides; the plans compute one triangle of the result."""
+    """Search and certify plans for A times its adjoint; the plans compute one triangle of the result."""
     share = TIME_SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
@@ -111,7 +111,7 @@ def tune_gram(
         ):
             raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *unpredicted_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
-            certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share), noise)
+            certify_best_plans(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
 def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
@@ -122,12 +122,12 @@ def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan
     return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of model-ranked plans that are timed for each side
-MAX_PREDICTED_TIME_RATIO = 1.05  # plans with a larger predicted time, as a multiple of the vendor's, are not timed
+MAX_GRAM_PLANS = 3  # number of the model's best plans that are timed on each problem
+MAX_PREDICTED_TIME_RATIO = 1.05  # plans slower than this multiple of the vendor's predicted time are not timed
 
 
 def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if a plan's predicted time is at most a little longer than the vendor's."""
+    """Return True if some plan's predicted time is below MAX_PREDICTED_TIME_RATIO times the vendor's."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
         < MAX_PREDICTED_TIME_RATIO

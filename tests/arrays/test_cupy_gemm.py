@@ -42,12 +42,12 @@ def gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def noting(cupy_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))
-    monkeypatch.setattr(cupy_gemm, "handle", lambda: 42)
+    monkeypatch.setattr(cupy_gemm, "cublas_gemm", lambda *values: calls.append(values))
+    monkeypatch.setattr(cupy_gemm, "cublas_handle", lambda: 42)
     monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
     monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
     modes: dict[Any, int] = {}
-    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.DEFAULT))
+    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.COMPUTE_DEFAULT))
     return cupy_gemm, calls, modes
 
 
@@ -116,7 +116,7 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
         (Matrix((1, 6), "float32"), Matrix((6, 1), "float32")),
     ]
     assert all(module.cublas_product(a, b) is None for a, b in refused)
-    for mode in (module.PEDANTIC, module.FP16, module.BF16):
+    for mode in (module.COMPUTE_PEDANTIC, module.COMPUTE_FP16, module.COMPUTE_BF16):
         modes[np.dtype("float32")] = mode
         assert module.cublas_product(x, x) is None
     assert not calls

@@ -14,7 +14,7 @@ import fmm
 from fmm.arrays import select_library
 from fmm.arrays.library import Library
 from fmm.config.files import Configs
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -35,10 +35,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     plain_types: dict[type, Library] = {}
     for name in ("fmm.arrays.select_library.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
-    limits._shares.clear()
+    limits._workspace_readings.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
         yield found
-    limits._shares.clear()
+    limits._workspace_readings.clear()
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         @staticmethod
         def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
             ran.append(call.plan)
-            return library.vendor(a, b, out)
+            return library.vendor_product(a, b, out)
 
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
-    monkeypatch.setattr(early_declines, "SMALL_WORK", 100**3)
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
+    monkeypatch.setattr(early_declines, "SMALL_MULTIPLY_ADDS", 100**3)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 100**2)
     return ran
 
 
@@ -143,7 +143,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     a = drawn(cupy, side)
     fmm.matmul(a, a)
     library = select_library.cupy_library()
-    library.calls[early_declines.decline_key(library, a, a)] = math.inf
+    library.cached_calls[early_declines.decline_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "run_matmul", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
@@ -263,9 +263,9 @@ def test_a_known_half_whose_launch_fails_is_completed(
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 480))
     entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
-    tuned = Tuned(H200.identity, "float32", datasheet_calibration("H200"), {entry.key: entry})
+    tuned = Tuning(H200.identity, "float32", datasheet_calibration("H200"), {entry.entry_key: entry})
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
-    monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
+    monkeypatch.setattr(Configs, "find_tuning", lambda configs, identity, dtype: tuned)
     limits = Limits(1 << 34, H200.error_growth)
     assert [str(decide_plan(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
     # What no tuning measures is known all the same.
@@ -297,7 +297,7 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
     monkeypatch.setattr(type(library), "free_bytes", lambda library, number: free[0])
     calls: tuple[Callable[[], Any], ...] = (lambda: fmm.matmul(a, a), lambda: fmm.gram(a))
     for call in calls:
-        library.calls.clear()
+        library.cached_calls.clear()
         now[0] += 2
         questions = []
         for wait, bytes_free in ((0.0, 1 << 36), (0.1, 1 << 36), (2.0, 1 << 36), (2.0, 1 << 30)):

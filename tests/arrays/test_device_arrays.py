@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays import select_library
-from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, on_device, type_name
+from fmm.arrays.detect import array_kind, describe_array, device_mismatch_error, is_on_device, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous_operand
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
@@ -93,8 +93,8 @@ KINDS = [
 
 @pytest.mark.parametrize(("x", "kind"), KINDS, ids=lambda v: type(v).__name__ if not isinstance(v, str) else v)
 def test_arrays_are_known_without_their_library(x: Any, kind: str) -> None:
-    assert kind_of(x) == kind
-    assert kind_of(x) == kind  # from the cache now
+    assert array_kind(x) == kind
+    assert array_kind(x) == kind  # from the cache now
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_what_stands_for_a_tensor_is_torchs_once_torch_is_loaded(monkeypatch: py
     )
     alone = foreign("Duck", "ducks", __torch_function__=None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert (kind_of(proxy), kind_of(alone)) == ("other", "host")
+    assert (array_kind(proxy), array_kind(alone)) == ("other", "host")
     monkeypatch.setitem(sys.modules, "torch", foreign("module", "torch"))
-    assert (kind_of(proxy), kind_of(alone)) == ("torch", "torch")
-    assert not on_device(proxy) and not on_device(alone) and on_device(TENSOR)
+    assert (array_kind(proxy), array_kind(alone)) == ("torch", "torch")
+    assert not is_on_device(proxy) and not is_on_device(alone) and is_on_device(TENSOR)
     assert describe_array(alone) == "a ducks Duck"
 
 
@@ -177,9 +177,9 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 @pytest.fixture(autouse=True)
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
-    limits._shares.clear()
+    limits._workspace_readings.clear()
     yield
-    limits._shares.clear()
+    limits._workspace_readings.clear()
 
 
 def operand(x: Any) -> Operand:
@@ -201,7 +201,9 @@ def carried_out(call: PreparedCall, a: Any, b: Any, out: Any = None) -> Any:
     for offsets in call.offsets:
         x, y, z = (
             placed(array, offset, shape, layout)
-            for array, offset, shape, layout in zip((a, b, c), offsets, problem.shapes, problem.layouts, strict=True)
+            for array, offset, shape, layout in zip(
+                (a, b, c), offsets, problem.matrix_shapes, problem.layouts, strict=True
+            )
         )
         z[...] = x @ y
     return c
@@ -310,7 +312,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
     call = prepare_query(asked(a, b, c))
     pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
-    assert call.overlap(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
+    assert call.can_overlap_out(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
 
 
 @pytest.mark.parametrize(
@@ -490,17 +492,17 @@ class SpentError(Exception):
 class HostArrays:
     """Arrays of a library that happens to keep them on the host; counts what is asked of it."""
 
-    name, vendor_name, differentiable, processor = "test", "test.matmul", False, "cuda"
-    out_of_memory: type[BaseException] = SpentError
+    name, vendor_name, is_differentiable, processor = "test", "test.matmul", False, "cuda"
+    out_of_memory_error: type[BaseException] = SpentError
 
     def __init__(self) -> None:
-        self.calls: dict[Any, Any] = {}
+        self.cached_calls: dict[Any, Any] = {}
         self.vendors = self.asked = 0
         self.free = 1 << 36
         self.math: Any = "ieee"
         self.refusal = ""
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
@@ -517,23 +519,23 @@ class HostArrays:
     def device_number(self, x: Any) -> int:
         return 0
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
-        one, other = self.operand(a).dtype, self.operand(b).dtype
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+        one, other = self.describe_operand(a).dtype, self.describe_operand(b).dtype
         return Setting(0, one if one == other else None, self.math, self.refusal)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         return bool(a.shape[-1] == b.shape[0])
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return operand(x)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
     def free_bytes(self, device: int) -> int:
@@ -544,7 +546,7 @@ class HostArrays:
 class Large(HostArrays):
     """Says that its arrays are large."""
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return contiguous_operand((8192, 8192), "float32")
 
 
@@ -592,11 +594,11 @@ def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "CACHED_CALLS", 4)
+    monkeypatch.setattr(prepare, "MAX_CACHED_CALLS", 4)
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))
-        assert 1 <= len(library.calls) <= 4
+        assert 1 <= len(library.cached_calls) <= 4
 
 
 def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +623,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         library.free = free
         multiply(library, draw((8, 8)), draw((8, 8)))
         needs.append(runs[-1][0].workspace)
-        kept = list(library.calls.values())
+        kept = list(library.cached_calls.values())
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
     assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
@@ -663,7 +665,7 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
 def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
     library: Any = HostArrays()
     remember_decline(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
-    assert not library.calls
+    assert not library.cached_calls
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
@@ -724,7 +726,7 @@ class Apart(Large):
 
     leading = 8192
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return Operand((8192, 8192), (self.leading, 1), "float32")
 
 
@@ -789,7 +791,7 @@ def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: 
     library: Any = Large()
     a = draw((8, 8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        patch.setattr(prepare, "launches_on_device", lambda plan, problem, device, given: None)
         found = product_call.explain_matmul(library, a, a, None, NO_CONSTRAINTS)
     assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 
@@ -934,18 +936,18 @@ SIDES = st.integers(1, 20000)
 
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
-    library: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
+    library: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, type_key=lambda a, b: "")
     a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
     expected = early_declines.is_small_on_device(m, k, n, itemsize)
     assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes) is expected
-    library.calls[early_declines.decline_key(library, a, b)] = math.inf
+    library.cached_calls[early_declines.decline_key(library, a, b)] = math.inf
     assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
 
 
 def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
     """A number, something of which a trace takes note; stacks, by all that they come to; whole numbers of 16 bits."""
-    tensors: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
-    arrays: Any = SimpleNamespace(differentiable=False, calls={}, type_key=lambda a, b: "")
+    tensors: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, type_key=lambda a, b: "")
+    arrays: Any = SimpleNamespace(is_differentiable=False, cached_calls={}, type_key=lambda a, b: "")
 
     def quick_no(library: Any, a: Any, b: Any) -> bool:
         return early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
@@ -966,20 +968,20 @@ def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
     """Either the product is hopeless anyway, or its inner side is short."""
-    if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES:
+    if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES_PRODUCT:
         work = m * k * n
-        assert k < early_declines.SHORT_SIDE or work < (
-            early_declines.SMALL_WORK_16_BIT_UNALIGNED if itemsize == 2 else early_declines.SMALL_WORK
+        assert k < early_declines.SHORT_INNER_SIDE or work < (
+            early_declines.SMALL_MULTIPLY_ADDS_UNALIGNED if itemsize == 2 else early_declines.SMALL_MULTIPLY_ADDS
         )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
-@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_SIDE - 1])
+@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_INNER_SIDE - 1])
 @pytest.mark.parametrize("tall", [1, 8, 64])
 def test_with_a_short_inner_side_no_plan_wins(dtype: str, k: int, tall: int) -> None:
     """Not even on the largest of the products that are so short and have so few bytes, their rows aligned or not."""
     itemsize = Problem(1, 1, 1, dtype).itemsize
-    area = early_declines.SMALL_BYTES // (k * itemsize) ** 2
+    area = early_declines.SMALL_BYTES_PRODUCT // (k * itemsize) ** 2
     for m, n in (
         (int((area * tall) ** 0.5), int((area / tall) ** 0.5)),
         (int((area / tall) ** 0.5), int((area * tall) ** 0.5)),
@@ -1013,14 +1015,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Library:
-        differentiable, processor, calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
+        is_differentiable, processor, cached_calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
 
         def is_observed(self) -> bool:
             return self.is_watched
 
         is_tracing = property(lambda self: self.is_observed)
 
-        def quick_vendor(self, a: Any, b: Any) -> None:
+        def fast_vendor_product(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
 
         def with_options(self, options: Any) -> Any:

@@ -54,7 +54,7 @@ def test_a_precision_of_float32_says_nothing_of_float64(precision: str, monkeypa
     monkeypatch.setattr(torch_library, "_precision_getter", lambda backend, operation: precision)
     for name, emulates in (("float32", precision == "none"), ("complex64", precision == "none"), ("float64", True)):
         x = torch.ones((2, 2), dtype=getattr(torch, name))
-        assert torch_library.TorchLibrary().setting(x, x, None).may_emulate is emulates, name
+        assert torch_library.TorchLibrary().product_setting(x, x, None).may_emulate is emulates, name
 
 
 HALF_FLOATS = "torch.ones(9, 9, dtype=torch.float16)"

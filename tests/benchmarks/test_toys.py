@@ -34,8 +34,8 @@ from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, u
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Place, Sum, side_cuts, whole_matrix
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.sums import COPY_PROGRAM, Place, Sum, side_cuts, whole_matrix
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.candidates import candidate_plans
@@ -74,14 +74,14 @@ LEAF = Leaf(
 class Halves(LevelWithSteps):
     """C's upper and lower half, one after the other, on copies of A's halves and of B."""
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         right = whole_matrix("T", k, n)
-        steps: list[Sum | Product] = [Sum("copy", COPY, (whole_matrix("B", k, n),), (right,))]
+        steps: list[Sum | Product] = [Sum("copy", COPY_PROGRAM, (whole_matrix("B", k, n),), (right,))]
         for row, rows in side_cuts(m, 2, None):
             left, product = whole_matrix("S", rows, k), whole_matrix("M", rows, n)
-            steps.append(Sum("copy", COPY, (Place("A", row, 0, rows, k),), (left,)))
-            steps.append(Product(left, right, product, plan.rest))
-            steps.append(Sum("copy", COPY, (product,), (Place("C", row, 0, rows, n),)))
+            steps.append(Sum("copy", COPY_PROGRAM, (Place("A", row, 0, rows, k),), (left,)))
+            steps.append(Product(left, right, product, plan.inner_plan))
+            steps.append(Sum("copy", COPY_PROGRAM, (product,), (Place("C", row, 0, rows, n),)))
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
@@ -94,7 +94,7 @@ LEVEL = LevelKind(
 
 # ---- a scheme: Smirnov's, as somebody's file that says nothing of where it pays
 
-SCHEME = scheme("smirnov336").text().replace("smirnov336", "toy336")
+SCHEME = scheme("smirnov336").to_text().replace("smirnov336", "toy336")
 
 # ---- devices on which they win: sums cost nothing, and leaf products below a side of 300 are not to be chosen
 
@@ -199,7 +199,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     plan, problem = Plan.parse(toy.plan), toy.problem
     counts = cost(plan, *problem.size, 8)
     assert sum(times for _, times in counts.leaves) == toy.products
-    assert counts.workspace == workspace(plan, *problem.size, 8)
+    assert counts.workspace == plan_workspace_bytes(plan, *problem.size, 8)
     assert (counts.workspace > 0) == bool(plan.levels)
     seconds = predict(plan, problem, toy.device).predicted_seconds
     assert seconds / predict_vendor(problem, toy.device).predicted_seconds == pytest.approx(toy.share, rel=0.01)
@@ -259,21 +259,21 @@ def test_a_name_has_one_meaning() -> None:
     with pytest.raises(ValueError, match="there is a kind of level 'balanced' already"):
         register_level(replace(LEVEL, name="balanced"))
     with pytest.raises(SchemeError, match="there is a scheme 'strassen' already"):
-        register_scheme(scheme("strassen").text())
+        register_scheme(scheme("strassen").to_text())
 
 
 def test_what_does_not_multiply_is_not_registered() -> None:
     with pytest.raises(SchemeError, match="not a matrix multiplication"):
         register_scheme(SCHEME.replace("M1 = (A11 + A13", "M1 = (A11 - A13"))
-    table = step_table("li-fig3").text().replace("li-fig3", "toy")
+    table = step_table("li-fig3").to_text().replace("li-fig3", "toy")
     with pytest.raises(StepTableError, match="toy does not compute AB"):
         register_step_table(table.replace("sub(T1, A11, T1)", "add(T1, A11, T1)"))
     with pytest.raises(StepTableError, match="there is a step table 'hasa' already"):
-        register_step_table(step_table("hasa").text())
+        register_step_table(step_table("hasa").to_text())
 
 
 def test_a_step_table_can_be_registered_too(rng: np.random.Generator) -> None:
-    register_step_table(step_table("li-fig3").text().replace("li-fig3", "toy"))
+    register_step_table(step_table("li-fig3").to_text().replace("li-fig3", "toy"))
     try:
         assert Plan.parse("toy > vendor") == Plan.parse("toy.unequal > vendor")
         assert Plan.parse("toy > vendor") in candidate_plans("cpu")

@@ -9,7 +9,7 @@ import pytest
 
 from fmm.config import reader, store
 from fmm.config.files import Configs, read_config
-from fmm.config.identity import gpu_key, gpu_parts
+from fmm.config.identity import gpu_device_key, parse_gpu_device_key
 from fmm.runtime.devices import Device, gpu_from_description
 from tests.support import configs as tuned
 
@@ -30,15 +30,15 @@ def write_config(path: Path, devices: dict[str, Any]) -> Path:
 
 def certified_plan(path: Path, card: Device, dtype: str = "float64") -> str | None:
     """The certified plan that the config holds for a card."""
-    found = Configs((path,), True).tuned(card.identity, dtype)
-    entry = found.entry(SIZE) if found else None
+    found = Configs((path,), True).find_tuning(card.identity, dtype)
+    entry = found.find_entry(SIZE) if found else None
     return str(entry[1]) if entry else None
 
 
 def test_cards_with_one_chip_have_two_keys() -> None:
     assert H100.identity.key == "cuda-9.0-132sm-nvidia-h100-80gb-hbm3"
-    assert H200.identity.key == gpu_key("NVIDIA H200", "9.0", 132) == "cuda-9.0-132sm-nvidia-h200"
-    small, large = (gpu_key(f"NVIDIA A100-SXM4-{memory}GB", "8.0", 108) for memory in (40, 80))
+    assert H200.identity.key == gpu_device_key("NVIDIA H200", "9.0", 132) == "cuda-9.0-132sm-nvidia-h200"
+    small, large = (gpu_device_key(f"NVIDIA A100-SXM4-{memory}GB", "8.0", 108) for memory in (40, 80))
     assert small != large
 
 
@@ -54,7 +54,7 @@ def test_cards_with_one_chip_have_two_keys() -> None:
     ],
 )
 def test_parts_of_a_key(key: str, parts: tuple[str, int] | None) -> None:
-    assert gpu_parts(key) == parts
+    assert parse_gpu_device_key(key) == parts
 
 
 def test_two_cards_with_one_chip_do_not_answer_for_each_other(tmp_path: Path) -> None:

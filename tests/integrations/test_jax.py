@@ -43,7 +43,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]
         return own(a, b, **options)
 
     monkeypatch.setattr(api, "matmul", recorded)
-    monkeypatch.setattr(fmm_jax, "LEAST_HOST_WORK", 1)
+    monkeypatch.setattr(fmm_jax, "MIN_HOST_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(fmm_jax, "numpy_speedup_over_xla", lambda dtype: 2.0)
     jax.clear_caches()
     yield shapes
@@ -194,7 +194,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import fmm.jax
 from fmm import api
 
-fmm.jax.LEAST_HOST_WORK, fmm.jax.numpy_speedup_over_xla = 1, lambda dtype: 2.0
+fmm.jax.MIN_HOST_MULTIPLY_ADDS, fmm.jax.numpy_speedup_over_xla = 1, lambda dtype: 2.0
 calls, own = [], api.matmul
 api.matmul = lambda a, b, **options: (calls.append(a.shape), own(a, b, **options))[1]
 mesh = Mesh(np.array(jax.devices()), ("x",))

@@ -54,7 +54,7 @@ def requested(
         questions.append(tuple(a.shape))
         return own(self, a, *rest)
 
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     monkeypatch.setattr(torch_answers.DispatcherProducts, "_compute_or_decline", answer)
@@ -515,14 +515,14 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
         assert registered() == before
     torch.mm(a, a)
     assert not plans_run
-    assert TORCH.quick_vendor is TORCH_ON_HOST.quick_vendor is torch.matmul
+    assert TORCH.fast_vendor_product is TORCH_ON_HOST.fast_vendor_product is torch.matmul
 
 
 def test_others_may_multiply_while_it_comes_and_goes(
     device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread may be in a kernel that is taken out."""
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
     a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()

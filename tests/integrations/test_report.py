@@ -133,7 +133,7 @@ def test_who_multiplied_while_a_shape_is_measured_is_told(
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path))
-    monkeypatch.setattr(decide, "WORTH_TUNING", 0)
+    monkeypatch.setattr(decide, "MIN_TUNED_FLOPS", 0)
     a = rng.standard_normal((200, 200))
     for _ in range(2):  # the first turns are the plan's and the library's
         np.matmul(a, a)

@@ -84,7 +84,7 @@ def test_slow_compilation_is_logged_and_kernels_compile_once(
         assert logged.wait(60)
         return compiled.LoadedKernel(1, None)
 
-    monkeypatch.setattr(compiled, "_load", compile_slowly)
+    monkeypatch.setattr(compiled, "_load_kernel", compile_slowly)
     for _ in range(3):
         compiled.compile_kernels(0, kernels(count))
     wait()

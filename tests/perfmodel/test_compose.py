@@ -18,7 +18,7 @@ from fmm.config.identity import Identity
 from fmm.config.schema import read_section
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import candidates
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import outer_levels
@@ -191,7 +191,7 @@ def test_large_products_have_fast_plans_beside_their_operands(
     step = 1 << (share.bit_length() - 3)
     found = choose(problem, known, Limits(share // step * step, 16.0)).best
     assert found.time <= 1 / least, found.plan
-    assert workspace(found.plan, n, n, n, problem.itemsize) <= share
+    assert plan_workspace_bytes(found.plan, n, n, n, problem.itemsize) <= share
 
 
 def test_the_measured_winner_is_within_reach() -> None:
@@ -213,7 +213,7 @@ def test_the_workspace_is_estimated_closely(text: str, size: tuple[int, int, int
     """Rows are rounded up in memory; where the sides do not divide, some blocks of the edge are counted as whole."""
     problem, plan = Problem(*size, "float32"), Plan.parse(f"{text} > vendor")
     try:
-        exact = workspace(plan, *size, 4)
+        exact = plan_workspace_bytes(plan, *size, 4)
     except PlanError as error:
         assert "keeps a" in str(error)
         with pytest.raises(PlanError, match="keeps a"):
@@ -229,8 +229,8 @@ def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.Mo
     def counted(*asked: object) -> int:
         raise AssertionError(f"counted: {asked}")
 
-    monkeypatch.setattr(candidates, "workspace", counted)
-    assert any(not c.plan.levels[0].batched for c in compose_candidates(problem, SHEET, limits) if c.plan.levels)
+    monkeypatch.setattr(candidates, "plan_workspace_bytes", counted)
+    assert any(not c.plan.levels[0].is_batched for c in compose_candidates(problem, SHEET, limits) if c.plan.levels)
 
 
 def test_step_tables_need_little_more_than_is_estimated() -> None:
@@ -247,7 +247,10 @@ def test_step_tables_need_little_more_than_is_estimated() -> None:
             estimate = estimated_workspace(plan, problem)
             if tables & set(above):
                 seen += 1
-                assert workspace(plan, *problem.size, 4) * candidates.STEP_TABLE_EXACT_COUNT_SHARE < estimate / 2
+                assert (
+                    plan_workspace_bytes(plan, *problem.size, 4) * candidates.STEP_TABLE_EXACT_COUNT_SHARE
+                    < estimate / 2
+                )
 
 
 def test_nothing_is_composed_without_workspace() -> None:

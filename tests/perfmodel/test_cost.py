@@ -22,7 +22,7 @@ from fmm.kernels.plans.levels.balanced import BalancedLevel, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import count_leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, plan_workspace_bytes
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li_counts import arithmetic_count
 
@@ -139,7 +139,7 @@ def needed(program: AdditionProgram, present: list[bool], wanted: list[bool]) ->
 class ObjectArena:
     """Temporaries of numbers that count."""
 
-    used = 0
+    used_bytes = 0
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -218,7 +218,7 @@ def test_sizes_too_large_to_run_obey_the_same_recipes() -> None:
     for plan, m, k, n in product(plans, range(31, 35), range(31, 35), range(31, 35)):
         found = cost(plan, m, k, n, 4, 128)
         assert dict(found.leaves) == count_leaf_products(plan, m, k, n)
-        assert found.workspace == workspace(plan, m, k, n, 4)
+        assert found.workspace == plan_workspace_bytes(plan, m, k, n, 4)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -234,7 +234,7 @@ def test_random_plans_against_the_executor(seed: int) -> None:
     real = counted(plan, size, 4, 64)
     assert (found.additions, found.bytes_read, found.bytes_written) == (real.tally.additions, real.read, real.written)
     assert (found.transactions, found.launches, dict(found.leaves)) == (real.transactions, real.launches, real.leaves)
-    assert found.workspace == workspace(plan, *size, 4)
+    assert found.workspace == plan_workspace_bytes(plan, *size, 4)
 
 
 def test_workspace_is_the_arenas_peak() -> None:
@@ -274,7 +274,7 @@ def test_arithmetics_are_lis(text: str, scheme: str, k: int) -> None:
 def test_a_recursive_table_adds_as_its_kernels_do() -> None:
     """The executor runs Figure 23's kernels as steps/kernels.txt has them."""
     for name in step_table_names():
-        per_level = sum(step.kernel.program.additions for step in step_table(name).steps)
+        per_level = sum(step.kernel.addition_program.addition_count for step in step_table(name).steps)
         assert cost(Plan((level_with_options(name),)), 64, 64, 64).additions == per_level * 32 * 32
 
 

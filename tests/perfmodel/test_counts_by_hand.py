@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fmm.kernels.algorithms.step_table import register_step_table, unregister_step_table
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STRATEGIES
+from fmm.kernels.cuda.products.kernel_sizes import FLOAT64_SIZES, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.cost import Cost, cost
@@ -104,7 +104,7 @@ def test_the_tiles_of_the_tiled_kernel_follow_type_and_level() -> None:
 
     plain, double, fused = tiles("tile", "float32"), tiles("tile", "float64"), FUSED_SIZES["float32"]
     assert plain == LeafTiles(H200_STRATEGIES[0].m_s, H200_STRATEGIES[0].n_s)
-    assert double == LeafTiles(DOUBLE[0].m_s, DOUBLE[0].n_s)
+    assert double == LeafTiles(FLOAT64_SIZES[0].m_s, FLOAT64_SIZES[0].n_s)
     small = tiles("tile.small", "float32")
     assert (small.height, small.width) == (16, 16) and small != plain
     # Strassen's seven products add up 12 blocks of A and 12 of B, and 12 blocks of C are written.

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import Choice, Limits, choose, few_tiles_margin, rank_candidates, required_margin
@@ -393,7 +393,7 @@ def test_the_estimated_work_is_exact_where_sizes_divide() -> None:
 @pytest.mark.parametrize("n", [512, 2047, 5001])
 def test_the_estimated_workspace_is_within_a_factor_of_two(n: int) -> None:
     for plan in PLANS:
-        exact = workspace(plan, n, n, n, 8)
+        exact = plan_workspace_bytes(plan, n, n, n, 8)
         assert exact / 2 <= estimated_workspace(plan, Problem(n, n, n)) <= 2 * exact, plan
 
 
@@ -454,7 +454,7 @@ def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
         allowed = [c for c in found.candidates if c.error_growth <= growth and c.workspace_bytes <= space]
         assert found.best == min(allowed, key=lambda c: c.time)
         assert {c.plan for c in free.candidates} <= {c.plan for c in found.candidates}
-        assert found.best.workspace_bytes == workspace(found.best.plan, *problem.size, 4)
+        assert found.best.workspace_bytes == plan_workspace_bytes(found.best.plan, *problem.size, 4)
         assert "than allowed" in found.reason
     assert choose(problem, calibration, Limits(0, 100.0)).best.plan == VENDOR
 

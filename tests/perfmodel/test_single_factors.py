@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.digits import safe_digit_products
 from fmm.kernels.leaves import DIGITS_RATE
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
@@ -64,7 +64,7 @@ def test_a_prepared_operand_is_not_read_before_the_product(side: Any, passes: st
 @pytest.mark.parametrize("text", ["strassen.batched.pad16 > f16x3", "winograd > vendor", "strassen^2.pad16 > f16x3"])
 def test_the_counted_workspace_is_that_of_the_run(text: str) -> None:
     plan = Plan.parse(text)
-    assert cost(plan, 2048, 2048, 2048, 4).workspace == workspace(plan, 2048, 2048, 2048, 4) > 0
+    assert cost(plan, 2048, 2048, 2048, 4).workspace == plan_workspace_bytes(plan, 2048, 2048, 2048, 4) > 0
 
 
 @pytest.mark.parametrize("name", ["int32", "int64"])
@@ -72,7 +72,7 @@ def test_integers_by_digits_take_the_time_of_the_digits_products(name: str) -> N
     on = cpu_calibration(2)
     digits, _ = safe_digit_products(8 * DTYPES[name].itemsize, 1024)
     base, found = on.rates[digits.real], with_integer_rates(on).rates[DIGITS_RATE.format(name)]
-    assert found.flops == pytest.approx(base.flops / digits.count)
+    assert found.flops == pytest.approx(base.flops / digits.product_count)
     assert (found.pipe, found.rows, found.cols) == (base.pipe + 90, base.rows + 40, base.cols + 40)
 
 

@@ -72,7 +72,7 @@ def test_every_step_table_is_a_matrix_multiplication() -> None:
     for name in step_table_names():
         table = step_table(name)
         found = table_scheme(table)
-        assert (found.rank, found.size) == (table.products, table.size)
+        assert (found.rank, found.size) == (table.product_count, table.size)
         assert found.failed_brent_equation() is None
 
 

@@ -14,7 +14,7 @@ from fmm.perfmodel.choose import Limits, choose, few_tiles_margin
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import has_componentwise_bound
-from fmm.problem import FILLS, Operation, Problem
+from fmm.problem import VALID_FILLS, Operation, Problem
 
 H200 = datasheet_calibration("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)
@@ -125,9 +125,9 @@ def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
     problem = Problem(8192, 8192, 8192, "float64", op="gram", fill="lower")
     assert str(choose(problem, H200, replace(LIMITS, emulation=True)).best.plan) == "residues(14) > bytes"
     found = choose(problem, H200, LIMITS)
-    assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.candidates)
+    assert not found.best.plan.uses_emulation and not any(".oz" in str(c.plan) for c in found.candidates)
     plan = Plan.parse("gram.residues(14) > vendor")
-    assert plan.emulates and not has_componentwise_bound(plan) and not LIMITS.allows_plan(plan, 1.0)
+    assert plan.uses_emulation and not has_componentwise_bound(plan) and not LIMITS.allows_plan(plan, 1.0)
 
 
 # ---- small halves
@@ -159,7 +159,7 @@ def test_small_halves_are_one_launch(dtype: str, device: str) -> None:
     if dtype not in datasheet_calibration(device).rates:
         return
     for n, k in ((1, 1), (31, 470), (480, 3), (257, 258), (480, 480)):
-        for fill in FILLS:
+        for fill in VALID_FILLS:
             found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet_calibration(device), LIMITS)
             assert found.best.plan == SMALL and found.best.time < 1
     for size in ((481, 30, 481), (30, 481, 30)):

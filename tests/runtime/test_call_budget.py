@@ -63,11 +63,11 @@ def test_a_small_product_of_tensors_takes_few_calls() -> None:
     assert count_calls(lambda: fmm.matmul(small, small, torch.empty(4, 4))) <= 7
     assert count_calls(lambda: fmm.matmul(half, half)) <= 4
     large = torch.ones(1024, 1024)
-    TORCH.calls[decline_key(TORCH, large, large)] = float("inf")
+    TORCH.cached_calls[decline_key(TORCH, large, large)] = float("inf")
     try:
         assert count_calls(lambda: fmm.matmul(large, large)) <= 6
     finally:
-        TORCH.calls.clear()
+        TORCH.cached_calls.clear()
 
 
 def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
@@ -108,8 +108,8 @@ def test_a_small_numpy_product_with_numpys_options_takes_few_calls(
     x, out = np.ones((3, 4)), np.empty((3, 3))
     assert count_calls(lambda: fmm.matmul(x, x.T, **options)) <= 3
     assert fmm.matmul(x, x.T, out, **options) is out and (out == 4).all()
-    monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
-    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_ENTRIES", 0)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_SIDE", 1)
     libraries = []
 
     def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> str:

@@ -23,7 +23,7 @@ class Memory:
 @pytest.mark.parametrize(("processes", "gibibytes"), [(1, 32), (2, 16), (4, 8)])
 def test_each_process_takes_its_part(monkeypatch: pytest.MonkeyPatch, processes: int, gibibytes: int) -> None:
     monkeypatch.setattr(limits, "count_gpu_processes", lambda number: processes)
-    monkeypatch.setattr(limits, "_shares", {})
+    monkeypatch.setattr(limits, "_workspace_readings", {})
     library: Any = Memory()
     assert limits.default_workspace_bytes(library, 0) == gibibytes << 30
 
@@ -68,6 +68,6 @@ def test_equal_cards_are_tuned_once() -> None:
     first, second = (gpu_from_description("NVIDIA H200", "9.0", 132) for _ in range(2))
     assert first == second
     configs = Configs((SHIPPED_CONFIG,), True)
-    tuned = [configs.tuned(card.identity, "float32") for card in (first, second)]
+    tuned = [configs.find_tuning(card.identity, "float32") for card in (first, second)]
     assert tuned[0] is not None and tuned[0] is tuned[1]
-    assert configs.tuned(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None
+    assert configs.find_tuning(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None

@@ -15,7 +15,12 @@ from fmm.runtime.decisions.decide import Decision
 from tests.support.own_calls import own_calls
 
 MOST = 17  # functions of fmm, at some 0.1 microseconds each with what they read of an array
-VENDOR_FUNCTIONS = ("library.vendor", "library.quick_gemm", "library.write_triangle", "library.mark_written")
+VENDOR_FUNCTIONS = (
+    "library.vendor_product",
+    "library.fast_vendor_gemm",
+    "library.write_triangle",
+    "library.mark_written",
+)
 
 
 def overhead(call: Callable[[], object]) -> list[str]:
@@ -136,12 +141,12 @@ def test_a_large_declined_product_of_host_tensors_enters_few_functions(
     from fmm import dispatch
 
     for module, name in (
-        (early_declines, "SMALL_WORK"),
-        (early_declines, "SMALL_WORK_16_BIT"),
-        (dispatch, "SMALL_BYTES"),
+        (early_declines, "SMALL_MULTIPLY_ADDS"),
+        (early_declines, "SMALL_MULTIPLY_ADDS_16_BIT"),
+        (dispatch, "SMALL_BYTES_PRODUCT"),
     ):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(early_declines, "SMALL_WORK_16_BIT_UNALIGNED", 0)
+    monkeypatch.setattr(early_declines, "SMALL_MULTIPLY_ADDS_UNALIGNED", 0)
     monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 0))
     monkeypatch.setattr(
         "fmm.runtime.prepare.decide_plan", lambda problem, *rest: Decision(VENDOR, problem, "", (), "model")
@@ -154,7 +159,7 @@ def test_a_large_declined_product_of_host_tensors_enters_few_functions(
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_a_large_declined_call_is_remembered_for_longer(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second is too short for products that take as long."""
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 0)
     monkeypatch.setattr(early_declines, "CALL_DECLINE_SECONDS", -1.0)
     a, _ = operands(library)
     calls: tuple[Callable[[], object], ...] = (

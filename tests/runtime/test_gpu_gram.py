@@ -159,8 +159,8 @@ def test_out_overlaps_the_operand(library: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 0)
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(f"fmm.runtime.decisions.early_declines.{name}", 0)
     monkeypatch.setattr(prepare, "is_gram_faster", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)

@@ -19,7 +19,7 @@ from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime import matmul, prepare
 from fmm.runtime.decisions import early_declines, limits
@@ -60,15 +60,15 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     def decide(problem: Any, limits: Any, device: Any) -> Decision:
         plan = Plan.parse(LEVEL)
-        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+        if plan_workspace_bytes(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "no room")
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(prepare, "decide_plan", decide)
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 0)
     forget()
     yield decided
     forget()
@@ -615,7 +615,7 @@ def test_default_workspace_is_a_share_of_what_is_free(library: Any, monkeypatch:
 
     monkeypatch.setattr(limits, "count_gpu_processes", lambda number: 1)  # (the tests' own processes share the card)
     free = CUPY.free_bytes(0)
-    limits._shares.clear()
+    limits._workspace_readings.clear()
     assert 0.3 * free < limits.default_workspace_bytes(CUPY, 0) <= 0.5 * free
     a = library.array(draw((64, 64)), "float32")
     needs = [fmm.explain(a, a, workspace=w).workspace for w in (0, 10**6)]
@@ -901,7 +901,9 @@ def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) ->
     assert cupy_library.get_compute_type is not None
     before = cupy_library.get_compute_type(np.dtype("f4"))
     try:
-        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.DEFAULT)
+        cupy._core.set_compute_type(
+            "f4", cupy_library.COMPUTE_TF32 if dtype == "tf32" else cupy_library.COMPUTE_DEFAULT
+        )
         found, theirs = cupy_library.cublas_product(a, b), cupy.matmul(a, b)
         cupy.testing.assert_array_equal(fmm.matmul(a, b), theirs)
     finally:

@@ -111,10 +111,10 @@ def test_lanes_of_threads_that_are_gone_are_taken_up(operands: Any, monkeypatch:
     handles: list[int] = []
 
     def counted() -> int:
-        handles.append(cublas.new_handle())
+        handles.append(cublas.create_handle())
         return handles[-1]
 
-    monkeypatch.setattr(streams, "new_handle", counted)
+    monkeypatch.setattr(streams, "create_handle", counted)
 
     def multiply() -> Any:
         stream = cupy.cuda.Stream(non_blocking=True)

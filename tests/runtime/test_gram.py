@@ -322,7 +322,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.PlanFailure(lambda *rest: iter([second])))
-    for side in ("SMALL_ROWS", "LONG_ROWS"):
+    for side in ("SMALL_GRAM_MAX_ROWS", "THIN_GRAM_MAX_ROWS"):
         monkeypatch.setattr(gram, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
@@ -396,7 +396,7 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
         usual(*given, **asked)
 
     monkeypatch.setattr(numpy_backend, "triangle_product", noted)
-    monkeypatch.setattr(gram, "SMALL_ROWS", 100)
+    monkeypatch.setattr(gram, "SMALL_GRAM_MAX_ROWS", 100)
     monkeypatch.setattr(prepare, "TILED_MIRROR_MIN_ROWS", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))
     first, second = (np.full((side, side), np.nan) for _ in range(2))

@@ -24,7 +24,7 @@ import pytest
 import fmm
 from fmm.arrays import host_memory, numpy_library
 from fmm.arrays.numpy_library import NUMPY
-from fmm.kernels import VENDOR, workspace
+from fmm.kernels import VENDOR, plan_workspace_bytes
 from fmm.kernels.cpu import numpy_backend
 from fmm.kernels.cpu.host_arrays import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
@@ -97,7 +97,7 @@ EVEN, ODD_SIZE = ((512, 512, 512), "f8"), ((501, 399, 607), "f4")
 def test_the_peak_is_what_the_plan_said(plan: str, problem: tuple[tuple[int, int, int], str]) -> None:
     (m, k, n), dtype = problem
     a, b, c = np.ones((m, k), dtype), np.ones((k, n), dtype), np.empty((m, n), dtype)
-    said = workspace(Plan.parse(plan), m, k, n, a.itemsize)
+    said = plan_workspace_bytes(Plan.parse(plan), m, k, n, a.itemsize)
     fmm.matmul(a, b, out=c, plan=plan)  # recipes are remembered from here on
     fmm.release_workspace()
     with peak_bytes() as peak:
@@ -284,7 +284,7 @@ def test_the_second_call_reuses_the_first_ones_block(blocks: list[int], lent: li
 @pytest.mark.usefixtures("small_panels")
 def test_release_frees_the_block() -> None:
     a, b = pair(400)
-    said = workspace(Plan.parse(PLANS[0]), 400, 400, 400, 8)
+    said = plan_workspace_bytes(Plan.parse(PLANS[0]), 400, 400, 400, 8)
     fmm.matmul(a, b, plan=PLANS[0])
     fmm.release_workspace()
     tracemalloc.start()

@@ -45,7 +45,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget() -> None:
     """How much memory a product takes depends on the blocks."""
     clear_caches()
-    NUMPY.calls.clear()
+    NUMPY.cached_calls.clear()
 
 
 # ---- products
@@ -154,8 +154,8 @@ def test_options_are_numpys(what: str, left: str, right: str, options: dict[str,
 @pytest.fixture
 def eager(small_by_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
-    monkeypatch.setattr(early_declines, "SMALLEST_INTEGER_SIDE", 1)
-    monkeypatch.setattr(decide, "SMALLEST_INTEGER_SIDE", 1)
+    monkeypatch.setattr(early_declines, "MIN_INTEGER_PLAN_SIDE", 1)
+    monkeypatch.setattr(decide, "MIN_INTEGER_PLAN_SIDE", 1)
 
 
 @pytest.mark.usefixtures("eager")

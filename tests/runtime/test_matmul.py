@@ -1040,7 +1040,7 @@ def test_a_table_is_refused_before_anything_is_computed(
     table: str, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of A in C's blocks: not where k is longer than n."""
-    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied"))
+    monkeypatch.setattr(NUMPY, "vendor_product", lambda *operands: pytest.fail("NumPy multiplied"))
     for m, k, n in ((7, 9, 5), (301, 305, 201), (9, 41, 40)):
         for stack in ((), (2,)):
             a, b = draw((*stack, m, k)).astype(kind), draw((*stack, k, n)).astype(kind)

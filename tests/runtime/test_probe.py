@@ -31,11 +31,11 @@ TEMPTING = Problem(20000, 20000, 20000)
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """As in a process that has measured nothing."""
-    kept = dict(probe._found)
-    probe._found.clear()
+    kept = dict(probe._measured_calibrations)
+    probe._measured_calibrations.clear()
     yield
-    probe._found.clear()
-    probe._found.update(kept)
+    probe._measured_calibrations.clear()
+    probe._measured_calibrations.update(kept)
 
 
 def rates(flops: float, stream: float) -> Calibration:
@@ -62,7 +62,7 @@ def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: py
         asked.append(dtypes)
         return rates(1e11, 1e10)
 
-    monkeypatch.setattr(probe, "_measure", measure)
+    monkeypatch.setattr(probe, "_measure_calibration", measure)
     first = probe.probed_calibration(2, "float64")
     both = probe.probed_calibration(2, "complex128")
     assert probe.probed_calibration(2, "float64") is first
@@ -75,13 +75,13 @@ def test_calls_that_were_prepared_before_a_measurement_are_prepared_again(
     fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the workspace: the guess decided them."""
-    monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: rates(1e11, 1e10))
+    monkeypatch.setattr(probe, "_measure_calibration", lambda threads, dtypes: rates(1e11, 1e10))
     x = np.ones((200, 200))
     for workspace in (None, 1 << 20):
         constraints = PlanConstraints(workspace=workspace)
         before = prepare_call(NUMPY, x, x, None, constraints)
         assert prepare_call(NUMPY, x, x, None, constraints) is before
-        probe._found.clear()
+        probe._measured_calibrations.clear()
         assert probe.measured_calibration(2, "float64") is None
         found = probe.probed_calibration(2, "float64")
         assert probe.measured_calibration(2, "float64") is found
@@ -122,19 +122,19 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
 
     monkeypatch.setattr(probe, "_measure", fail)
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
-    assert not probe._found, "it is tried again when there is memory"
+    assert not probe._measured_calibrations, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "paused_blas_threads", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
-    assert not probe._found, "it is tried again"
+    assert not probe._measured_calibrations, "it is tried again"
 
 
 def test_three_real_products_must_promise_more(fresh: None) -> None:
     """They lose more at their beginning than the formula knows; the rates are those that were measured once."""
     real, both = (probe.probed_calibration(blas_threads(), dtype) for dtype in ("float64", "complex128"))
-    assert (real.margin, both.margin) == (probe.LEAST_GAIN, probe.LEAST_COMPLEX_GAIN)
+    assert (real.margin, both.margin) == (probe.MIN_PREDICTED_GAIN, probe.MIN_COMPLEX_GAIN)
     assert real.rates == both.rates and both.margin > real.margin
     assert probe.probed_calibration(blas_threads(), "complex128") is both

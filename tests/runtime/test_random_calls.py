@@ -106,7 +106,9 @@ def both_ways(call: Callable[[], Any], explained: Callable[[], Any], plan: str |
     decision = explained()
     assert str(decision)
     if plan is not None and "this plan was passed" in decision.reason:
-        ran = decision.plan.with_conjugation(*decision.plan.conjugates) or decision.plan  # which the call decides
+        ran = (
+            decision.plan.with_conjugation(*decision.plan.conjugated_operands) or decision.plan
+        )  # which the call decides
         assert ran == fmm.Plan.parse(plan)
     return found
 

@@ -46,7 +46,7 @@ def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
     out = fmm.matmul(a, b)
     plans_run.clear()
     monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
-    monkeypatch.setattr("fmm.dispatch.torch_functions", None)  # which takes several times as long
+    monkeypatch.setattr("fmm.dispatch.torch_functions_module", None)  # which takes several times as long
     assert fmm.matmul(a, b, out=out) is out
     same(out, a @ b)
     assert not plans_run
@@ -221,7 +221,7 @@ class TimesItself(torch.nn.Module):  # type: ignore[misc]
 @pytest.fixture
 def no_type_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the first of all products of tensors."""
-    for known in (PLAIN_TYPES, select_library._libraries, detect._kinds):
+    for known in (PLAIN_TYPES, select_library._libraries, detect._kinds_by_class):
         monkeypatch.delitem(known, torch.Tensor, raising=False)
 
 

@@ -124,7 +124,7 @@ def test_a_plan_runs_where_it_pays(batch: tuple[int, ...], monkeypatch: pytest.M
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(plan, problem, "for the test"))
     monkeypatch.setattr(run_host, "run_call", spy)
     for library in (TORCH, TORCH_ON_HOST):
-        monkeypatch.setattr(library, "calls", {})
+        monkeypatch.setattr(library, "cached_calls", {})
     a, b, c = (draw((*batch, 800, 800), "float64") for _ in range(3))
     expected = 2 * a @ b - c
     torch.testing.assert_close(fmm.gemm(a, b, c, alpha=2, beta=-1), expected, rtol=0, atol=1e-9)

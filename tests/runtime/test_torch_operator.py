@@ -80,7 +80,7 @@ def test_where_forward_gradients_are_wanted_the_product_is_torchs(device: str, p
 
 @RULED
 def test_a_compiled_function_has_forward_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "SMALL_WORK", 0)
+    monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", 0)
     a, of_a = drawn(device), drawn(device)
 
     def function(x: Any, tangent: Any) -> Any:
@@ -184,7 +184,7 @@ def test_the_products_of_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones are the operator, small ones torch's own; the backward pass likewise."""
-    monkeypatch.setattr(operator, "SMALL_WORK", N**3)
+    monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", N**3)
     a, small = drawn(device).requires_grad_(), drawn(device, 8, 8)
     graphs: list[Any] = []
 
@@ -216,7 +216,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is asked of it, so that nothing is compiled again for it."""
-    monkeypatch.setattr(operator, "SMALL_WORK", N**3)
+    monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", N**3)
     x, y = drawn(device), drawn(device)
     torch._dynamo.mark_dynamic(x, 0)
     try:
@@ -229,7 +229,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
 
 
 def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "SMALL_WORK", 0)
+    monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", 0)
 
     class Twice(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -241,7 +241,7 @@ def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.Monke
 
 
 def test_mixed_precision_is_torchs_in_a_compiled_function(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "SMALL_WORK", 0)
+    monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", 0)
     x = drawn(device, dtype=torch.float32)
     try:
         compiled = torch.compile(lambda x: fmm.matmul(x, x), backend="aot_eager", fullgraph=True)

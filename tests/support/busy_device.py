@@ -21,7 +21,7 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART, TimedRun
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
 UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
 OVERHEAD = 0.002  # seconds between samples
@@ -103,7 +103,7 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.gpu))
     found = find_certified_entry(problem, limits, tuned)
-    return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
+    return (found or decide_by_model(problem, limits, tuned.trusted_calibration, True, device.identity)).plan
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:
@@ -119,6 +119,6 @@ def random_load(rng: random.Random, seconds: float) -> Load:
     )
 
 
-def random_shapes(rng: random.Random, count: int, largest: int) -> list[Size]:
+def random_shapes(rng: random.Random, count: int, largest: int) -> list[ProductSize]:
     """Sides spread evenly by logarithm."""
     return [(*(round(largest ** rng.uniform(0.72, 1.0)) for _ in range(3)),) for _ in range(count)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import reader, schema
-from fmm.config.schema import Entry, Raw
+from fmm.config.schema import Entry, JsonValue
 from fmm.tuner.devices.device import Effort
 
 SMALL = Effort(seconds=4, most=60, rounds=3, held_out=3, trials=2, enqueued=1, certify=6)
@@ -19,17 +19,17 @@ def entry(size: tuple[int, int, int] = (96, 96, 96), plan: str = "winograd > ven
     return Entry(size, plan, **{**known, "vendor_seconds": 1.1, "noise": 0.01, **more})
 
 
-def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
+def section(*entries: Entry, **more: Any) -> dict[str, JsonValue]:
     """A section in which products are slow and sums cost nothing: the model chooses plans for everything."""
-    free: dict[str, Raw] = {
+    free: dict[str, JsonValue] = {
         **schema.empty_section(VERSIONS),
         "calibration": {"stream": 1e18, "margin": 0.02, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}},
-        "entries": [e.fields | {"size": list(e.size)} for e in entries],
+        "entries": [e.json_fields | {"size": list(e.size)} for e in entries],
     }
     return {**free, **more}
 
 
-def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | None = None) -> Path:
+def write(path: Path, key: str, dtype: str = "float64", found: dict[str, JsonValue] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(reader.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
     return path

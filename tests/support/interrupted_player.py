@@ -49,11 +49,11 @@ def patch() -> None:
         (player, "compile_kernels", lambda device, kernels: None),
         (player, "KernelCall", SizedCall),
         (our_cublas, "load_library", lambda name: functions),
-        (streams, "new_handle", lambda: 78),
+        (streams, "create_handle", lambda: 78),
         (run_device, "chip_of", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "tuned_chip", lambda device: None),  # which no tuning knows
-        (run_device, "MovableGraph", Graph),
+        (run_device, "chip_with_tuned_terms", lambda device: None),  # which no tuning knows
+        (run_device, "UpdatableGraph", Graph),
     ):
         vars(module)[name] = value
 
@@ -97,7 +97,7 @@ def noted(call: Callable[[], Any]) -> list[Note]:
 
 
 def played(made: Any, bases: tuple[int, ...]) -> list[Note]:
-    return noted(partial(made.play, addresses_at(bases), 9))
+    return noted(partial(made.launch_all, addresses_at(bases), 9))
 
 
 def addresses_at(bases: tuple[int, ...]) -> Any:
@@ -107,7 +107,7 @@ def addresses_at(bases: tuple[int, ...]) -> Any:
 
 def is_ahead(made: Any, right: list[Note]) -> int:
     """Return the number of launches that precede everything that may write C."""
-    first = len(made._first)
+    first = len(made._leading_launches)
     assert all(what[0] == "kernel" for what in right[:first])
     for launch in made.launches.launches[:first]:
         assert {slot.base for slot in launch.slots} <= {"A", "B", "W", "flag"}
@@ -130,7 +130,7 @@ def interrupt_player(every: int) -> int:
             while True:
                 turn = (turn + 1) % len(BASES)
                 log.clear()
-                hit = steps.interrupted(partial(made.play, addresses_at(BASES[turn]), 9), step)
+                hit = steps.interrupted(partial(made.launch_all, addresses_at(BASES[turn]), 9), step)
                 found = list(log)
                 whole = found == right[turn]
                 assert whole or (hit and len(found) <= ahead and found == right[turn][: len(found)]), (text, step)
@@ -159,7 +159,7 @@ def interrupt_stack(every: int) -> int:
     noted(lambda: whole.run(*BASES[0], 0))
     a, b, c, w = BASES[0]
     singles = [noted(partial(stack_call(OFFSETS[:1]).run, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
-    ahead = len(next(iter(whole._players.values()))._first)
+    ahead = len(next(iter(whole._players.values()))._leading_launches)
     while True:
         log.clear()
         hit = steps.interrupted(partial(whole.run, *BASES[0]), step)
@@ -188,7 +188,7 @@ class Graph:
     def __init__(self, graph: Any, kernels: Any) -> None:
         self.executable: list[bytes] = [words_at(x.parameters, x.size) for x in kernels]
 
-    def move(self, kernels: Any) -> bool:
+    def update_parameters(self, kernels: Any) -> bool:
         for i, kernel in enumerate(kernels):
             self.executable[i] = words_at(kernel.parameters, kernel.size)
         return True
@@ -225,12 +225,12 @@ def fail_each_call() -> int:
     for text, dtype in LISTS:
         made = player.Player(list_of(text, dtype), 0)
         right = played(made, BASES[0])
-        first = len(made._first)
+        first = len(made._leading_launches)
         for at in range(1, len(right) + 1):
             log.clear()
             fails[:] = [at]
             try:
-                made.play(addresses_at(BASES[0]), 9)
+                made.launch_all(addresses_at(BASES[0]), 9)
             except RuntimeError:
                 count += 1
             else:
@@ -247,13 +247,13 @@ def fail_each_call() -> int:
 class NoVendor:
     """A library whose own product must not be called."""
 
-    def allocate(self, *given: Any) -> tuple[Any, ...]:
+    def allocate_arrays(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
 
     def mark_written(self, out: Any) -> None:
         pass
 
-    def vendor(self, *given: Any) -> None:
+    def vendor_product(self, *given: Any) -> None:
         raise AssertionError("the vendor multiplied")
 
 
@@ -269,7 +269,7 @@ def refuse_candidates() -> int:
         for given in (True, False):
             log.clear()
             try:
-                run_device._run(library, call, None, None, "out", given, 0, 0)
+                run_device._run_on_stream(library, call, None, None, "out", given, 0, 0)
             except PlanError as error:
                 assert "there is no lt7" in str(error)
             else:

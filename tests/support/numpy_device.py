@@ -157,11 +157,11 @@ class Player:
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches = launches
 
-    def play(self, addresses: Any, stream: int, counters: Any = None, scratch: int = 0) -> None:
+    def launch_all(self, addresses: Any, stream: int, counters: Any = None, scratch: int = 0) -> None:
         for launch in self.launches.launches:
             note(launch.kernel)
         problem = self.launches.problem
-        shapes = zip(addresses[:3], problem.shapes, problem.layouts, strict=True)
+        shapes = zip(addresses[:3], problem.matrix_shapes, problem.layouts, strict=True)
         a, b, c = (_matrix(address, shape, layout, problem.dtype) for address, shape, layout in shapes)
         with np.errstate(all="ignore"):
             found = problem.alpha * (_wide(a) @ _wide(b))
@@ -224,17 +224,17 @@ def install() -> None:
 
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
-    vars(device_backend)["player_of"] = Player
+    vars(device_backend)["cached_player"] = Player
     vars(device_backend)["compile_kernels"] = note_all
-    device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
+    device_backend.DeviceBackend._capture_graph = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
 
 
 def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
-    from fmm.runtime.device_backend import Graph
+    from fmm.runtime.device_backend import CapturedGraph
 
     player = self.player(launches, addresses)
-    return Graph(SimpleNamespace(launch=lambda stream=None: player.play(addresses, 0)), None)
+    return CapturedGraph(SimpleNamespace(launch=lambda stream=None: player.launch_all(addresses, 0)), None)
 
 
 install()

@@ -12,12 +12,17 @@ from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.ops import GemmOp
-from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_norm, read_type_cpp, residue_split_launch
-from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_integer_launch, join_launch, residue_op
+from fmm.kernels.cuda.products.residue_planes import (
+    ResidueOperand,
+    max_scaled_norm,
+    operand_type_cpp,
+    residue_split_launch,
+)
+from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, integer_join_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Layout, Problem
 from tests.support.residues_on_host import exponents, multiplied, play
 
@@ -72,7 +77,7 @@ def product_on_host(
         inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
         inside[...] = x
         whole.append((memory, inside))
-    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
+    work = aligned_memory(plan_workspace_bytes(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
     everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
     flag = any([all_launches(op, arrays, everything, aligned) for op in ops])
@@ -88,19 +93,19 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
     where lines allow it. Is the flag raised?"""
     bases = {name: x.ctypes.data for name, x in memory.items()}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
-    for side in op.sides:
+    for side in op.operands:
         measured(side, arrays, memory)
     first, kind = 0, DTYPES[op.dtype]
-    for chosen in op.groups:
+    for chosen in op.modulus_groups:
         play(
-            residue_split_launch(op.sides, op.dtype, (aligned, aligned), chosen),
-            f"fmm::residues::Split<{read_type_cpp(op.dtype)}>",
+            residue_split_launch(op.operands, op.dtype, (aligned, aligned), chosen),
+            f"fmm::residues::Split<{operand_type_cpp(op.dtype)}>",
             bases,
         )
         multiplied(op, first, chosen, memory)
         first += len(chosen)
     if kind.exact and not op.writes_c:
-        play(join_integer_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
+        play(integer_join_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
     elif not kind.exact:
         play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])
@@ -114,7 +119,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
     steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)
     begin, shape = x[side.source.offset // x.itemsize :], (side.lines, g.k)
     lines = as_strided(begin, shape, [x.itemsize * step for step in steps])
-    top = max_norm(g.moduli, g.k)
+    top = max_scaled_norm(g.moduli, g.k)
     if not DTYPES[x.dtype.name].exact:
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
         there.view(np.int32)[:] = exponents(lines, top)
@@ -127,7 +132,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
     """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
     k = a.shape[1]
-    e, f = (exponents(x, max_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
+    e, f = (exponents(x, max_scaled_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
     x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
     y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
     return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f

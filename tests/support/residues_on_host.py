@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import header_text, inline_headers
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
-from fmm.kernels.cuda.products.residue_planes import modulus_bytes
+from fmm.kernels.cuda.products.residue_planes import pack_modulus
 from fmm.kernels.cuda.products.residues import ResidueOp
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
@@ -129,7 +129,7 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
     x, to = np.ascontiguousarray(x), np.empty(x.shape, np.int8)
     room = np.empty(64, np.uint8)
     begin = -room.ctypes.data % 16
-    room[begin : begin + 32] = np.frombuffer(modulus_bytes(p), np.uint8)
+    room[begin : begin + 32] = np.frombuffer(pack_modulus(p), np.uint8)
     function = parts().reduce if x.dtype == np.int32 else parts().raised
     function(ctypes.c_void_p(room.ctypes.data + begin), _pointer(x), ctypes.c_longlong(x.size), _pointer(to))
     return to
@@ -159,7 +159,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
     """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for the moduli behind the
     first.
     Numbers behind the ends of lines read as zero and are not written."""
-    left, right, to = op.product(first, len(chosen)).maps
+    left, right, to = op.plane_product_op(first, len(chosen)).maps
     a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
     inner = max(a.shape[2], b.shape[2])
     a, b = (
@@ -167,7 +167,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
         for x, lines in ((a, to.lines), (b, to.length))
     )
     for layer in range(to.layers):
-        p = chosen[layer // op.geometry.products]
+        p = chosen[layer // op.geometry.plane_product_count]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
         if op.lower_only:  # tiles above the diagonal keep what was there
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99

@@ -62,7 +62,7 @@ from fmm.kernels.cuda.launch import cublas, kernel_call, player, streams  # noqa
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import devices, run_device  # noqa: E402
 from fmm.runtime.decisions.limits import GramKey  # noqa: E402
-from fmm.runtime.gram import TRIANGLES, _prepare_recurring  # noqa: E402
+from fmm.runtime.gram import TRIANGLES, _prepare_recurring_gram  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402
 
@@ -74,7 +74,7 @@ def patch() -> None:
         (kernel_call, "compile_kernel", lambda device, kernel: LoadedKernel(1, None)),
         (player, "compile_kernels", lambda device, kernels: None),
         (cublas, "load_library", lambda name: functions),
-        (streams, "new_handle", lambda: 78),
+        (streams, "create_handle", lambda: 78),
         (devices, "cuda_device", lambda index: H200),
         (run_device, "chip_of", lambda device: H200.chip),
         (run_device, "cuda_device", lambda device: H200),
@@ -114,7 +114,7 @@ def recurring_complex() -> dict[str, int]:
         x = cupy.ndarray(np.zeros((60, 40), "complex64", order=order))  # type: ignore[call-overload]
         keys = [GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES]
         places = [drawn(*(60 if key.rows else 40,) * 2, dtype="complex64") for key in keys]
-        prepared = [_prepare_recurring(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
+        prepared = [_prepare_recurring_gram(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
         found[order] = sum(call.plan is not None for call in prepared)
     return found
 
@@ -124,13 +124,13 @@ def by_alignment() -> list[tuple[int, ...]]:
     elsewhere, and the first again."""
     usual = drawn(64, 64)
     moved = cupy.ndarray(np.zeros(64 * 64 + 1, np.float32)[1:].reshape(64, 64))
-    play = player.Player.play
+    play = player.Player.launch_all
 
     def noted(self: Any, *given: Any) -> None:
         alignments.append(self.launches.alignment)
         play(self, *given)
 
-    vars(player)["Player"].play = noted
+    vars(player)["Player"].launch_all = noted
     for x in (usual, usual, moved, usual):
         fmm.gram(x, rows=True)
     return alignments

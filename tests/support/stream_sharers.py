@@ -199,7 +199,7 @@ def launch_graph(executable: int, stream: int) -> None:
 
 
 def kernel_type(handle: Any, kind: Any) -> int:
-    kind._obj.value = graphs.KERNEL_NODE
+    kind._obj.value = graphs.KERNEL_NODE_TYPE
     return 0
 
 
@@ -211,15 +211,15 @@ def patch() -> None:
     cupy.cuda.Stream, cupy.cuda.alloc_pinned_memory, cupy.cuda.Device = Stream, PinnedMemory, nullcontext
     driver = graphs._DriverFunctions(list_nodes, kernel_type, read_node, write_node)
     for module, name, value in (
-        (compiler, "_load", load),
+        (compiler, "_load_kernel", load),
         (kernel_call, "launch_kernel", launch_kernel),
         (player, "KernelCall", SizedCall),
         (cublas, "load_library", lambda name: functions),
-        (streams, "new_handle", lambda: 78),
-        (graphs, "_driver_calls", lambda: driver),
+        (streams, "create_handle", lambda: 78),
+        (graphs, "_driver_functions", lambda: driver),
         (run_device, "chip_of", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "tuned_chip", lambda device: None),
+        (run_device, "chip_with_tuned_terms", lambda device: None),
     ):
         vars(module)[name] = value
 
@@ -247,7 +247,7 @@ def multiply(call: Any, address: int) -> Kernels:
     library: Any = Operands()
     before = len(launched)
     a, b, c = address, address + (1 << 30), address + (2 << 30)
-    run_device._run(library, call, a, b, c, True, 0, STREAM)
+    run_device._run_on_stream(library, call, a, b, c, True, 0, STREAM)
     own = [kernels for thread, kernels in launched[before:] if thread == threading.get_ident()]
     return tuple(kernel for kernels in own for kernel in kernels)
 
@@ -320,7 +320,7 @@ def check_interleaved_moves() -> None:
 
 def check_code_of_launches() -> None:
     """Code stays loaded while launches use it, however many other kernels are compiled."""
-    compiler.MAX_LOADED = 1
+    compiler.MAX_LOADED_KERNELS = 1
     calls = [prepared_call(text, side) for text in PLANS for side in (512, 768)]
 
     def work() -> None:
@@ -329,7 +329,7 @@ def check_code_of_launches() -> None:
                 multiply_until_replayed(call, ADDRESSES[:2], 2)
 
     at_once([work])
-    assert len(compiler._loaded) == 1
+    assert len(compiler._loaded_kernels) == 1
 
 
 def check_one_compilation() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.products.simt_kernel import Access, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_kernel import MemoryAccess, TileKernel, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_words
 from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, told_words
@@ -41,13 +41,13 @@ def tiled_library(text: str) -> Any:
 
 
 @cache
-def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
-    counts = ", ".join(map(str, (*made.operands, made.products)))
+def compiled_for_the_host(made: TileKernel, access: MemoryAccess) -> Any:
+    counts = ", ".join(map(str, (*made.block_counts, made.products)))
     params = f"fmm::Parameters<Number, {counts}>"
     params = f"fmm::Again<{params}>" if made.flag == "obeys" else params
-    driver = DRIVER.format(params=params, threads=made.strategy.threads, entry=ENTRY_NAME)
-    assert made.shared <= SHARED_BYTES
-    return tiled_library(simt_source(made, access) + driver)
+    driver = DRIVER.format(params=params, threads=made.strategy.thread_count, entry=ENTRY_NAME)
+    assert made.shared_bytes <= SHARED_BYTES
+    return tiled_library(simt_kernel_source(made, access) + driver)
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
@@ -58,4 +58,4 @@ def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
 def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the parameters of a launch with the addresses filled in."""
     slots = [(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
-    return told_words(op.parameters, slots, memory)
+    return told_words(op.parameter_bytes, slots, memory)

@@ -11,7 +11,7 @@ from fmm.kernels.cuda.launch_list import TensorMap
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, rows_are_aligned, tma_op, tma_source
+from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, has_tma_alignment, tma_kernel_source, tma_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -29,7 +29,7 @@ def launch_of(plan: str, problem: Problem, s: TileSizes, multiprocessors: int = 
     (op,) = tape.ops
     tiled = tiled_product(op, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | TileGroup)
-    assert rows_are_aligned(tiled)
+    assert has_tma_alignment(tiled)
     made = tma_op(tiled, s, multiprocessors)
     assert made is not None
     return made
@@ -37,7 +37,7 @@ def launch_of(plan: str, problem: Problem, s: TileSizes, multiprocessors: int = 
 
 def for_the_host(kernel: TmaKernel, host: str, gates: str) -> str:
     """Return the kernel's source with host functions in place of ptx_tma.cuh."""
-    text, engine = tma_source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
+    text, engine = tma_kernel_source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
     assert text.count(engine) == 1
     return header("language.h") + host + text.replace(engine, header("tma_copies.h") + gates)
 

@@ -61,17 +61,17 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     monkeypatch.setattr(
         prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test")
     )
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 0)
     for name in ("is_small_on_host", "are_small_matrices"):
         monkeypatch.setattr(f"fmm.runtime.gemm.{name}", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
+        library.cached_calls.clear()
     yield run
     for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
+        library.cached_calls.clear()
 
 
 @contextmanager

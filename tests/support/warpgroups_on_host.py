@@ -12,7 +12,7 @@ import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, header_text
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
-from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
+from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.host_launch import launch_words, told_words
 from tests.support.tiled_on_host import scheduler
@@ -131,7 +131,7 @@ def play(launch: Launch, memory: Mapping[str, Array]) -> None:
 
 def described(x: TensorMap, start: int) -> list[int]:
     """Return the words of Map in host_cuda/warpgroups.h."""
-    assert x.swizzle == LINE_BYTES
-    item = LINE_BYTES // x.box[0]  # boxes are as wide as lines of shared memory
+    assert x.swizzle == TILE_LINE_BYTES
+    item = TILE_LINE_BYTES // x.box[0]  # boxes are as wide as lines of shared memory
     lines = x.length * item, x.lines, x.layers, x.leading * item, x.layer * item
     return [start + x.piece.offset, *lines, x.box[0] * item, x.box[1], item, REDUCED[x.dtype]]

@@ -1,12 +1,13 @@
 """Step tables: sequences of block operations, in the order printed in papers, as data.
 
-A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`, on blocks of A, B and C (A11, A12 and so on) and
-on the temporaries that the table declares. step_tables/kernels.txt defines each kernel: an optional product, and
-assignments. Two optional lines of a table are `fringe unequal` (the table is correct if blocks differ by a row or
-column; otherwise blocks are padded) and `consider`. When a step table is read, it is proved to compute AB on blocks of
-equal size. Correctness on unequal blocks is proved by the tests for shipped tables, and at first use for a user's
-table. Lowering determines the sizes of a table's blocks; the walk, the cost model and the symbolic proof use the
-lowered steps.
+A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
+and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
+product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
+with `fringe unequal` is correct if blocks differ by one row or column. Other tables run on padded blocks.
+
+Reading a step table proves that the table computes A B on blocks of equal size. For unequal blocks, the tests prove the
+shipped tables, and the first use proves a user's table. Lowering computes the sizes of a table's blocks. The walk, the
+cost model and the symbolic proof use the lowered steps.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
-# spends time on the proof.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that a user's process
+# spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
-PRODUCT_SYMBOL = "*"  # symbol that stands for a kernel's product in the kernel's assignments
+PRODUCT_SYMBOL = "*"  # the name of a kernel's product in the kernel's assignments
 TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
 class StepTableError(ValueError):
-    """Error: a step table or a kernel is unknown, malformed or wrong."""
+    """An error: a step table or a kernel of a table is unknown, malformed or wrong."""
 
 
 # ---- kernels
@@ -51,12 +52,12 @@ class TableKernel:
     assignments: tuple[TableAssignment, ...]
 
     @property
-    def writes(self) -> tuple[str, ...]:
+    def written_blocks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(target for target, _ in self.assignments))
 
     @cached_property
-    def reads(self) -> tuple[str, ...]:
-        """Formal blocks with an old value that the assignments read (operands of the product do not count)."""
+    def read_blocks(self) -> tuple[str, ...]:
+        """Return the formal blocks whose old values the assignments read. Operands of the product do not count."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -65,26 +66,26 @@ class TableKernel:
         return tuple(seen)
 
     @cached_property
-    def program(self) -> AdditionProgram:
-        """The assignments as an addition program with inputs `sources` and outputs `writes`."""
-        values = {name: i for i, name in enumerate(self.sources)}
+    def addition_program(self) -> AdditionProgram:
+        """Return the assignments as an addition program, with inputs `program_inputs` and outputs `written_blocks`."""
+        values = {name: i for i, name in enumerate(self.program_inputs)}
         lines: list[tuple[tuple[Coefficient, int], ...]] = []
         for target, terms in self.assignments:
             if len(terms) == 1 and terms[0][0] == 1:
                 values[target] = values[terms[0][1]]
                 continue
             lines.append(tuple((c, values[s]) for c, s in terms))
-            values[target] = len(self.sources) + len(lines) - 1
-        return AdditionProgram(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
+            values[target] = len(self.program_inputs) + len(lines) - 1
+        return AdditionProgram(len(self.program_inputs), tuple(lines), tuple(values[w] for w in self.written_blocks))
 
     @cached_property
     def write_dependencies(self) -> tuple[tuple[int, ...], ...]:
-        """For each block in `writes`, the indices of the `sources` that its new value depends on."""
-        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
+        """Return, for each written block, the indices of the program inputs that determine the block's new value."""
+        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.addition_program.coefficient_matrix())
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        return ((PRODUCT_SYMBOL,) if self.product else ()) + self.reads
+    def program_inputs(self) -> tuple[str, ...]:
+        return ((PRODUCT_SYMBOL,) if self.product else ()) + self.read_blocks
 
 
 _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
@@ -93,15 +94,15 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, TableKernel]:
-    """Return the kernels of step_tables/kernels.txt by name."""
-    lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.text(KERNELS_FILE).splitlines())
+    """Return a dict from names to the kernels of step_tables/kernels.txt."""
+    lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.read_text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_table_kernel, filter(None, lines))}
 
 
 def parse_table_kernel(line: str) -> TableKernel:
     """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
-    A product that occurs in several assignments is computed only once.
+    If a product occurs in several assignments, the kernel computes the product once.
     """
     head, _, body = line.partition(":")
     call = _CALL_PATTERN.fullmatch(head.strip())
@@ -139,30 +140,30 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 
 
 @dataclass(frozen=True)
-class Step:
-    """One call of a kernel, with the blocks or temporaries that replace the kernel's formal blocks."""
+class TableStep:
+    """One call of a table's kernel. `places` are the blocks or temporaries that replace the kernel's formal blocks."""
 
     kernel: TableKernel
     places: tuple[str, ...]
 
     @cached_property
     def blocks_by_formal(self) -> dict[str, str]:
-        """A dict: formal block of the kernel -> block or temporary of this call."""
+        """Return a dict from the kernel's formal blocks to the blocks or temporaries of this call."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def read_blocks(self) -> tuple[str, ...]:
         operands = self.kernel.product or ()
-        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.reads)))
+        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.read_blocks)))
 
     @property
-    def writes(self) -> tuple[str, ...]:
-        return tuple(self.blocks_by_formal[f] for f in self.kernel.writes)
+    def written_blocks(self) -> tuple[str, ...]:
+        return tuple(self.blocks_by_formal[f] for f in self.kernel.written_blocks)
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """The operands of the step's product that the step also writes, which is an error on any device."""
-        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.writes)))
+        """Return the operands of the step's product that the step also writes. A table with such a step is wrong."""
+        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.written_blocks)))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -176,25 +177,25 @@ class StepTable:
     source: str
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TableStep, ...]
     fringe: str = "pad"  # the declared word, one of FRINGE_KINDS
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
 
     @cached_property
-    def products(self) -> int:
+    def product_count(self) -> int:
         return sum(1 for step in self.steps if step.kernel.product)
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """The number of calls of each kernel, in the order of first calls."""
+        """Return a dict from names of kernels to their numbers of calls, in the order of first calls."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
         return counts
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return the table in its text form."""
         head = [f"name    {self.name}", f"source  {self.source}", f"size    {' '.join(map(str, self.size))}"]
         head += [f"temps   {' '.join(self.temporaries)}", f"fringe  {self.fringe}", ""]
@@ -205,7 +206,7 @@ REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe",
 
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
-    """Return the step table of a text; raise StepTableError with the file and the line of an error."""
+    """Return the step table of a text; raise StepTableError with the file and the line of a defect."""
     head, calls = parse_table_lines(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
     steps = tuple(map(step_from_call, calls))
     fringe = head.get("fringe", "pad")
@@ -228,11 +229,11 @@ class TableKernelCall(NamedTuple):
 
     name: str
     places: tuple[str, ...]
-    where: str  # the file and the line, for error messages
+    where: str  # the file and the line, for messages of errors
 
 
 class ParsedTable(NamedTuple):
-    """The parsed lines of a table: head words with their values, and calls in order."""
+    """The parsed lines of a table: a dict from words of the head to values, and the calls of kernels in order."""
 
     head: Mapping[str, str]
     calls: tuple[TableKernelCall, ...]
@@ -241,7 +242,7 @@ class ParsedTable(NamedTuple):
 def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The head must contain `words`, and may contain the words `more`.
+    The head must contain all `words`, and may contain words of `more`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []
@@ -260,15 +261,15 @@ def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequen
     return ParsedTable(head, tuple(calls))
 
 
-def step_from_call(call: TableKernelCall) -> Step:
-    """Return the step of a call; raise StepTableError for an unknown kernel or a wrong number of blocks."""
+def step_from_call(call: TableKernelCall) -> TableStep:
+    """Return the step of a call; raise StepTableError if the kernel is unknown or the number of blocks is wrong."""
     kernels = kernel_table()
     if call.name not in kernels:
         raise StepTableError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
     kernel = kernels[call.name]
     if len(call.places) != len(kernel.formals):
         raise StepTableError(f"{call.where}: {call.name} takes {len(kernel.formals)} places, not {len(call.places)}")
-    return Step(kernel, call.places)
+    return TableStep(kernel, call.places)
 
 
 def _check_places(table: StepTable, origin: str) -> None:
@@ -282,21 +283,21 @@ def _check_places(table: StepTable, origin: str) -> None:
     written = set(inputs)
     for step in table.steps:
         _check_step(step, blocks | set(table.temporaries), inputs, written, f"{origin}: {step}")
-        written |= set(step.writes)
+        written |= set(step.written_blocks)
     if unused := [t for t in table.temporaries if t not in written]:
         raise StepTableError(f"{origin}: declares {', '.join(unused)} but does not use it")
     if unwritten := sorted(b for b in blocks if b not in written):
         raise StepTableError(f"{origin}: never writes {', '.join(unwritten)}")
 
 
-def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
+def _check_step(step: TableStep, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
     if unknown := [p for p in step.places if p not in declared]:
         raise StepTableError(f"{where}: undeclared {', '.join(unknown)}")
-    if stale := [p for p in step.reads if p not in written]:
+    if stale := [p for p in step.read_blocks if p not in written]:
         raise StepTableError(f"{where}: reads {', '.join(stale)} before it is written")
-    if spoiled := [p for p in step.writes if p in inputs]:
+    if spoiled := [p for p in step.written_blocks if p in inputs]:
         raise StepTableError(f"{where}: writes the input {', '.join(spoiled)}")
-    if len(set(step.writes)) < len(step.writes):
+    if len(set(step.written_blocks)) < len(step.written_blocks):
         raise StepTableError(f"{where}: writes one place twice")
     if step.overwritten_operands:
         raise StepTableError(
@@ -306,27 +307,28 @@ def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[s
 
 # ---- the bilinear algorithm of a step table
 
-# a linear combination of blocks of A, blocks of B or products: name -> coefficient
+# A linear combination of blocks of A, of blocks of B, or of products: a dict from names to coefficients.
 BlockCombination = Mapping[str, Fraction]
 
 
 @lru_cache(maxsize=64)
 def table_scheme(table: StepTable) -> Scheme:
-    """Return the scheme that a step table computes, derived by executing the steps on formal linear combinations."""
+    """Return the scheme that a step table computes. The steps are executed on linear combinations of block names."""
     m, k, n = table.size
     grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
     a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
     held: dict[str, BlockCombination] = {name: {name: Fraction(1)} for name in (*a, *b)}
     products: list[tuple[BlockCombination, BlockCombination]] = []
     for step in table.steps:
-        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.reads]
+        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
         if step.kernel.product:
             left, right = (held[step.blocks_by_formal[f]] for f in step.kernel.product)
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
-        rows = step.kernel.program.matrix()
+        rows = step.kernel.addition_program.coefficient_matrix()
         held |= {
-            place: _combine_terms(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)
+            place: _combine_terms(zip(row, sources, strict=True))
+            for place, row in zip(step.written_blocks, rows, strict=True)
         }
     u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
     numbers = [f"M{p}" for p in range(1, len(products) + 1)]
@@ -346,33 +348,33 @@ def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCom
 
 
 def register_step_table(text: str) -> StepTable:
-    """Register the step table of this text for use in plans; raise StepTableError if it does not compute AB."""
+    """Register the step table of this text for use in plans; raise StepTableError if the table does not compute AB."""
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepTableError(f"there is a step table {table.name!r} already")
-    STEP_TABLE_FILES.add(table.name, text)
+    STEP_TABLE_FILES.register_text(table.name, text)
     return table
 
 
 def unregister_step_table(name: str) -> None:
     """Remove a step table that a user registered."""
-    STEP_TABLE_FILES.remove(name)
+    STEP_TABLE_FILES.unregister_text(name)
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
-    """Return the names of all step tables: shipped files and registered tables."""
-    return tuple(sorted(STEP_TABLE_FILES.names()))
+    """Return the names of all step tables: of shipped files and of registered texts."""
+    return tuple(sorted(STEP_TABLE_FILES.algorithm_names()))
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
 def step_table(name: str) -> StepTable:
-    """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
+    """Return the step table of this name, proved to compute AB on blocks of equal size."""
     if name not in step_table_names():
         raise StepTableError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse_step_table(STEP_TABLE_FILES.text(name), f"{name}.txt")
+    table = parse_step_table(STEP_TABLE_FILES.read_text(name), f"{name}.txt")
     if table.name != name:
         raise StepTableError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _require_proof(table, f"{name}.txt")
@@ -385,7 +387,7 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the table is a candidate); skip files with an invalid line `consider`."""
+    """Yield (name, forms of plans in which the table is a candidate). Skip files with an invalid line `consider`."""
     for name in step_table_names():
-        if (forms := STEP_TABLE_FILES.forms(name)) is not None:
+        if (forms := STEP_TABLE_FILES.plan_forms(name)) is not None:
             yield name, forms

@@ -78,8 +78,8 @@ def describe_digits(dtype: str, k: int) -> str:
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
     digits, _ = safe_digit_products(bits, k)
-    most = "at most " if digits.count > 1 else ""
-    fewer = ", fewer where the numbers are smaller" if digits.count > 1 else ""
+    most = "at most " if digits.product_count > 1 else ""
+    fewer = ", fewer where the numbers are smaller" if digits.product_count > 1 else ""
     return f"exact: {dtype} by {most}{digits}{fewer}"
 
 
@@ -205,7 +205,7 @@ def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")
         return
-    kind, planes, (*low, top) = x.dtype.type, dict(zip(cut.order, outs, strict=True)), cut.offsets
+    kind, planes, (*low, top) = x.dtype.type, dict(zip(cut.order, outs, strict=True)), cut.digit_offsets
     halves = [1 << (width - 1) for width in cut.widths]
     moved = np.add(x, kind(sum(half << offset for half, offset in zip(halves, low, strict=True))))
     field = np.empty_like(moved)

@@ -23,7 +23,7 @@ _PART_ATTRIBUTES = {"re": "real", "im": "imag", "transpose": "T"}  # attributes 
 class Workspace(Protocol):
     """Memory for temporaries, allocated like a stack."""
 
-    used: int
+    used_bytes: int
 
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
     def free_temporaries_since(self, mark: int) -> None: ...
@@ -75,8 +75,8 @@ class ArrayMachine(DefaultMachine):
     has_updating_leaves: bool = False
 
     @property
-    def used(self) -> int:
-        return self.workspace.used
+    def used_bytes(self) -> int:
+        return self.workspace.used_bytes
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
         return self.workspace.allocate(rows, cols, fortran, dtype)
@@ -107,7 +107,7 @@ class ArrayMachine(DefaultMachine):
     def _multiply_with_scratch(self, backend: NumpyBackend, leaf: str, triple: ProductMatrices) -> None:
         """Multiply by a leaf that uses scratch memory."""
         left, right, dest = triple
-        (m, k), n, mark = left.shape, right.shape[1], self.used
+        (m, k), n, mark = left.shape, right.shape[1], self.used_bytes
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.take_bytes(needed))

@@ -31,31 +31,31 @@ class Arena:
 
     def __init__(self, memory: Array, dtype: np.dtype[Any]) -> None:
         self.memory, self.dtype = memory, dtype
-        self.used = self.peak = 0
+        self.used_bytes = self.peak = 0
 
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         """Return an uninitialised rows x cols array, column-major if `fortran`; `dtype` names another type."""
         if fortran:
             return self.allocate(cols, rows, dtype=dtype).T
         kind = np.dtype(dtype) if dtype else self.dtype
-        start, item = self.used, kind.itemsize
-        self.used += temporary_bytes(rows, cols, item)
-        self.peak = max(self.peak, self.used)
-        assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
+        start, item = self.used_bytes, kind.itemsize
+        self.used_bytes += temporary_bytes(rows, cols, item)
+        self.peak = max(self.peak, self.used_bytes)
+        assert self.used_bytes <= self.memory.nbytes, "the plan's workspace was counted too small"
         stride = leading_dimension(cols, item)
         flat = self.memory[start : start + rows * stride * item].view(kind)
         return flat.reshape(rows, stride)[:, :cols]
 
     def take_bytes(self, nbytes: int) -> Array:
         """Return `nbytes` bytes that start on a cache line."""
-        start, self.used = self.used, self.used + -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
-        self.peak = max(self.peak, self.used)
-        assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
+        start, self.used_bytes = self.used_bytes, self.used_bytes + -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        self.peak = max(self.peak, self.used_bytes)
+        assert self.used_bytes <= self.memory.nbytes, "the plan's workspace was counted too small"
         return self.memory[start : start + nbytes]
 
     def free_temporaries_since(self, mark: int) -> None:
         """Free everything taken since `used` was `mark`."""
-        self.used = mark
+        self.used_bytes = mark
 
 
 __all__ = ["dot", "inner", "matmul"]

@@ -87,7 +87,7 @@ class NumpyBackend:
             wanted = tuple(_covers_window(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            schedule = schedule_calls(step.program, present, wanted, step.aliases)
+            schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(schedule, slots, window)
             panels = _cache_panels(window, slots)

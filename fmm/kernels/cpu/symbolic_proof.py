@@ -77,7 +77,7 @@ def _as_polynomial(x: object) -> Polynomial:
 class _SymbolicArena:
     """A workspace in which every temporary is new and holds None."""
 
-    used = 0
+    used_bytes = 0
 
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         return np.full((rows, cols), None, dtype=object)
@@ -131,6 +131,6 @@ def prove_fringe(table: str) -> str:
     if is_right_with_unequal_blocks(table):
         return "unequal"
     plan = Plan((scheme_level(table, "sequential", "pad"),))
-    if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").size])) is not None:
+    if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").block_grid])) is not None:
         raise PlanError(f"the step table {table} does not compute AB: {found}")
     return "pad"

@@ -1,7 +1,7 @@
 """The launch list of a plan on one chip: launches of fmm's kernels and calls of the vendor's library, in order.
 
-All sizes and temporaries are fixed when a plan is recorded, so an address is a base (A, B, C or the workspace) plus
-an offset. A launch list is recorded once for a problem and then played: playing decides nothing.
+All sizes and temporaries are fixed when a plan is recorded. An address is a base (A, B, C or the workspace) plus an
+offset in bytes. A launch list is recorded once for a problem and played for each call. The player decides nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# Bases of the addresses in a launch's parameters: the operands and the workspace, the flag that is up if C has an inf
-# or NaN, the host's count of recomputed products, and a launch's own counters. One more base is ADDEND, for an
-# addend that C does not hold; it is aligned as C is.
+# An address in a launch's parameters counts from one of these bases: A, B, C or the workspace ("W"); the flag that
+# kernels raise for an inf or NaN in C; the host's count of recomputed products; the counters of one launch. ADDEND is
+# one more base, for an addend outside C.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
-TENSOR_MAP_BYTES = 128  # bytes of a CUtensorMap
+TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
 
 
@@ -33,56 +33,60 @@ TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel to compile. `generate(*source_arguments)` writes its whole CUDA source when the source is needed.
+    """A CUDA kernel to compile.
 
-    Equal kernels are compiled once.
+    `generate(*source_arguments)` returns the complete CUDA source. Equal kernels are compiled once.
     """
 
     generate: Callable[..., str]
     source_arguments: tuple[Hashable, ...]
     entry: str  # name of the __global__ function
     threads: int  # threads of a thread block
-    shared: int = 0  # bytes of dynamic shared memory
+    shared: int = 0  # bytes of dynamic shared memory of a thread block
     options: tuple[str, ...] = STANDARD_OPTIONS
-    architecture: str = ""  # target such as sm_90a for architecture-specific instructions; empty for portable code
+    architecture: str = ""  # compiler target with architecture-specific instructions (sm_90a); empty for portable code
 
     @property
     def cuda_source(self) -> str:
+        """The complete CUDA source of the kernel."""
         return self.generate(*self.source_arguments)
 
     @property
     def description(self) -> Any:
-        """The first source argument: the description of the kernel."""
+        """The first source argument, which describes the kernel: a `TileKernel`, for example."""
         return self.source_arguments[0]
 
 
 class AddressSlot(NamedTuple):
-    """A word of a launch's parameters that holds an address: a base plus an offset in bytes."""
+    """An 8-byte word of a launch's parameters that holds an address: a base plus an offset in bytes."""
 
-    word: int  # index of the 8-byte word
+    word: int  # index of the 8-byte word in the parameters
     base: str
     offset: int = 0
 
 
 class TensorMap(NamedTuple):
-    """A tensor map for the copy engine (TMA), without its address: lines of `length` numbers, read in boxes."""
+    """A tensor map of the copy engine (TMA) without an address.
+
+    A matrix has `lines` lines of `length` numbers; a copy reads one box of the matrix.
+    """
 
     piece: BlockTerm
     dtype: str
     length: int
     lines: int
-    layers: int  # number of equal blocks in a batch
+    layers: int  # number of matrices in a batch
     leading: int  # elements from one line to the next
-    layer: int  # elements from one block of the batch to the next
-    box: tuple[int, int]  # box of a tile: numbers along a line, and number of lines
-    swizzle: int  # bytes of the swizzle pattern that spreads 16-byte chunks over the banks; 0: none
+    layer: int  # elements from one matrix of a batch to the next
+    box: tuple[int, int]  # size of a copied box: numbers along a line, and number of lines
+    swizzle: int  # bytes of the swizzle pattern that spreads 16-byte chunks over the banks; 0: no swizzle
 
 
 # ---- steps
 
 
 class StreamSync(Enum):
-    """Where streams wait: at FORK all others wait for the first, at JOIN the first waits for all others."""
+    """A synchronization of streams: at FORK all streams wait for stream 0; at JOIN stream 0 waits for all streams."""
 
     FORK = "fork"
     JOIN = "join"
@@ -93,24 +97,24 @@ LaunchPurpose = Literal["sums", "product", "recompute"]
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One kernel launch that is complete except for addresses."""
+    """One kernel launch with all parameters except addresses."""
 
     does: LaunchPurpose
-    label: str  # text for `explain`: the kernel, and its use
+    label: str  # text that `explain` prints: the kernel and its purpose
     kernel: Kernel
     grid: tuple[int, int, int]
     parameters: bytes  # the kernel's parameter struct, in which every address and tensor map is zero
     slots: tuple[AddressSlot, ...]
-    # tensor maps, each with the index of the parameter word at which it begins
+    # pairs: the index of the parameter word at which a tensor map begins, and the tensor map
     maps: tuple[tuple[int, TensorMap], ...] = ()
-    counters: int = 0  # 4-byte counters that the kernel uses; they are zero before and after the launch
+    counters: int = 0  # number of 4-byte counters that the kernel uses; they are zero before and after the launch
     overlaps: bool = False  # True if the launch may start before the previous launch has ended
     aligned: bool = True  # True if the kernel reads and writes 16 bytes at a time
 
 
 @dataclass(frozen=True, eq=False)
 class VendorCall:
-    """A product by the vendor's library."""
+    """One call of the vendor's library: a GEMM or a rank update."""
 
     op: GemmOp | RankOp
     label: str
@@ -136,40 +140,43 @@ class LaunchList:
 
     @cached_property
     def stream_count(self) -> int:
+        """The number of streams that the steps use."""
         return max(self.streams, default=0) + 1
 
     @cached_property
     def vendor_stream_count(self) -> int:
-        """The number of streams, counted from the first, that need a cuBLAS handle."""
+        """The number of streams that need a cuBLAS handle: stream 0 up to the last stream with a vendor call."""
         pairs = zip(self.steps, self.streams, strict=True)
         return max((stream for step, stream in pairs if isinstance(step, VendorCall)), default=-1) + 1
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
+        """The kernel launches among the steps, without vendor calls."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
 
     @cached_property
     def vendor_bases(self) -> tuple[int, ...]:
-        """Indices of the bases that vendor calls read or write.
+        """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
-        A captured graph keeps the addresses of these bases, since the vendor's kernel parameters cannot be changed.
+        A captured CUDA graph is valid only for fixed addresses of these bases: the parameters of the vendor's kernels
+        cannot be changed.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
-        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.pieces}))
+        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))
 
     @cached_property
     def needs_tf32_mode(self) -> bool:
-        """True if cuBLAS multiplies float32 in TF32. The math mode of cuBLAS is set for the whole list."""
+        """True if a vendor call multiplies float32 in TF32. One math mode of cuBLAS serves all calls of the list."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
     @property
     def has_vector_access(self) -> bool:
-        """True if all of fmm's product kernels read and write 16 bytes at a time."""
+        """True if each of fmm's product kernels in the list reads and writes 16 bytes at a time."""
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def step_labels(self) -> tuple[str, ...]:
-        """Return the labels of the steps in order; equal neighbours share a line, with their count."""
+        """Return the labels of the steps in order; equal consecutive labels become one line with their count."""
         return tuple(_label_lines(self.steps))
 
 

@@ -1,7 +1,7 @@
-"""Operations on device memory, in BLAS's column-major terms: views, GEMM, rank update, and mirror of a triangle.
+"""Operations on device memory in BLAS's column-major terms: GEMM, rank update, mirror of a triangle, and their views.
 
 A row-major C = A B is the column-major C^T = B^T A^T. Every address is a base (A, B, C or the workspace) plus an
-offset, so an operation is recorded before any memory exists.
+offset in bytes. So an operation is recorded before its memory is allocated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIRROR_TILE_ROW_BYTES = 128  # bytes of one row of a mirrored tile: one line of 
 
 
 class MatrixView(NamedTuple):
-    """A matrix in memory. Strides count elements of its type; the offset counts bytes from the base."""
+    """A matrix in device memory. Strides count elements of `dtype`; the offset counts bytes from the base."""
 
     base: str
     offset: int
@@ -33,11 +33,12 @@ class MatrixView(NamedTuple):
     cols: int
     down: int  # elements from one row to the next
     right: int  # elements from one column to the next
-    dtype: str  # the type in memory
-    unit: int = 1  # elements between neighbours along the contiguous axis: 2 for parts of complex numbers
+    dtype: str  # the element type in memory
+    unit: int = 1  # stride along the contiguous axis: 2 for real or imaginary parts of complex numbers, else 1
 
     @property
     def itemsize(self) -> int:
+        """Bytes of one element."""
         return DTYPES[self.dtype].itemsize
 
     @property
@@ -49,7 +50,7 @@ class MatrixView(NamedTuple):
         return self.rows, self.cols
 
     def block_view(self, place: Place) -> MatrixView:
-        """Return a block of this matrix or of its transpose, or the real or imaginary parts of a block."""
+        """Return the view of a submatrix, of the submatrix's transpose, or of its real or imaginary parts."""
         if place.part == "transpose":
             return transposed_view(self.block_view(place.untransposed_place))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
@@ -62,25 +63,25 @@ class MatrixView(NamedTuple):
 
 
 class BlockTerm(NamedTuple):
-    """A block of A, B or C in a tiled product, with its coefficient."""
+    """A submatrix of A, B or C in a tiled product, with its coefficient."""
 
     base: str
     offset: int  # bytes from the base
     rows: int
     cols: int
-    factor: float = 1  # coefficient in a sum of blocks (1 for the first); for a destination, of the product
-    keep: float = 0  # coefficient of a destination's old value; with 0 the old value is never read
+    factor: float = 1  # of an operand: coefficient in a sum (1 for the first term); of a destination: of the product
+    keep: float = 0  # of a destination: coefficient of the old value; with 0 the old value is never read
 
 
 class BlockStrides(NamedTuple):
-    """Strides of an operand's blocks, in elements."""
+    """Strides of an operand's submatrices, in elements."""
 
-    leading: int  # elements from one line to the next
+    leading: int  # elements from one row or column to the next
     layer: int = 0  # elements from one product of a batch to the next
 
 
 class GemmOperand(NamedTuple):
-    """One operand of a GEMM as BLAS reads it, column-major."""
+    """One column-major operand of a GEMM, described as BLAS expects it."""
 
     base: str
     offset: int  # bytes from the base
@@ -90,40 +91,47 @@ class GemmOperand(NamedTuple):
 
 
 def distance_between_views(views: Sequence[MatrixView]) -> int | None:
-    """Return the distance in elements between consecutive views; None if it varies or the views differ in shape."""
+    """Return the distance in elements between consecutive views.
+
+    Return None if the distances differ, or if the views differ in base, shape or strides.
+    """
     base, _, *shape = views[0]
-    if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
+    if any(v[0] != base or [*v[2:]] != shape for v in views):  # field 1 is the offset
         return None
     steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
     return steps.pop() // views[0].itemsize if len(steps) == 1 else None
 
 
 def is_column_major(x: MatrixView) -> bool:
-    """Return True if the columns are contiguous."""
+    """Return True if the columns of the matrix are contiguous."""
     return x.down == x.unit and (x.right != x.unit or x.rows == 1)
 
 
 def transposed_view(x: MatrixView) -> MatrixView:
+    """Return the view of the transposed matrix, on the same memory."""
     return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
 
 
 def operand_views(problem: Problem) -> dict[str, MatrixView]:
-    """Return the views of A, B and C, each of the whole matrix."""
+    """Return the views of the complete matrices A, B and C."""
     return {
-        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored)
-        for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
+        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored_type)
+        for name, shape, layout in zip("ABC", problem.matrix_shapes, problem.layouts, strict=True)
     }
 
 
 def addend_view(problem: Problem) -> MatrixView | None:
-    """Return the view of the matrix that beta multiplies; None if that matrix is C."""
+    """Return the view of the addend, which beta multiplies; None if beta multiplies C."""
     if problem.addend_strides is None:
         return None
-    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored_type)
 
 
 def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
-    """Return True if the addend is contiguous along dest's contiguous axis. (Its lines may be one line, repeated.)"""
+    """Return True if the addend is contiguous along dest's contiguous axis.
+
+    The stride along the other axis is arbitrary: with stride 0, a bias vector is an addend.
+    """
     count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
     return count == 1 or step == 1
 
@@ -133,22 +141,22 @@ def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
 
 @dataclass(frozen=True)
 class TriangleOutput:
-    """Which triangle a product writes of a row-major result that is its own adjoint.
+    """The triangle that a product writes, for a row-major result that is its own adjoint.
 
-    `loose`: the lower triangle; the upper one may get any numbers. `lower`: the lower triangle; the upper one stays
-    unchanged. `full`: the lower triangle and its mirror.
+    `loose`: the kernel writes the lower triangle and may write anything above the diagonal. `lower`: the kernel writes
+    the lower triangle and leaves the upper one unchanged. `full`: the kernel writes the lower triangle and its mirror.
     """
 
     extent: TriangleExtent
-    gram: bool = False  # True if the right operand is the left one's transpose
+    gram: bool = False  # True if the right operand is the transpose of the left operand
 
 
 @dataclass(frozen=True)
 class PreparedOperands:
-    """Operands that are already in the form that the leaf multiplies, such as float16 planes."""
+    """The operands of a product that need no conversion: they already have the leaf's form, such as float16 planes."""
 
-    prepared_matrix: Literal["A", "B"] | None = None  # stored behind this matrix by an earlier call
-    written_by_sums: frozenset[OperandSide] = frozenset()  # the kernel's operands that the preceding sums write
+    prepared_matrix: Literal["A", "B"] | None = None  # the matrix that fmm.prepare has converted
+    written_by_sums: frozenset[OperandSide] = frozenset()  # operands that the preceding sums write in this form
 
 
 NO_PREPARED_OPERANDS = PreparedOperands()
@@ -156,10 +164,10 @@ NO_PREPARED_OPERANDS = PreparedOperands()
 
 @dataclass(frozen=True)
 class GemmOp:
-    """`count` products dest = alpha left right + beta dest, column-major."""
+    """A batch of `count` column-major products dest = alpha left right + beta dest."""
 
     leaf: str
-    dtype: str  # the type that is multiplied
+    dtype: str  # the type in which the leaf multiplies
     m: int
     n: int
     k: int
@@ -170,57 +178,57 @@ class GemmOp:
     alpha: complex = 1
     beta: complex = 0
     scratch: int = 0  # offset of the leaf's scratch memory in the workspace, in bytes
-    triangle: TriangleOutput | None = None  # None: the whole result is written
-    checked: bool = False  # True if the kernel must raise the flag for entries that may exceed the componentwise bound
+    triangle: TriangleOutput | None = None  # None: the kernel writes the whole result
+    checked: bool = False  # True if the kernel raises the flag for entries that may exceed the componentwise bound
     prepared: PreparedOperands = NO_PREPARED_OPERANDS
-    dest_dtype: str | None = None  # the type of dest where it differs from the operands' type
-    addend: MatrixView | None = None  # the matrix that beta multiplies where it is not dest; its layout is dest's
+    dest_dtype: str | None = None  # the type of dest; None: the operands' type
+    addend: MatrixView | None = None  # the matrix that beta multiplies, with the layout of dest; None: dest
 
     @property
-    def pieces(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
-        """The operands and the result."""
+    def operands_and_result(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
+        """The left operand, the right operand and the result."""
         return self.left, self.right, self.dest
 
     @property
     def writes_result(self) -> bool:
-        """Whether dest is in C and not a temporary."""
+        """True if dest is in C and not a temporary."""
         return self.dest.base == "C"
 
     @property
     def dest_view(self) -> MatrixView:
-        """The result of the first product, column-major."""
-        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
+        """The column-major view of the first product's result."""
+        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored_type
         return MatrixView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
     def triangle_extent(self) -> TriangleExtent | None:
-        """Which triangle is written of a result that is its own adjoint; None if the whole product is computed."""
+        """The triangle that the product writes; None if the product writes the whole result."""
         return self.triangle.extent if self.triangle else None
 
     @property
     def single_products(self) -> tuple[GemmOp, ...]:
-        """The products of a batch, one operation each."""
+        """The products of the batch, as one operation each."""
         itemsize = DTYPES[self.dtype].itemsize
 
-        def at(x: GemmOperand, i: int) -> GemmOperand:
+        def operand_of(x: GemmOperand, i: int) -> GemmOperand:
             return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
-        operands = [tuple(at(x, i) for x in self.pieces) for i in range(self.count)]
+        operands = [tuple(operand_of(x, i) for x in self.operands_and_result) for i in range(self.count)]
         return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in operands)
 
     @property
     def leaf_use(self) -> LeafUse:
-        """The registered leaf that multiplies."""
+        """The leaf that computes the product, with its options."""
         return leaf_use(self.leaf)
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
-        """The same product by the vendor's GEMM, which computes the whole result from the unprepared operands."""
+        """The same product with the vendor's GEMM, which reads A and B themselves and writes the whole result."""
         return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
     def as_rank_update(self) -> RankOp:
-        """The same triangle of A A^T by the vendor's syrk."""
+        """The lower triangle of the same product A A^T with the vendor's syrk."""
         assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
@@ -237,7 +245,7 @@ def gemm_op(
     scratch: int = 0,
     addend: MatrixView | None = None,
 ) -> GemmOp:
-    """Return the operation of products (left, right, dest) of one size at constant distances: one batch."""
+    """Return one batched operation for products (left, right, dest) of equal size at constant distances."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not is_column_major(dests[0]):
@@ -248,7 +256,7 @@ def gemm_op(
 
 
 def _batch_operand(views: Sequence[MatrixView]) -> GemmOperand:
-    """Return one operand of a batch, from its views in all products."""
+    """Return the batched operand whose matrices have these views."""
     x, distance = views[0], distance_between_views(views)
     assert distance is not None and 1 in x.strides
     column_major = is_column_major(x)
@@ -260,7 +268,7 @@ def _batch_operand(views: Sequence[MatrixView]) -> GemmOperand:
 
 @dataclass(frozen=True)
 class RankOp:
-    """One triangle of dest = alpha X X^H + beta dest, or of X^H X if `factor` is transposed; column-major."""
+    """One triangle of a column-major dest = alpha X X^H + beta dest; with a transposed factor, of alpha X^H X."""
 
     leaf: str
     dtype: str
@@ -273,22 +281,23 @@ class RankOp:
     beta: float = 0
 
     @property
-    def pieces(self) -> tuple[GemmOperand, GemmOperand]:
-        """X and the result."""
+    def operands_and_result(self) -> tuple[GemmOperand, GemmOperand]:
+        """The factor X and the result."""
         return self.factor, self.dest
 
     @property
     def writes_result(self) -> bool:
+        """True if dest is in C and not a temporary."""
         return self.dest.base == "C"
 
 
 def rank_op(
     leaf: str, dtype: str, left: MatrixView, right: MatrixView, dest: MatrixView, alpha: float, beta: float
 ) -> RankOp | None:
-    """Return the lower triangle of dest = alpha left right + beta dest, where right is left's adjoint.
+    """Return the rank update for the lower triangle of dest = alpha left right + beta dest; right is left's adjoint.
 
-    None if BLAS can read neither operand. If dest is row-major, BLAS sees its transpose and writes the upper triangle
-    of that.
+    Return None if BLAS can read neither operand. BLAS treats a row-major dest as its column-major transpose, and
+    writes the upper triangle of the transpose.
     """
     upper = not is_column_major(dest)
     if upper:
@@ -308,7 +317,7 @@ def rank_op(
 
 @dataclass(frozen=True)
 class MirrorOp:
-    """The lower triangle of dest = alpha source + beta dest and, if `full`, the upper triangle as its mirror."""
+    """The lower triangle of dest = alpha source + beta dest; with `full`, also its mirror in the upper triangle."""
 
     source: MatrixView
     dest: MatrixView
@@ -318,15 +327,17 @@ class MirrorOp:
 
     @property
     def writes_result(self) -> bool:
+        """True if dest is in C and not a temporary."""
         return self.dest.base == "C"
 
     @property
     def is_in_place(self) -> bool:
-        """Whether dest holds the lower triangle already."""
+        """True if dest already holds the lower triangle."""
         return self.source == self.dest and (self.alpha, self.beta) == (1, 0)
 
     @property
     def tile_side(self) -> int:
+        """Rows and columns of a square tile of dest."""
         return min(max(MIRROR_TILE_ROW_BYTES // self.dest.itemsize, 16), 64)
 
     @property
@@ -338,25 +349,31 @@ class MirrorOp:
 
 @dataclass(frozen=True)
 class MirroredGemm:
-    """A product that writes a lower triangle, and the mirror that writes the upper one; one kernel may do both."""
+    """A product that writes a lower triangle, then the mirror that writes the upper triangle.
 
-    product: GemmOp  # leaves arbitrary numbers in the upper triangle
+    Some leaves have one kernel that writes both triangles.
+    """
+
+    product: GemmOp  # may write anything above the diagonal
     mirror: MirrorOp
 
     @property
     def writes_result(self) -> bool:
-        """Whether dest is in C and not a temporary."""
+        """True if dest is in C and not a temporary."""
         return self.product.writes_result
 
     @property
     def as_full_product(self) -> GemmOp:
-        """The same result by one kernel that writes both triangles."""
+        """The same result as one product whose kernel writes both triangles."""
         assert self.product.triangle is not None
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
 
 def mirrored_gemm(op: object, source: MatrixView, mirror: MirrorOp) -> MirroredGemm | None:
-    """Return an operation and the in-place mirror after it as one; None unless the operation writes that triangle."""
+    """Return a product and the in-place mirror that follows as one operation.
+
+    Return None unless `op` is a single product that writes the mirror's lower triangle.
+    """
     if not (
         isinstance(op, GemmOp)
         and op.triangle_extent == "loose"

@@ -1,7 +1,7 @@
-"""Record a plan as a launch list: walk the plan on a recorder, then select what runs each operation on the chip.
+"""Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-`record_launches` is the whole way. The steps of a level depend on sizes only, and temporaries are allocated like a
-stack, so every address is fixed before any memory exists.
+The function `record_launches` does both tasks. The steps of a level depend on sizes only, and temporaries are allocated
+like a stack. So every address is fixed before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fmm.kernels.cuda.ops import (
     rank_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, tile_op_with_update
+from fmm.kernels.cuda.products.fused import FusedLaunches, ProductBlocks, tile_op_with_update
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
@@ -48,7 +48,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
 from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, RescaledCopy, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, ProductMatrices, walk_plan
-from fmm.kernels.plans.workspace import check_plan_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
@@ -57,7 +57,7 @@ RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | 
 
 @dataclass(frozen=True, eq=False)
 class OperationList:
-    """The operations of one plan on one problem, for any chip."""
+    """The operations of one plan on one problem; they do not depend on the chip."""
 
     plan: Plan
     problem: Problem
@@ -67,6 +67,7 @@ class OperationList:
 
     @cached_property
     def stream_count(self) -> int:
+        """The number of streams that the operations use."""
         return max(self.streams, default=0) + 1
 
 
@@ -75,10 +76,10 @@ class OperationList:
 def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList:
     """Return the launch list of a plan on a target.
 
-    PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
+    Raise PlanError if no kernel can compute one of the plan's sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
-    if problem.type.exact:  # integers have no inf or NaN
+    if problem.element_type.exact:  # integers have no inf or NaN
         target = replace(target, flagged=False)
     steps: list[LaunchStep] = []
     streams: list[int] = []
@@ -89,14 +90,14 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
         copy = copy_op("keep C", operand_views(problem)["C"], addend)
         steps += select_launches(copy, target) if copy is not None else ()
         streams += [0] * len(steps)
-    unflagged = False  # True while C holds numbers that no kernel has checked for inf and NaN
+    unflagged = False  # True if C contains numbers that no kernel has checked for inf and NaN
     for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
         steps += selected
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
     if recomputes:
-        # A plan of one GEMM is the vendor's own product, with the right inf and NaN, unless its leaf saves products.
+        # A plan of one GEMM has inf and NaN where the vendor's product has them, unless its leaf saves multiplications.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(problem, scanned, target, addend)
         steps += recomputing
@@ -107,7 +108,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
 @clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList | None:
-    """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing here."""
+    """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
     launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
     streams = (0,) * len(launches)
@@ -117,9 +118,9 @@ def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> Laun
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
-    """Return the operations of a plan on a problem, whatever chip they will run on."""
+    """Return the operations of a plan on a problem, for any chip."""
     check_plan_type(plan, problem.dtype, "cuda")
-    # A leaf below a level multiplies blocks, for which nothing is prepared.
+    # Only complete operands can be prepared, not the blocks that a leaf below a level multiplies.
     prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
@@ -135,7 +136,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
 
 
 def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[MatrixView, int]:
-    """Return the copy of C's old numbers, behind everything else in the workspace, and the workspace with it.
+    """Return the view of a copy of the old C, and the bytes of a workspace that ends with this copy.
 
     The recomputed product is added to this copy.
     """
@@ -150,26 +151,26 @@ def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[MatrixVi
 def _recompute_steps(
     problem: Problem, scanned: bool, target: ChipTarget, addend: MatrixView | None
 ) -> tuple[LaunchStep, ...]:
-    """Return the launches that recompute the product. With `scanned`, one of them first looks through C."""
+    """Return the launches that recompute the product; with `scanned`, the first launch scans C for inf and NaN."""
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
-    if not (problem.writes_triangle and problem.type.is_complex):
+    if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
-    # The recomputed upper triangle is rounded differently, and its diagonal has small imaginary parts.
+    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror C again.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
-    """Return True if the operation mirrors C's lower triangle, and so checks all its numbers."""
+    """Return True if the operation mirrors C's lower triangle and thereby checks every number of C."""
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
 def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
-    """Return True if C is written without raising the flag: by the vendor, or by atomic additions.
+    """Return True if the operation writes C and cannot raise the flag: a vendor call, or atomic additions.
 
-    The last of an operation's steps writes the result.
+    The last step of an operation writes the result.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
@@ -185,25 +186,29 @@ def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
 
 
 class _RecordedSum(NamedTuple):
-    """A step of sums with the launch for its first occurrence; None if there is nothing to write."""
+    """A step of sums with the operation that was recorded at its first occurrence."""
 
-    step: Sum  # held so that its id, which is the key, is not reused
+    step: Sum  # a reference, so that Python does not reuse the id that is part of the cache key
     origins: dict[str, int]  # by base: the offset in bytes of the step's first view
-    op: SumOp | None
+    op: SumOp | None  # None if the step writes nothing
 
 
 class LaunchRecorder:
-    """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
+    """The walk's machine for a GPU: records operations, and allocates temporaries as a stack in the workspace."""
 
     has_updating_leaves = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
-        """With `componentwise`, each entry's error is bounded; `prepared_matrix` has its prepared form behind it."""
+        """Create a recorder without operations.
+
+        With `componentwise`, products have a componentwise error bound. `prepared_matrix` is the matrix that
+        `fmm.prepare` has converted.
+        """
         self.componentwise = componentwise
         self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NO_PREPARED_OPERANDS
         self.ops: list[RecordedOp] = []
         self.streams: list[int] = []
-        self.used = self.peak = self.stream = 0
+        self.used_bytes = self.peak = self.stream = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
     def _record(self, *ops: RecordedOp) -> None:
@@ -213,14 +218,14 @@ class LaunchRecorder:
     # ---- memory
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
-        stored = DTYPES[DTYPES[dtype].stored]
-        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
-        self.peak = max(self.peak, self.used)
+        stored = DTYPES[DTYPES[dtype].stored_type]
+        offset, self.used_bytes = self.used_bytes, self.used_bytes + temporary_bytes(rows, cols, stored.itemsize)
+        self.peak = max(self.peak, self.used_bytes)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
         return MatrixView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
     def free_temporaries_since(self, mark: int) -> None:
-        self.used = mark
+        self.used_bytes = mark
 
     def submatrix(self, x: MatrixView, place: Place) -> MatrixView:
         return x.block_view(place)
@@ -237,9 +242,10 @@ class LaunchRecorder:
             self._record(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[MatrixView], writes: Sequence[MatrixView]) -> SumOp | None:
-        """Return the launch of a step of sums; for a step seen before, the earlier launch with its offsets shifted.
+        """Return the operation of a step of sums; None if the step writes nothing.
 
-        Inner levels repeat their steps hundreds of times, and fitting arrays to hundreds of blocks takes milliseconds.
+        A repeated step gets the earlier operation with shifted offsets. Inner levels repeat their steps hundreds of
+        times, and fitting arrays to hundreds of blocks takes milliseconds.
         """
         origins: dict[str, int] = {}
         for view in (*reads, *writes):
@@ -255,12 +261,12 @@ class LaunchRecorder:
         return replace(op, arrays=tuple(shifted))
 
     def copy_addend(self, addend: MatrixView, dest: MatrixView) -> None:
-        """Record the copy of the addend to the result, where no kernel can read the addend in place."""
+        """Record a copy of the addend to the result, for kernels that cannot read the addend in place."""
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
 
     def _record_scaling(self, dest: MatrixView, beta: Coefficient) -> None:
-        """Record dest = beta dest: all that a product without terms does."""
+        """Record dest = beta dest. With k = 0 or alpha = 0, a product is only this scaling."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
@@ -299,19 +305,19 @@ class LaunchRecorder:
         self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,
         addend: MatrixView | None = None,
     ) -> None:  # fmt: skip
-        """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
+        """Record a batch of products with a leaf, whose scratch memory follows the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
         scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
-        self.peak = max(self.peak, self.used + scratch)
-        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
+        self.peak = max(self.peak, self.used_bytes + scratch)
+        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used_bytes, addend)
         self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
 
     # ---- results that are their own adjoints
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
+        """Record lower triangles: with syrk, with the leaf's kernel, or else as whole products into temporaries.
 
-        A batch of small triangles is a batch of whole products, which is faster.
+        A batch of small triangles is recorded as a batch of whole products, because one launch is faster.
         """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(params.alpha).real, complex(params.beta).real
@@ -340,14 +346,14 @@ class LaunchRecorder:
     def _record_triangles_by_temporaries(
         self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams
     ) -> None:
-        """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
+        """Record each product into a temporary, then a copy of the temporary's lower triangle to the result.
 
-        The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
+        The temporary is row-major if the leaf's kernel writes triangles, because this kernel needs a row-major result.
         """
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (params.alpha, params.beta))
         has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
-            mark, first = self.used, len(self.ops)
+            mark, first = self.used_bytes, len(self.ops)
             temporary = self.allocate(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
@@ -356,7 +362,7 @@ class LaunchRecorder:
             self.free_temporaries_since(mark)
 
     def _restrict_to_triangles(self, first: int, params: GemmParams) -> None:
-        """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
+        """Restrict the products recorded from index `first` on to the lower triangles of their results."""
         triangle = TriangleOutput("loose" if params.fill == "loose" else "lower", params.op == "gram")
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
@@ -373,7 +379,7 @@ class LaunchRecorder:
     # ---- products with sums inside
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Record a kernel of a step table, product and sums in one launch."""
+        """Record a product and the sums that use it as one launch, for a kernel of a step table."""
         factors, reads, writes = (
             [self.submatrix(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
@@ -386,7 +392,7 @@ class LaunchRecorder:
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Record the products of a fused level, each with its sums inside and without temporaries."""
+        """Record the products of a fused level; each kernel forms its sums itself and needs no temporaries."""
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
@@ -397,32 +403,32 @@ class LaunchRecorder:
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
         views = [[self.submatrix(operands[p.name], p) for p in blocks] for blocks in places]
         dtype = operands["C"].dtype
-        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
-        if fused.atomic:
+        fused = FusedLaunches(level, strategy, dtype, ProductBlocks(*views), complex(alpha).real, complex(beta).real)
+        if fused.is_atomic:
             self._record_scaling(operands["C"], beta)
-        for streams in fused.stages() if alpha else ():
+        for streams in fused.staged_launches() if alpha else ():
             self._record_on_streams(streams)
-        for i, block in enumerate(() if fused.atomic else views[2]):
+        for i, block in enumerate(() if fused.is_atomic else views[2]):
             if i not in fused.written:
                 self._record_scaling(block, beta)
         return True
 
     # ---- streams
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Record independent products alternately on two streams, each with temporaries of its own."""
-        mark, itemsize = self.used, DTYPES[dtype].itemsize
-        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        """Record independent products alternately on two streams. Each stream has its own temporaries."""
+        mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
+        stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)
         for i, product in enumerate(products):
             self.stream = i % 2
-            self.used = mark + self.stream * stream_bytes
+            self.used_bytes = mark + self.stream * stream_bytes
             run(product)
-        self.stream, self.used = 0, mark
+        self.stream, self.used_bytes = 0, mark
         self._record(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
-        """Record each stream's operations in order; those of different streams may run in any order."""
+        """Record operations in order on each of several streams. Different streams run concurrently."""
         if len(streams) > 1:
             self._record(StreamSync.FORK)
         for ops in zip_longest(*streams):
@@ -434,9 +440,11 @@ class LaunchRecorder:
 
 
 def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
-    """Return whether sums of A and of B are stored column-major, if the leaf of the products prefers an order.
+    """Return True for "A" or "B" if sums of its blocks are stored column-major, False if row-major.
 
-    Contiguous along the inner dimension means A row-major and B column-major; along the outer ones, the reverse.
+    The mapping is empty if the leaf of the products has no preference. A leaf that prefers operands contiguous along
+    the inner dimension gets a row-major A and a column-major B. A leaf that prefers the outer dimensions gets a
+    column-major A and a row-major B.
     """
     plans = {p.plan for p in steps.products}
     if any(plan.levels for plan in plans):

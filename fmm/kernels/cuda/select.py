@@ -1,7 +1,7 @@
-"""Select what runs: for each recorded operation on a chip, one of fmm's kernels and its tile sizes, or the vendor.
+"""Select the kernels of each recorded operation on a chip: fmm's kernels with tile sizes, or calls of the vendor.
 
-Selection happens once, when a plan is recorded. Playing a launch list only launches, and `explain` prints the labels
-that are written here. `LEAF_SELECTORS` at the end has one function a leaf.
+Selection happens once, when a plan is recorded. The player of a launch list only launches. `explain` prints the labels
+that this module writes. The table `LEAF_SELECTORS` has one function for each leaf.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirroredGemm, MirrorOp, RankOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
-from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
 from fmm.kernels.cuda.products.small_tiles import small_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
-from fmm.kernels.cuda.products.tma_tiles import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.tma_tiles import TmaOp, has_tma_alignment, tma_launch, tma_op
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, mirror_launch, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
@@ -33,7 +33,7 @@ OpT = TypeVar("OpT")
 SelectedLaunches = tuple[Launch | VendorCall, ...]  # steps in the order of execution
 LeafSelector = Callable[[GemmOp, ChipTarget], SelectedLaunches]
 PreparationLaunches = tuple[tuple[Launch, ...], int]  # the launches, and the bytes of workspace that they use
-BATCHED_GEMM3M_TYPES = ("complex64",)  # types for which cuBLAS has a batched product by three real ones
+BATCHED_GEMM3M_TYPES = ("complex64",)  # types for which cuBLAS has a batched gemm3m
 
 
 def select_launches(
@@ -59,7 +59,10 @@ def select_launches(
 
 
 def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the steps of a product by its leaf. A kernel that cannot read the addend in place adds to a copy in C."""
+    """Return the steps that compute a product with its leaf.
+
+    If the leaf's kernel cannot read the addend in place, the first step copies the addend to C.
+    """
     name = op.leaf_use.leaf.kernel_leaf_name
     if name not in LEAF_SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
@@ -73,7 +76,7 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def _select_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches that read the addend in place; none if the leaf's kernels cannot or others are faster."""
+    """Return launches that read the addend in place; none if no kernel can, or if copying the addend is faster."""
     if not has_matching_layout(addend, op.dest_view):
         return ()
     if op.leaf_use.leaf.name == "f16x3":
@@ -84,7 +87,7 @@ def _select_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> t
 
 
 def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
-    """Return one product launch that writes both triangles if a kernel can, else the product and then the mirror."""
+    """Return one launch that writes both triangles; if the leaf has no such kernel, the product and then the mirror."""
     together = _select_gemm(op.as_full_product, target) if op.product.leaf_use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
@@ -93,7 +96,7 @@ def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
 
 
 def preparation_launches(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that prepare the operand named in `op.prepared`; none if the leaf prepares nothing."""
+    """Return the launches that convert the operand named in `op.prepared`; none if the leaf converts nothing."""
     prepare = PREPARATION_SELECTORS.get(op.leaf_use.leaf.kernel_leaf_name)
     return prepare(op, target) if prepare else ((), 0)
 
@@ -102,12 +105,15 @@ def preparation_launches(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
 
 
 def select_vendor_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return cuBLAS's GEMM, for the leaf `vendor`."""
+    """Return the GEMM call of cuBLAS for the leaf `vendor`."""
     return (VendorCall(op, batch_label("cuBLAS", op)),)
 
 
 def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return cuBLAS's gemm3m, for the leaf `vendor3m`; one call a product where cuBLAS has no batched gemm3m."""
+    """Return the gemm3m calls of cuBLAS for the leaf `vendor3m`.
+
+    One call computes a batch if cuBLAS has a batched gemm3m of the type; otherwise each product is a call.
+    """
     label = f"cuBLAS, {op.dtype} by three real products"
     if op.dtype in BATCHED_GEMM3M_TYPES or op.count == 1:
         return (VendorCall(op, batch_label(label, op)),)
@@ -115,14 +121,14 @@ def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_cublaslt_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return one candidate of cuBLASLt's heuristic, for the leaves `lt0`, `lt1`, ..."""
+    """Return the call of cuBLASLt for the leaves `lt0`, `lt1`, ...; the number selects one of its algorithms."""
     return (VendorCall(op, batch_label(f"cuBLASLt, candidate {op.leaf_use.number}", op)),)
 
 
 def vendor_fallback(op: GemmOp, reason: str) -> SelectedLaunches:
-    """Return the vendor's call in place of a leaf that cannot compute this product; the label gives the reason.
+    """Return the vendor's calls for a product that the leaf cannot compute; the label contains the reason.
 
-    Where the upper triangle of A A^T must stay unchanged, the call is syrk, once for each product of a batch.
+    If the upper triangle of A A^T must stay unchanged, each product of the batch is a call of syrk.
     """
     label = f"cuBLAS, not {op.leaf}, because {reason}"
     if op.triangle_extent != "lower":
@@ -133,7 +139,7 @@ def vendor_fallback(op: GemmOp, reason: str) -> SelectedLaunches:
 
 
 def batch_label(label: str, op: GemmOp) -> str:
-    """Return the label, with the number of products if they are a batch."""
+    """Return the label, followed by the number of products of a batch."""
     return f"{label}, a batch of {op.count}" if op.count > 1 else label
 
 
@@ -141,15 +147,15 @@ def batch_label(label: str, op: GemmOp) -> str:
 
 
 def select_small_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the one launch of the leaf `small`."""
+    """Return the launch of the kernel for the leaf `small`."""
     return (small_launch(op, op.dtype),)
 
 
 def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the launches of the leaf `tile`.
 
-    Types that can have sums fused in use the SIMT or TMA kernel, the others Hopper's warpgroup kernel. What the
-    warpgroup kernel cannot compute falls back to the vendor.
+    The types in FUSED_SIZES use the SIMT or TMA kernel. Other types use Hopper's warpgroup kernel. Products that the
+    warpgroup kernel cannot compute fall back to the vendor.
     """
     if op.dtype in FUSED_SIZES:
         return select_tile_launches(_tile_op(op), target)
@@ -160,21 +166,21 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_tile_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches of the leaf `tile` that read the addend in place.
+    """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if there are none.
 
-    None where no kernel can read it there, or where the TMA kernel, which cannot, is faster.
+    The TMA kernel cannot read an addend in place. So the tuple is also empty if the TMA kernel is the fastest.
     """
     if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
         return (launch,) if isinstance(launch, Launch) else ()
-    plain = _with_fastest_strategy(_tile_op(replace(op, addend=None)), target)
-    if _as_tma_op(plain, target) is not None:
+    without_addend = _with_fastest_strategy(_tile_op(replace(op, addend=None)), target)
+    if _as_tma_op(without_addend, target) is not None:
         return ()
-    return tile_launches(with_addend(plain, addend), target.chip, target.alignment_by_base, target.flagged)
+    return tile_launches(with_addend(without_addend, addend), target.chip, target.alignment_by_base, target.flagged)
 
 
 def select_tile_launches(op: TileOp | TileGroup, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches of tiled products, by the TMA kernel where it can and is faster, else by the SIMT kernel."""
+    """Return the launches of tiled products: of the TMA kernel if it can run and is faster, else of the SIMT kernel."""
     op = _with_fastest_strategy(op, target) if isinstance(op, TileOp) else op
     tma = _as_tma_op(op, target)
     if tma is not None:
@@ -183,19 +189,20 @@ def select_tile_launches(op: TileOp | TileGroup, target: ChipTarget) -> tuple[La
 
 
 def _tile_op(op: GemmOp) -> TileOp:
+    """Return the tiled product with the tile sizes that the leaf names, or with the default tile sizes."""
     return tile_op(op, op.dtype, leaf_strategy(op.leaf_use) or FUSED_SIZES[op.dtype])
 
 
 def _with_fastest_strategy(op: TileOp, target: ChipTarget) -> TileOp:
-    """Return the product with the fastest strategy if the leaf leaves the strategy open."""
+    """Return the product with the fastest tile sizes, if the leaf names none."""
     return op.with_strategy(target.tiles.fastest_tile_sizes(op, target.chip)) if op.open_strategy else op
 
 
 def _warpgroup_launch(op: GemmOp, target: ChipTarget) -> Launch | str:
-    """Return the launch of the warpgroup kernel, or the reason why the kernel cannot run."""
+    """Return the launch of the warpgroup kernel, or the text of the reason why the kernel cannot run."""
     if not target.chip.has_warpgroups:
         return "only compute capability 9.0 has its instructions"
-    if any(target.alignment_by_base[x.base] % VECTOR_BYTES for x in op.pieces):
+    if any(target.alignment_by_base[x.base] % VECTOR_BYTES for x in op.operands_and_result):
         return f"an operand does not begin at a multiple of {VECTOR_BYTES} bytes"
     product = wgmma_op(op, op.dtype, target.chip.multiprocessors)
     if product is None:
@@ -208,11 +215,11 @@ def _warpgroup_launch(op: GemmOp, target: ChipTarget) -> Launch | str:
 def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
     """Return the products as one launch of the TMA kernel.
 
-    None if it cannot compute them, would be slower, or needs more shared memory than the chip has.
+    Return None if the TMA kernel cannot compute the products, is slower, or needs more shared memory than the chip has.
     """
     chip = target.chip
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
-    aligned = rows_are_aligned(op) and all(target.alignment_by_base[base] % VECTOR_BYTES == 0 for base in bases)
+    aligned = has_tma_alignment(op) and all(target.alignment_by_base[base] % VECTOR_BYTES == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
     strategy = tma_strategy(op.kernel.strategy.name)
@@ -221,14 +228,17 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
     elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_tma_tile_sizes(op, chip)
     tma = tma_op(op, strategy, chip.multiprocessors) if strategy else None
-    return tma if tma and tma.kernel.shared <= chip.shared_bytes_per_block else None
+    return tma if tma and tma.kernel.shared_bytes <= chip.shared_bytes_per_block else None
 
 
-# ---- f16x3: float32 split into planes of float16, which the tensor cores multiply
+# ---- f16x3: float32 operands are split into float16 planes, and tensor cores multiply the planes
 
 
 def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the steps of the leaf `f16x3`: fmm's kernel, else the vendor on float16 planes, else the vendor."""
+    """Return the steps of the leaf `f16x3`.
+
+    The first choice is fmm's kernel, then the vendor's product of float16 planes, then the vendor's float32 product.
+    """
     if own := select_f16x3_kernel(op, target):
         return own
     op = replace(op, checked=op.checked and target.flagged)
@@ -245,7 +255,7 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches that split the operands and that of fmm's kernel; none where the kernel cannot run."""
+    """Return the launches that split the operands, then fmm's product kernel; none if the kernel cannot run."""
     op = replace(op, checked=op.checked and target.flagged)
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if product is None:
@@ -255,16 +265,16 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
 
 
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launch that writes the planes of a prepared operand. The launch needs no workspace."""
+    """Return the launch that writes the float16 planes of a prepared operand, and its workspace of 0 bytes."""
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     sides = [x for x in (product.left, product.right) if x.is_prepared] if product else []
     return ((plane_split_launch(sides, target.alignment_by_base),) if sides else ()), 0
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
-    """Return the operations with each level's splits writing float16 planes, where an f16x3 batch multiplies them.
+    """Return the operations in which sums before a batch of f16x3 products write float16 planes instead of float32.
 
-    Both splits of a level come right before the one batch that reads what they write.
+    The sums of blocks of A and the sums of blocks of B directly precede the batch that multiplies them.
     """
     changed: list[Any] = list(ops)
     separate = not target.chip.has_warpgroups
@@ -274,7 +284,9 @@ def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneS
         if isinstance(op, GemmOp) and op.leaf_use.leaf.name == "f16x3":
             for j in range(max(i - 2, 0), i):
                 split = ops[j]
-                sums = plane_sums(split, op, target.alignment_by_base, separate) if isinstance(split, SumOp) else None
+                sums = (
+                    find_plane_sums(split, op, target.alignment_by_base, separate) if isinstance(split, SumOp) else None
+                )
                 if sums is not None:
                     product = changed[i]
                     written = product.prepared.written_by_sums | {sums.side}
@@ -283,11 +295,11 @@ def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneS
     return changed
 
 
-# ---- residues: the levels that end in the leaf `bytes`, each computed together with the leaf
+# ---- residues: a level of residues and its leaf `bytes` are computed together
 
 
 def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the launches of a product by residues; by the vendor where the chip lacks the tensor cores."""
+    """Return the launches of a product by residues; the vendor's product if fmm's kernels cannot compute it."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
         return residue_launches(product, target.alignment_by_base, target.flagged)
@@ -298,13 +310,13 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_residue_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that write the residues of a prepared operand, and their workspace."""
+    """Return the launches that write the residues of a prepared operand, and the bytes of their workspace."""
     product = _residue_product(op, target)
     return residue_preparation_launches(product, target.alignment_by_base) if product else ((), 0)
 
 
 def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
-    """Return the product in the residue kernels' terms; None where they cannot compute it."""
+    """Return the product as an operation of the residue kernels; None if they cannot compute it."""
     if not target.chip.has_warpgroups:
         return None
     ending = residue_leaves()[op.leaf]
@@ -314,8 +326,8 @@ def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
 
 # ---- tables: a new leaf adds a line
 
-# By leaf, the function that selects the steps of one product. A level that is computed together with its leaf is
-# selected as that leaf.
+# For each leaf, the function that selects the steps of a product. If a level is computed together with its leaf, the
+# leaf's function selects the steps of both.
 LEAF_SELECTORS: Final[dict[str, LeafSelector]] = {
     "vendor": select_vendor_gemm,
     "vendor3m": select_vendor_gemm3m,
@@ -325,7 +337,7 @@ LEAF_SELECTORS: Final[dict[str, LeafSelector]] = {
     "f16x3": select_f16x3_steps,
     "bytes": select_residue_kernels,
 }
-# By leaf, the function that prepares an operand, for leaves that have a preparation.
+# For each leaf that can prepare operands, the function that selects the launches of a preparation.
 PREPARATION_SELECTORS: Final[dict[str, Callable[[GemmOp, ChipTarget], PreparationLaunches]]] = {
     "f16x3": select_plane_preparation,
     "bytes": select_residue_preparation,

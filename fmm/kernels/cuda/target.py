@@ -1,4 +1,4 @@
-"""The target that a plan is recorded for: a chip, the alignment of the operands, and whether kernels raise the flag."""
+"""The target of a recorded plan: a chip, the alignment of the operands, and whether kernels raise the flag."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
-ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # the alignment of memory that libraries allocate
+ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # alignment in bytes of the memory that CuPy and torch allocate
 
 
 def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """Return the powers of two that divide these addresses, at most those of ALIGNED."""
+    """Return the largest powers of two that divide these addresses, but at most those of ALLOCATOR_ALIGNMENT."""
     most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
         return ALLOCATOR_ALIGNMENT
@@ -27,20 +27,20 @@ def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
 
 
 class TileSizeModel(Protocol):
-    """Predicts which tile sizes are the fastest, as fmm.perfmodel.block_model does."""
+    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model has one."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
-        """Return the fastest strategy of the SIMT kernel for a product."""
+        """Return the fastest tile sizes of the SIMT kernel for a product."""
         ...
 
     def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        """Return the strategy with which the TMA kernel is faster than the SIMT kernel; None if it is not."""
+        """Return the TMA kernel's fastest tile sizes; None if the SIMT kernel is faster."""
         ...
 
 
 @dataclass(frozen=True)
 class ChipTarget:
-    """The chip, the tile model, and the properties of a call that decide which kernels can run."""
+    """A chip, a model of tile sizes, and the properties of a call on which the choice of kernels depends."""
 
     chip: Chip
     tiles: TileSizeModel
@@ -49,6 +49,6 @@ class ChipTarget:
 
     @cached_property
     def alignment_by_base(self) -> Mapping[str, int]:
-        """By base, the power of two that divides its address. The addend is aligned as C is."""
+        """The power of two that divides the address of each base. The addend has the alignment of C."""
         by_base = dict(zip(ADDRESS_BASES, self.alignment, strict=True))
         return by_base | {ADDEND: by_base["C"]}

@@ -1,4 +1,4 @@
-"""A plan as a table: what each level does to the product, and the memory of its temporaries."""
+"""Tables of plans: for each level, the product, the operations, and the memory of temporaries."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Mirror
-from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, count_multiplications, workspace
+from fmm.kernels.plans.workspace import (
+    count_leaf_products,
+    count_leaf_triangles,
+    count_multiplications,
+    plan_workspace_bytes,
+)
 from fmm.problem import Shape
 
 
 class PlanRow(NamedTuple):
-    """One line of the table. The next line of the table shows the largest product of this line's level."""
+    """One row of a plan's table. The next row shows the largest product of this row's level."""
 
     level: str
     problem: str  # size of the product, m x k x n
-    does: str
-    products: int
+    does: str  # description of the level's operations
+    products: int  # number of products
     temporaries: int  # bytes of the level's temporaries
 
 
 def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:
-    """Return the rows as aligned text, with the totals below. `dtype` matters for integers only."""
+    """Return a plan's table as aligned text, with totals in the last line. `dtype` matters for integers only."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in plan_rows(plan, m, k, n, itemsize, params, dtype):
         lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))
@@ -41,7 +46,7 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
     )
     done, classical = count_multiplications(plan, m, k, n, params), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
-    total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
+    total = format_bytes(plan_workspace_bytes(plan, m, k, n, itemsize, *params))
     only = f" and {sum(triangles.values())} of one triangle" if triangles else ""
     count = sum(leaves.values())
     return "\n".join([*text, f"{share}{count} leaf product{'s' * (count != 1)}{only}, workspace {total}"])
@@ -50,23 +55,23 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
 def plan_rows(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> Iterator[PlanRow]:
-    """Yield a row for each level, the outermost first; each row shows the largest product of the row before.
+    """Yield a row for each level, the outermost level first.
 
-    The temporaries of the rows add up to the plan's workspace.
+    Each row shows the largest product of the previous row. The temporaries of all rows add up to the plan's workspace.
     """
     name: str
-    remaining, streams = workspace(plan, m, k, n, itemsize, *params), 1
+    remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
     while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
         itemsize = plan.inner_itemsize(itemsize, [p.plan for p in products])
-        held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
+        held = 0 if plan.is_fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
         remaining, streams = remaining - held, streams * steps.streams
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
         if mirrors:
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
             name = str(params.op)
         elif plan.levels:
-            name, does = str(plan.levels[0]), require_level_with_steps(plan.levels[0]).describe(steps)
+            name, does = str(plan.levels[0]), require_level_with_steps(plan.levels[0]).describe_steps(steps)
         else:
             name, does = str(params.op), "alpha and beta"
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
@@ -80,13 +85,16 @@ def plan_rows(
 
 
 def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
-    """Yield the rows of a level that one leaf runs, with all memory, then of its inner levels and of the leaf."""
+    """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
+
+    The first row has all `nbytes` of memory.
+    """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
     level = level_run_by_leaf(plan)
-    does = level.describe(steps) if level else ""
+    does = level.describe_steps(steps) if level else ""
     yield PlanRow(first, problem, does, len(products) // prod(counts), nbytes)
     for name, count in zip(inner, counts, strict=True):
         yield PlanRow(name, problem, "sums in registers, exact", count, 0)
@@ -94,12 +102,12 @@ def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -
 
 
 def format_error_growth(growth: float) -> str:
-    """Return an error growth, a multiple of the vendor's error: `3.2`, `0.087`."""
+    """Return the text of an error growth, a multiple of the vendor's error: `3.2`, `0.087`."""
     return f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}"
 
 
 def format_bytes(n: int) -> str:
-    """Return a number of bytes in the largest unit that fits: `1.5 MiB`."""
+    """Return the text of a number of bytes in the largest unit that is not larger than the number: `1.5 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n >= size:
             return f"{n / size:.1f} {unit}"

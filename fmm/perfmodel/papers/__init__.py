@@ -1,1 +1,1 @@
-"""Tables and figures of five sources: numbers printed there beside numbers computed from schemes and step tables."""
+"""Tables and figures of five sources: printed numbers beside numbers computed from schemes and step tables."""

@@ -1,8 +1,8 @@
-"""D'Alberto, Nicolau, "Adaptive Strassen's Matrix Multiplication" (ICS 2007): printed numbers and computed ones.
+"""Compare printed and computed numbers of D'Alberto and Nicolau, "Adaptive Strassen's Matrix Multiplication" (2007).
 
-Table 3 has theoretical recursion points n_1 = 22 alpha/pi (Equation 3), Equation 1 the error bounds. alpha is the time
-of one addition of matrix elements and pi the time of one flop of the vendor's product; Table 3 prints their reciprocals
-as rates in MFLOPS.
+Table 3 of the paper has theoretical recursion points n_1 = 22 alpha/pi (Equation 3). Equation 1 of the paper has the
+error bounds. alpha is the time of one addition of matrix elements, and pi the time of one flop of the vendor's product.
+Table 3 prints 1/alpha and 1/pi as rates in MFLOPS.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ HALF_UNIT: Final = Fraction(1, 2)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSystem:
-    """One row of Table 3."""
+    """A measured system, one row of Table 3 in the paper."""
 
     name: str
     processor: str
     product_rate: int  # 1/pi in MFLOPS, for matrices of 1000 x 1000
     addition_rate: int  # 1/alpha in MFLOPS, for matrices of 1000 x 1000
-    theoretical: int  # n_1 in rows, as printed
-    measured: int | None  # measured recursion point in rows; None if none is printed
+    theoretical: int  # printed recursion point n_1 in rows
+    measured: int | None  # measured recursion point in rows; None if the paper prints no point
 
     @property
     def alpha_over_pi(self) -> Fraction:
-        """alpha/pi, computed from the printed rates."""
+        """The ratio alpha/pi of the system, computed from the printed rates."""
         return Fraction(self.product_rate, self.addition_rate)
 
     def recursion_point_range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-        """Return the least and the largest n_1 if both true rates r are in printed - below <= r < printed + above."""
+        """Return the smallest and largest n_1 if both true rates r are in printed - below <= r < printed + above."""
         low = (self.product_rate - below) / (self.addition_rate + above)
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high
 
     def is_consistent(self, below: Fraction, above: Fraction) -> bool:
-        """Return True if the printed n_1, a rounded number, is in the range `recursion_point_range(below, above)`."""
+        """Return True if the printed, rounded n_1 is in the range `recursion_point_range(below, above)`."""
         low, high = self.recursion_point_range(below, above)
         return low < self.theoretical + HALF_UNIT and self.theoretical - HALF_UNIT < high
 
 
-TABLE_3: Final = (
+TABLE_3_SYSTEMS: Final = (
     MeasuredSystem("Fujitsu HAL 300", "SPARC64 100MHz", 177, 10, 390, 400),
     MeasuredSystem("RX1600", "Itanium 2@1.0GHz", 3023, 105, 487, 725),
     MeasuredSystem("ES40", "Alpha ev67 4@667MHz", 1240, 41, 665, 700),
@@ -69,19 +69,19 @@ TABLE_3: Final = (
 
 
 def dalberto_table3() -> PaperTable:
-    """Return Table 3 with n_1 = 22 alpha/pi computed from the printed rates, and whether the printed n_1 follows."""
+    """Return Table 3 with n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
     columns = (
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
         *("follows", "follows if truncated", "measured", "epsilon"),
     )
-    rows = tuple(_table_3_row(s) for s in TABLE_3)
+    rows = tuple(_table_3_row(s) for s in TABLE_3_SYSTEMS)
     title = "Table 3: theoretical recursion points of 17 systems"
     return PaperTable("dalberto-table3", title, columns, rows, _table_3_notes())
 
 
 def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
-    """Return the systems with a printed n_1 that does not follow from the printed rates, rounded to whole MFLOPS."""
-    return tuple(s for s in TABLE_3 if not s.is_consistent(HALF_UNIT, HALF_UNIT))
+    """Return the systems with a printed n_1 that does not follow from the printed rates (in whole MFLOPS)."""
+    return tuple(s for s in TABLE_3_SYSTEMS if not s.is_consistent(HALF_UNIT, HALF_UNIT))
 
 
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
@@ -89,7 +89,7 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     low, high = s.recursion_point_range(HALF_UNIT, HALF_UNIT)
     # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
-    # with rounded rates, and with truncated ones
+    # whether n_1 follows from rounded rates, and from truncated rates
     fits = (s.is_consistent(HALF_UNIT, HALF_UNIT), s.is_consistent(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
@@ -100,8 +100,8 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
 
 def _table_3_notes() -> tuple[str, ...]:
     missed = ", ".join(s.name for s in inconsistent_systems())
-    truncated = ", ".join(s.name for s in TABLE_3 if not s.is_consistent(Fraction(0), Fraction(1)))
-    gains = [first_level_speedup(5000, s.measured) for s in TABLE_3 if s.measured]
+    truncated = ", ".join(s.name for s in TABLE_3_SYSTEMS if not s.is_consistent(Fraction(0), Fraction(1)))
+    gains = [first_level_speedup(5000, s.measured) for s in TABLE_3_SYSTEMS if s.measured]
     return (
         "low and high: n_1 for rates that round to the printed ones (r stands for [r - 0.5, r + 0.5)).",
         f"Not within rounding of the printed rates: {missed}.",
@@ -128,22 +128,23 @@ def _table_3_notes() -> tuple[str, ...]:
 
 # ---- error bounds in units of u |A| |B|, where u is the unit roundoff and |A| the largest absolute entry of A
 
-FIGURE_2_RECURSION_POINT: Final = 900  # n_1 of Figure 2: rows of the products below the last level
-BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which bounds are shown
+# recursion point n_1 of Figure 2 in rows: the side of the products below the last level
+FIGURE_2_RECURSION_POINT: Final = 900
+BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which the table shows bounds
 
 
 def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
-    """Return the printed bounds for `depth` levels l and n = 2^l n_1 rows.
+    """Return the printed error bounds for l = `depth` levels and n = 2^l n_1 rows.
 
-    The first two are the lines of Equation 1; the third, 4^l n^2, is Equation 7 of D'Alberto's post on Brent's
-    analysis.
+    The first two bounds are the lines of Equation 1. The third bound, 4^l n^2, is Equation 7 of D'Alberto's post on
+    Brent's analysis.
     """
     first = 12.0**depth * (FIGURE_2_RECURSION_POINT**2 + 5 * FIGURE_2_RECURSION_POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2
 
 
 def dalberto_bounds() -> PaperTable:
-    """Return the printed bounds over the classical n^2, and the bounds found by walking the steps that plans run."""
+    """Return a table of error bounds over the classical bound n^2: printed, and from a walk over plans' steps."""
     rows: list[tuple[Cell, ...]] = []
     for depth in BOUND_LEVEL_COUNTS:
         n = FIGURE_2_RECURSION_POINT << depth

@@ -1,9 +1,10 @@
-"""Huang, Yu, van de Geijn, "Strassen's Algorithm Reloaded on GPUs" (ACM TOMS 46, 2020): printed and computed numbers.
+"""Compare printed and computed numbers of Huang, Yu and van de Geijn, "Strassen's Algorithm Reloaded on GPUs" (2020).
 
-The symbols are the paper's. A thread block computes m_S x n_S entries of C in steps of k_S; a thread computes m_R x n_R
-of them. One product reads W_A blocks of A and W_B blocks of B and adds to W_C blocks of C. tau_flop, tau_gmop and
-tau_smop are the rates of arithmetic, of global memory and of shared memory. Numbers in parentheses are equations.
-The notes of a table say what was tried where a printed number does not follow from the paper's own formulas.
+The module uses the symbols of the paper (ACM TOMS 46). A thread block computes m_S x n_S entries of C in steps of k_S;
+each thread computes m_R x n_R entries. One product reads W_A blocks of A and W_B blocks of B and adds to W_C blocks of
+C. tau_flop, tau_gmop and tau_smop are the rates of arithmetic, of global memory and of shared memory. Numbers in
+parentheses in the tables are equations of the paper. The notes of a table explain printed numbers that do not follow
+from the paper's own formulas.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from fmm.perfmodel.papers import huang_blocks
 from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14_REGISTERS, FOOTNOTE_15_REGISTERS, ModelledDevice
 from fmm.perfmodel.papers.table import Cell, PaperTable
 
-CACHE_MULTIPLIER: Final = 0.2  # lambda of footnote 12, the multiplier "adjusted to match the GEMM performance"
-# tau_smop in bytes/s as Figure 9 prints it; footnote 13 and the text have 15.67e12
+CACHE_MULTIPLIER: Final = 0.2  # the paper's lambda (footnote 12), "adjusted to match the GEMM performance"
+# The number that Figure 9 prints for tau_smop, in bytes/s; footnote 13 and the text have 15.67e12.
 FIGURE_9_SHARED_BANDWIDTH: Final = 15.30e12
 
-# Figure 3: strategy -> threads of a thread block in two dimensions, (t_x, t_y).
+# Figure 3: strategy -> threads (t_x, t_y) of a thread block in two dimensions.
 FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Small": (8, 8),
     "Medium": (8, 8),
@@ -40,13 +41,13 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Huge": (16, 16),
 }
 
-# Figure 7: the products on both streams of stage 0, on both streams of stage 1, and on the one stream of stage 2.
+# Figure 7: the products on the two streams of stage 0, the two streams of stage 1, and the stream of stage 2.
 FIGURE_7_PRODUCTS: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
 
-# (W_A, W_B, W_C) of Var#0 with 0, 1 and 2 levels.
-VARIANT_0: Final[tuple[OperandBlocks, ...]] = (GEMM_OPERANDS, (2, 2, 2), (4, 4, 4))
+# The block counts (W_A, W_B, W_C) of the variant Var#0 with 0, 1 and 2 levels.
+VARIANT_0_OPERANDS: Final[tuple[OperandBlocks, ...]] = (GEMM_OPERANDS, (2, 2, 2), (4, 4, 4))
 
-# Footnote 15: strategy, number of levels, and active thread blocks of Var#0 on one multiprocessor (SM).
+# Footnote 15 as printed: strategy, number of levels, active thread blocks of Var#0 on one multiprocessor (SM).
 FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
     ("Huge", 0, 2),
     ("Huge", 1, 2),
@@ -63,14 +64,14 @@ def paper_v100() -> ModelledDevice:
 
 
 def direct_scheme(level: int) -> Scheme:
-    """Return the scheme of Equation (3) for one level, and its Kronecker square for two levels."""
+    """Return the scheme of Equation 3 for one level, or the scheme's Kronecker square for two levels."""
     if level not in (1, 2):
         raise ValueError(f"the paper has 1 and 2 levels, not {level}")
     return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
 
 
 def operand_counts(level: int) -> Counter[OperandBlocks]:
-    """Return the number of products for each (W_A, W_B, W_C), counted from the scheme's coefficients; level 0: GEMM."""
+    """Return the number of products for each (W_A, W_B, W_C) of one or two levels; level 0 is GEMM."""
     if level == 0:
         return Counter({GEMM_OPERANDS: 1})
     strassen = direct_scheme(level)
@@ -81,7 +82,7 @@ def operand_counts(level: int) -> Counter[OperandBlocks]:
 
 
 def huang_fig3() -> PaperTable:
-    """Return Figure 3's six strategies, the threads computed from the other columns, and whether (18) holds."""
+    """Return a table of Figure 3's six strategies, with computed threads and whether Equation 18 holds."""
     rows = tuple(_strategy_row(s) for s in STRATEGIES)
     columns = (
         *("strategy", "m_S", "n_S", "k_S", "m_R", "n_R", "t_x printed", "t_x computed", "t_x difference"),
@@ -99,16 +100,16 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
     holds = _strategy_bound(s, GEMM_OPERANDS, paper_v100(), 18).is_met
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
-    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
+    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.thread_count, holds)
 
 
 def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
-    """Return the bound of this equation for a strategy."""
+    """Return the bound of an equation, by number, for a strategy."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
 def huang_fig6() -> PaperTable:
-    """Return Figure 6 with the operand counts computed from Equation (3) and its Kronecker square."""
+    """Return the table of Figure 6, with operand counts computed from Equation 3 and its Kronecker square."""
     derived = {level: operand_counts(level) for level in range(3)}
     rows = tuple(
         (
@@ -135,7 +136,7 @@ def huang_fig6() -> PaperTable:
 
 
 def huang_fig7() -> PaperTable:
-    """Return Figure 7 with the stages computed from the blocks of C that each product of Equation (3) writes."""
+    """Return the table of Figure 7; the stages follow from the blocks of C that each product of Equation 3 writes."""
     computed = [
         (stage, number, ", ".join(f"M{product}" for task in stream for product in task))
         for stage, streams in enumerate(launch_stages(direct_scheme(1), ("streams",)))
@@ -156,7 +157,7 @@ def huang_fig7() -> PaperTable:
 
 
 def huang_bounds() -> PaperTable:
-    """Return the rates of section 5.2 and the bounds on block sizes that follow from them."""
+    """Return a table of section 5.2's rates and of the bounds on block sizes that follow from these rates."""
     rows = tuple(
         (name, printed, computed, None if printed is None else computed - printed)
         for name, printed, computed in (*_printed_rates(), *_printed_block_sizes(), *_printed_limits())
@@ -166,7 +167,7 @@ def huang_bounds() -> PaperTable:
 
 
 def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
-    """Return for each rate of section 5: its name, the printed number (None: not printed), the computed one."""
+    """Return (name, printed number, computed number) for each rate of section 5; None means not printed."""
     on, gpu = paper_v100(), datasheet_of("V100")
     return (
         ("tau_flop, TFLOPS (footnote 4)", 15.67, on.flop / 1e12),
@@ -178,10 +179,10 @@ def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
 
 
 def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
-    """Return the least square m_S by (13) and the least square m_R by (15), as name, printed, computed."""
+    """Return (name, printed, computed) for the smallest square m_S by Equation 13 and m_R by Equation 15."""
     on = paper_v100()
     figure_9 = replace(on, smop=FIGURE_9_SHARED_BANDWIDTH)
-    one, two = VARIANT_0[1:]
+    one, two = VARIANT_0_OPERANDS[1:]
     return (
         ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on)),
         ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on, 10240)),
@@ -195,9 +196,9 @@ def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
 
 
 def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
-    """Return the limits on m_R by (16), and two numbers of section 5.4, as name, printed, computed."""
+    """Return (name, printed, computed) for the limits on m_R by Equation 16, and for two numbers of section 5.4."""
     on, huge = paper_v100(), named_strategy("Huge")
-    one, two = VARIANT_0[1:]
+    one, two = VARIANT_0_OPERANDS[1:]
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
     return (
@@ -227,7 +228,7 @@ def _bound_notes() -> tuple[str, ...]:
 
 
 def huang_admitted() -> PaperTable:
-    """Return the strategies that meet every bound for very long k: with GEMM, with one level and with two."""
+    """Return a table of the strategies that meet every bound for very long k, with 0, 1 and 2 levels."""
     on = paper_v100()
     printed = ("Large, Huge", "Huge", "")
     names = ("GEMM", "1-level", "2-level")
@@ -244,7 +245,7 @@ def huang_admitted() -> PaperTable:
 
 
 def huang_footnote15() -> PaperTable:
-    """Return footnote 15's active blocks per SM, the computed ones, and the registers per thread behind them."""
+    """Return a table of footnote 15's active thread blocks per SM, with the computed registers per thread."""
     rows = tuple(_occupancy_row(*case) for case in FOOTNOTE_15_BLOCKS)
     columns = (
         *("strategy", "kernel", "printed", "computed", "difference", "(16) alone", "with footnote 14"),
@@ -264,9 +265,9 @@ def huang_footnote15() -> PaperTable:
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
-    s, w, on = named_strategy(name), VARIANT_0[level], paper_v100()
-    computed = huang_blocks.blocks_per_sm(s, w, on)
-    follows = register_range(on.limits, s.threads, on.element_bytes * block_model.shared_tile_elements(s), printed)
+    s, w, on = named_strategy(name), VARIANT_0_OPERANDS[level], paper_v100()
+    computed = huang_blocks.active_blocks_per_sm(s, w, on)
+    follows = register_range(on.limits, s.thread_count, on.element_bytes * block_model.shared_tile_elements(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
     formulas = (
         block_model.registers_needed(s, w),
@@ -280,7 +281,7 @@ def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
 
 
 def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> PaperTable:
-    """Return Figure 10's modelled curves: effective TFLOPS (7) for m = k = n of GEMM and of one and two levels."""
+    """Return a table of Figure 10's modelled curves: effective TFLOPS with 0, 1 and 2 levels for m = k = n."""
     rows = tuple((s, size, *_modelled_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
     notes = (
         "Figure 10 is a plot without numbers, so nothing is printed here beside the computed values.",
@@ -294,7 +295,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Pap
 
 
 def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
-    """Return the effective TFLOPS of a strategy by name for m = k = n = size, with 0, 1 and 2 levels."""
+    """Return the effective TFLOPS of a strategy, by name, with 0, 1 and 2 levels for m = k = n = size."""
     s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
 
     def tflops_with_levels(level: int) -> float:

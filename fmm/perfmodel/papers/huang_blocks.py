@@ -1,9 +1,10 @@
-"""The block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020), section 5: bounds and times.
+"""Compute bounds and times by the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
 
-One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B and adds the result to W_C blocks
-of C, in tiles. Numbers in parentheses are the paper's equations. Rates are in flop/s and bytes/s. The counts of a
-thread block, (8) to (12), (14) and the left sides of (16) and (17), are in fmm.perfmodel.block_model. Left out, as in
-the paper: hardware caches except by the multiplier lambda, parallelism between kernels, launches, and latency.
+One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The result is added to W_C
+blocks of C, in tiles. Comments and messages cite the paper's equations by number. The rates of a device are in flop/s
+and bytes/s. fmm.perfmodel.block_model computes the counts of a thread block: Equations 8 to 12, 14, and the left sides
+of 16 and 17. Like the paper, the model leaves out caches (except for the multiplier lambda), concurrent kernels,
+launches and latency.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from math import ceil, inf, sqrt
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits, Datasheet
-from fmm.hardware.occupancy import active_blocks, max_registers
+from fmm.hardware.occupancy import count_active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_model import (
     OperandBlocks,
@@ -28,7 +29,7 @@ from fmm.perfmodel.block_model import (
     shared_memory_elements,
     shared_tile_elements,
 )
-from fmm.problem import Shape, positive_shape
+from fmm.problem import Shape, check_positive_shape
 
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
@@ -37,7 +38,7 @@ Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 
 def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[OperandBlocks]:
-    """Return the number of products of a scheme for each (W_A, W_B, W_C), as in Figure 6."""
+    """Return the number of a scheme's products for each (W_A, W_B, W_C), as in Figure 6 of the paper."""
     columns = (zip(*x, strict=True) for x in (U, V, W))
     return Counter((_nonzero_count(a), _nonzero_count(b), _nonzero_count(c)) for a, b, c in zip(*columns, strict=True))
 
@@ -56,7 +57,7 @@ def _nonzero_count(column: Iterable[Fraction | int | float]) -> int:
     return sum(1 for coefficient in column if coefficient)
 
 
-# ---- the device in the model
+# ---- the device of the block model
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,22 @@ class ModelledDevice:
     """The rates and limits of a device for elements of one size."""
 
     flop: float  # tau_flop, flop/s
-    gmop: float  # tau_gmop, bytes/s of global memory
-    smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
+    gmop: float  # tau_gmop, the bandwidth of global memory in bytes/s
+    smop: float  # tau_smop, the bandwidth of all multiprocessors' shared memory in bytes/s
     sms: int  # number of multiprocessors
     limits: CapabilityLimits
     element_bytes: int = 4
 
     @property
     def registers_per_element(self) -> Fraction:
-        """Registers of 32 bits that hold one element."""
+        """The number of registers of 32 bits that hold one element."""
         return Fraction(self.element_bytes, 4)
 
 
 def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.0) -> ModelledDevice:
-    """Return a device with its datasheet's rates; `cache` is lambda of footnote 12.
+    """Return a device with the rates of its datasheet; `cache` is the paper's lambda (footnote 12).
 
-    Reuse of data in the second-level cache makes tau_gmop the bandwidth of global memory times 1 + lambda.
+    Data reuse in the second-level cache makes tau_gmop the bandwidth of global memory times 1 + lambda.
     """
     return ModelledDevice(
         flop=device.peak_flops(element_bytes),
@@ -92,7 +93,7 @@ def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.
 
 
 def datasheet_chip(device: Datasheet) -> Chip:
-    """Return the chip of a datasheet, for the model in cycles (fmm.perfmodel.block_model)."""
+    """Return the chip of a datasheet for the model in cycles, fmm.perfmodel.block_model."""
     return Chip(
         device.capability_limits,
         device.sms,
@@ -102,37 +103,37 @@ def datasheet_chip(device: Datasheet) -> Chip:
     )
 
 
-# ---- bounds on block sizes, (13) and (15) to (18)
+# ---- bounds on block sizes, Equations 13 and 15 to 18
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSizeBound:
-    """One of the paper's bounds on block sizes: `have` is at least `need`, or with `below` it is smaller."""
+    """One of the paper's bounds on block sizes: `have` >= `need`, or with `below` `have` < `need`."""
 
     equation: int
-    what: str  # the bounded quantity and its unit
+    what: str  # name of the bounded quantity with its unit
     have: float
     need: float
     below: bool = False
 
     @property
     def is_met(self) -> bool:
-        """True if the bound is met."""
+        """True if `have` meets the bound."""
         return self.have < self.need if self.below else self.have >= self.need
 
 
 def strategy_bounds(
     s: TileSizes, w: OperandBlocks, on: ModelledDevice, k: int | None = None
 ) -> tuple[BlockSizeBound, ...]:
-    """Return every bound for one product with the inner dimension k (None: the limit for k to infinity)."""
-    prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
+    """Return the bounds for one product with the inner dimension k; None means the limit of infinite k."""
+    prefetched = min(s.thread_count * s.m_r - s.m_s * s.k_s, s.thread_count * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
-    # (17) has the shared memory of a multiprocessor; on later devices a thread block may use slightly less.
+    # Equation 17 has the shared memory of a multiprocessor; a thread block of later devices may use slightly less.
     shared = on.limits.shared_per_block
     return (
         BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
         BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
-        BlockSizeBound(16, "registers per thread", _register_words(s, w, on), most, below=True),
+        BlockSizeBound(16, "registers per thread", _needed_registers(s, w, on), most, below=True),
         BlockSizeBound(17, "shared bytes per block", on.element_bytes * shared_tile_elements(s), shared, below=True),
         BlockSizeBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
@@ -141,23 +142,26 @@ def strategy_bounds(
 def admitted_strategies(
     strategies: Iterable[TileSizes], operands: Iterable[OperandBlocks], on: ModelledDevice, k: int | None = None
 ) -> tuple[TileSizes, ...]:
-    """Return the strategies that meet every bound for every (W_A, W_B, W_C) in `operands`."""
+    """Return the strategies that meet all bounds for each (W_A, W_B, W_C) in `operands`."""
     products = tuple(operands)
     return tuple(s for s in strategies if all(b.is_met for w in products for b in strategy_bounds(s, w, on, k)))
 
 
 def global_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
-    """Return the left side of (13): flops for each element moved to or from global memory."""
+    """Return the flops for each element that moves to or from global memory (left side of Equation 13)."""
     return _intensity_ratio(partial(kernel_flops, s, w), partial(global_memory_elements, s, w), k)
 
 
 def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
-    """Return the left side of (15): flops for each element moved to or from shared memory."""
+    """Return the flops for each element that moves to or from shared memory (left side of Equation 15)."""
     return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_memory_elements, s), k)
 
 
 def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
-    """Return top(k) / bottom(k). Both are linear in k, so that the limit (k = None) is the ratio of their slopes."""
+    """Return top(k) / bottom(k).
+
+    top and bottom are linear in k, so that the limit of infinite k (None) is the ratio of the slopes.
+    """
     if k is None:
         return (top(1) - top(0)) / (bottom(1) - bottom(0))
     if k < 1:
@@ -165,23 +169,23 @@ def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k:
     return top(k) / bottom(k)
 
 
-def _register_words(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
-    """Return the left side of (16) in registers of 32 bits."""
+def _needed_registers(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
+    """Return the left side of Equation 16 in registers of 32 bits."""
     return ceil(registers_needed(s, w) * on.registers_per_element)
 
 
 def required_global_intensity(on: ModelledDevice) -> float:
-    """Return the right side of (13): element bytes x tau_flop / tau_gmop."""
+    """Return the right side of Equation 13, element bytes x tau_flop / tau_gmop."""
     return on.element_bytes * on.flop / on.gmop
 
 
 def required_shared_intensity(on: ModelledDevice) -> float:
-    """Return the right side of (15): element bytes x tau_flop / tau_smop."""
+    """Return the right side of Equation 15, element bytes x tau_flop / tau_smop."""
     return on.element_bytes * on.flop / on.smop
 
 
 def min_square_tile_side(w: OperandBlocks, on: ModelledDevice, k: int | None = None) -> float:
-    """Return the least m_S = n_S that meets (13); infinite if no tile is large enough for this k."""
+    """Return the smallest m_S = n_S that meets Equation 13; infinite if no tile is large enough for this k."""
     need, reads, writes = required_global_intensity(on), w[0] + w[1], w[2]
     if k is None:
         return (need * reads - reads + 2) / 2
@@ -190,13 +194,13 @@ def min_square_tile_side(w: OperandBlocks, on: ModelledDevice, k: int | None = N
 
 
 def min_square_thread_tile(m_s: float, on: ModelledDevice) -> float:
-    """Return the least m_R = n_R that meets (15), for a GEMM with m_S = n_S; m_S may be infinite."""
+    """Return the smallest m_R = n_R that meets Equation 15 for a GEMM with m_S = n_S; m_S may be infinite."""
     left = 1 / required_shared_intensity(on) - 1 / m_s
     return 1 / left if left > 0 else inf
 
 
 def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0) -> float:
-    """Return the m_R = n_R at which (16) needs all registers of a thread, `extra` ones included; m_R must be less."""
+    """Return the upper bound (exclusive) on m_R = n_R by Equation 16; `extra` registers are not available."""
     half = (4 + w[0] + w[1]) / 2
     elements = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
     return sqrt(half * half + elements) - half
@@ -207,47 +211,48 @@ def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class RegisterModel:
-    """Registers of a thread beyond those of (16)."""
+    """The registers of a thread that Equation 16 does not count."""
 
-    per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 with addresses of 64 bits
-    loop: int = 5  # registers for the loop (footnote 14)
-    unprinted: int = 0  # registers that no formula of the paper has
-    least_blocks: int = 0  # the compiler spills until this number of thread blocks fits on a multiprocessor; 0: never
+    per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 registers with addresses of 64 bits
+    loop: int = 5  # number of registers for the loop (footnote 14)
+    unprinted: int = 0  # number of registers that no formula of the paper counts
+    # number of thread blocks on a multiprocessor for which the compiler spills; 0: the compiler never spills
+    least_blocks: int = 0
 
     def count_registers(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
-        """Return the registers of a thread after spilling."""
+        """Return the number of registers of a thread after spilling."""
         registers = self.count_before_spilling(s, w, on)
         if not self.least_blocks:
             return registers
-        return min(registers, max_registers(on.limits, s.threads, self.least_blocks))
+        return min(registers, max_registers(on.limits, s.thread_count, self.least_blocks))
 
     def count_before_spilling(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
-        """Return the registers that a thread needs."""
-        return _register_words(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
+        """Return the number of registers that a thread needs without spilling."""
+        return _needed_registers(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
-# The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer, 12
-# to 15 further ones, which the paper does not print, result in 24, 20 and 18 blocks for Small; 12 is used. "Huge: 2 for
-# all variants" holds only if kernels that need more than 128 registers spill down to 128: section 5.4 mentions spilling
-# to maintain two active blocks.
+# The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer and
+# 12 to 15 unprinted registers, Small has 24, 20 and 18 blocks as printed. The model uses 12 unprinted registers. "Huge:
+# 2 for all variants" holds only if kernels with more than 128 registers spill down to 128 registers. Section 5.4
+# mentions spilling that maintains two active blocks.
 FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
-def blocks_per_sm(
+def active_blocks_per_sm(
     s: TileSizes, w: OperandBlocks, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> int:
-    """Return the active thread blocks of a product's kernel on one multiprocessor."""
+    """Return the number of active thread blocks of a product's kernel on one multiprocessor."""
     tile = on.element_bytes * shared_tile_elements(s)
-    return active_blocks(on.limits, s.threads, model.count_registers(s, w, on), tile)
+    return count_active_blocks(on.limits, s.thread_count, model.count_registers(s, w, on), tile)
 
 
-# ---- time, equations (19) to (22)
+# ---- time, Equations 19 to 22
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSeconds:
-    """Seconds of one product if only one resource took time; the slowest resource decides."""
+    """The seconds of one product by resource, as if no other resource took time."""
 
     flop: float  # arithmetic (20)
     gmop: float  # global memory (22)
@@ -255,7 +260,7 @@ class ResourceSeconds:
 
     @property
     def slowest_seconds(self) -> float:
-        """Seconds of the slowest resource."""
+        """The seconds of the slowest resource."""
         return max(self.flop, self.gmop, self.smop)
 
     @property
@@ -267,9 +272,9 @@ class ResourceSeconds:
 def resource_seconds(
     s: TileSizes, w: OperandBlocks, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> ResourceSeconds:
-    """Return the time of one product of shape (m, k, n) by (19) to (22)."""
-    m, k, n = positive_shape(shape)
-    per_sm = blocks_per_sm(s, w, on, model)
+    """Return the seconds of one product of shape (m, k, n) by resource (Equations 19 to 22)."""
+    m, k, n = check_positive_shape(shape)
+    per_sm = active_blocks_per_sm(s, w, on, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
     together = on.sms * per_sm  # (19)
@@ -285,16 +290,16 @@ def resource_seconds(
 def direct_product_seconds(
     s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, on: ModelledDevice
 ) -> float:
-    """Return the seconds of a direct fast multiplication; its products run one after the other.
+    """Return the seconds of a direct fast multiplication with one product after the other.
 
     Each product has the shape of the largest blocks: shape / split, rounded up.
     """
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
     return sum(times * resource_seconds(s, w, block, on).slowest_seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
-    """Return the effective rate (7): the flops of a classical product over the seconds, in TFLOPS."""
-    m, k, n = positive_shape(shape)
+    """Return the effective rate in TFLOPS: the flops of a classical product over the seconds (Equation 7)."""
+    m, k, n = check_positive_shape(shape)
     return 2e-12 * m * n * k / seconds

@@ -1,4 +1,4 @@
-"""The list of every figure and table of the five sources, and what of each fmm computes, measures or runs."""
+"""List every figure and table of the five sources, and state whether fmm computes, measures or runs each figure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EntryStatus = Literal["measured", "measurable", "computed", "runs", "not measure
 
 
 class SourceEntry(NamedTuple):
-    """A figure or table of a source, and what was done about it."""
+    """A figure or table of a source, and whether fmm computes, measures or runs the figure."""
 
     source: str
     figure: str
     what: str
     done: EntryStatus
-    # names of tables, separated by blanks, if it is computed or can be measured; else the part of fmm in words
+    # names of tables, separated by blanks, for a computed or measurable figure; else the part of fmm in words
     see: str
-    on: str = ""  # devices with samples of it in results/
+    on: str = ""  # devices with samples of the figure in results/
 
 
 LI, HUANG, DALBERTO, SFORZA, DALBERTO_POSTS, FMM_ITSELF = (
@@ -155,12 +155,12 @@ INVENTORY_ROWS: Final = (
 
 
 def table_names(entries: Iterable[SourceEntry] = INVENTORY_ROWS) -> frozenset[str]:
-    """Return the names of the tables in `see` of these entries."""
+    """Return the table names in the field `see` of these entries."""
     with_names = ("measured", "measurable", "computed")
     return frozenset(name for x in entries if x.done in with_names for name in x.see.split())
 
 
-# A figure's name, such as li-fig33: the prefix of its source, then `fig` or `table` and the number in the source.
+# A figure's name, such as li-fig33, has the prefix of the source, then `fig` or `table`, and the number in the source.
 SOURCE_PREFIXES: Final = {"li": LI, "huang": HUANG, "dalberto": DALBERTO, "sforza": SFORZA}
 FIGURE_NAME_PATTERN: Final = re.compile(r"(?P<source>[a-z]+)-(?P<kind>fig|table)(?P<number>\d+)")
 FIGURE_KIND_WORDS: Final = {"fig": "Figure", "table": "Table"}
@@ -184,7 +184,7 @@ def find_source_entry(name: str) -> SourceEntry | None:
 def table_name_of_figure(name: str) -> str | None:
     """Return the name of the table that shows a figure; None if the source has no such figure.
 
-    A figure that is neither computed nor measured has a table under its own name, with its entry as the only row.
+    A figure that is neither computed nor measured has a table under the figure's name with the entry as the only row.
     """
     entry = find_source_entry(name)
     if entry is None:
@@ -193,7 +193,7 @@ def table_name_of_figure(name: str) -> str | None:
 
 
 def entry_table(name: str) -> PaperTable:
-    """Return the entry of a figure that is neither computed nor measured, as a table."""
+    """Return a table with the entry of a figure that is neither computed nor measured."""
     entry = find_source_entry(name)
     assert entry is not None, name
     return PaperTable(
@@ -211,6 +211,6 @@ INVENTORY_NOTES: Final = (
 
 
 def inventory_table() -> PaperTable:
-    """Return the list of all entries as a table."""
+    """Return a table of all entries."""
     what = "every figure and table of the five sources, and what was done about it"
     return PaperTable("paper", what, INVENTORY_COLUMNS, INVENTORY_ROWS, INVENTORY_NOTES)

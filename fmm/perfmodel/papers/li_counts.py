@@ -1,9 +1,10 @@
-"""Exact counts of Li, Ranka, Sahni (2011) for n x n matrices of float32 on a Tesla C1060.
+"""Compute the exact counts of Li, Ranka and Sahni (2011) for n x n matrices of float32 on a Tesla C1060.
 
-The paper counts arithmetics A(k, n), transactions T(k, n) and volume V(k, n) of k levels of recursion. Here the counts
-are polynomials in n, added up over the kernel calls of a step table: each kernel counts the blocks that it reads and
-writes. The paper's closed forms and recurrences are in the tests only. Left out: time, caches and launches.
-`threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and tau2.
+For k levels of recursion the paper counts arithmetics A(k, n), memory transactions T(k, n) and volume V(k, n). In this
+module the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call counts the
+blocks that the kernel reads and writes. Only the tests have the paper's closed forms and recurrences. The counts leave
+out time, caches and launches. `threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and
+tau2.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """An exact polynomial c0 + c1 n + c2 n^2 + ...; the last coefficient is not 0, so that equality is by value."""
+    """An exact polynomial c0 + c1 n + c2 n^2 + ..., with fractions as coefficients.
 
-    coefficients: tuple[Fraction, ...] = ()  # c0, c1, c2, ...
+    The last coefficient is not 0, so that equal polynomials compare equal.
+    """
+
+    coefficients: tuple[Fraction, ...] = ()  # the coefficients c0, c1, c2, ...
 
     @staticmethod
     def from_coefficients(*coefficients: Fraction | int) -> Polynomial:
-        """Return the polynomial with these coefficients of 1, n, n^2, ..."""
+        """Return the polynomial with the given coefficients of 1, n, n^2, ..."""
         found = [Fraction(c) for c in coefficients]
         while found and not found[-1]:
             found.pop()
@@ -51,7 +55,7 @@ class Polynomial:
         return self.coefficients[power] if power < len(self.coefficients) else Fraction(0)
 
     def scaled_by(self, factor: Fraction | int) -> Polynomial:
-        """Return the polynomial times a number."""
+        """Return the polynomial multiplied by a number."""
         return Polynomial.from_coefficients(*(factor * c for c in self.coefficients))
 
     def with_half_argument(self) -> Polynomial:
@@ -62,7 +66,7 @@ class Polynomial:
         return sum((c * Fraction(n) ** i for i, c in enumerate(self.coefficients)), Fraction(0))
 
     def formula_text(self, variable: str = "n") -> str:
-        """Return the polynomial as the paper prints polynomials, highest power first: 17n^3/4096 + n^2/16."""
+        """Return the polynomial as text in the paper's notation, highest power first: 17n^3/4096 + n^2/16."""
         terms = [(c, power) for power, c in enumerate(self.coefficients) if c][::-1]
         words = [f"{'-' if c < 0 else '+'} {_monomial_text(abs(c), variable, power)}" for c, power in terms]
         return " ".join([words[0].replace("- ", "-").removeprefix("+ "), *words[1:]]) if words else "0"
@@ -72,7 +76,7 @@ class Polynomial:
 
     @staticmethod
     def parse(text: str) -> Polynomial:
-        """Return the polynomial of a text in the paper's notation; the variable is any one letter."""
+        """Return the polynomial of a text in the paper's notation; the variable is any single letter."""
         terms: dict[int, Fraction] = {}
         for term in text.replace("-", "+ -").split("+"):
             if term := term.replace(" ", ""):
@@ -103,30 +107,31 @@ def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
 # ---- counts of kernels: sums, classical products, and products with sums inside
 
 
-def _times_n_squared(c: Fraction | int) -> Polynomial:
+def _n_squared_term(c: Fraction | int) -> Polynomial:
     return Polynomial.from_coefficients(0, 0, c)
 
 
-# The counts for each m x m block that `add` or `sub` reads or writes (section 5). 16 threads access a float2 (8 bytes)
-# each, in transactions of 128 bytes: m^2/32 transactions, 4 m^2 bytes.
+# The counts for each m x m block that `add` or `sub` reads or writes (section 5). Each of 16 threads accesses a float2
+# (8 bytes) in a transaction of 128 bytes: m^2/32 transactions, 4 m^2 bytes.
 SUM_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _times_n_squared(0),
-    "transactions": _times_n_squared(Fraction(1, 32)),
-    "volume": _times_n_squared(4),
+    "arithmetics": _n_squared_term(0),
+    "transactions": _n_squared_term(Fraction(1, 32)),
+    "volume": _n_squared_term(4),
 }
-# The counts for each block that a product kernel reads or writes beside the operands of the product itself (section 5,
-# mulIncInc). 16 threads access a float (4 bytes) each, in transactions of 64 bytes: m^2/16 transactions, 4 m^2 bytes.
+# The counts for each block that a product kernel reads or writes in addition to the product's A and B (section 5,
+# mulIncInc). Each of 16 threads accesses a float (4 bytes) in a transaction of 64 bytes: m^2/16 transactions, 4 m^2
+# bytes.
 PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _times_n_squared(0),
-    "transactions": _times_n_squared(Fraction(1, 16)),
-    "volume": _times_n_squared(4),
+    "arithmetics": _n_squared_term(0),
+    "transactions": _n_squared_term(Fraction(1, 16)),
+    "volume": _n_squared_term(4),
 }
 
 
 def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
     """Return the counts of a classical n x n product.
 
-    `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. C is written once.
+    `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. The counts include one write of C.
     """
     return {
         "arithmetics": Polynomial.from_coefficients(0, 0, -1, 2),
@@ -135,19 +140,19 @@ def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantit
     }
 
 
-# Section 4: the product kernels GPU8 and sgemm of CUBLAS 3.0. GPU8 reads A in n^3/4096 transactions of 128 bytes and B
-# in n^3/256 transactions of 64 bytes.
+# Counts of the product kernels in section 4: GPU8, and sgemm of CUBLAS 3.0. GPU8 reads A in n^3/4096 transactions of
+# 128 bytes and B in n^3/256 transactions of 64 bytes.
 PRODUCT_COUNTS: Final[Mapping[str, Mapping[Quantity, Polynomial]]] = {
     "gpu8": _product_counts(Fraction(1, 4096) + Fraction(1, 256), Fraction(128, 4096) + Fraction(64, 256)),
     "sgemm": _product_counts(Fraction(5, 1024), Fraction(5, 16)),
 }
 
-# Method -> the step table of the innermost level, which has sums inside products, and the table of each outer level.
-STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
+# Method -> (step table of the innermost level, which has sums inside products; step table of each outer level).
+METHOD_STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
     "strassen": ("li-fig12", "li-fig16"),
     "winograd": ("li-fig13", "li-fig23"),
 }
-COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
+COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *METHOD_STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
@@ -155,40 +160,43 @@ def kernel_additions(kernel: TableKernel) -> int:
     """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
     Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
-    must therefore form C11 + T1 once: three additions, where the assignments as printed have four.
+    must therefore form C11 + T1 once. The kernel then has three additions; the printed assignments have four.
     """
-    program = kernel.program
-    return min(program.additions, programs.shared_sums_program(program.matrix(), program.inputs).additions)
+    program = kernel.addition_program
+    return min(
+        program.addition_count,
+        programs.shared_sums_program(program.coefficient_matrix(), program.inputs).addition_count,
+    )
 
 
-def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
+def kernel_count_polynomial(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of one kernel call on m x m blocks, as a polynomial in m.
 
     `product` is the count of a classical product of two blocks.
     """
-    blocks = len(kernel.reads) + len(kernel.writes)
-    additions = _times_n_squared(kernel_additions(kernel) if quantity == "arithmetics" else 0)
+    blocks = len(kernel.read_blocks) + len(kernel.written_blocks)
+    additions = _n_squared_term(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
         return SUM_BLOCK_COUNTS[quantity].scaled_by(blocks) + additions
     return product + PRODUCT_BLOCK_COUNTS[quantity].scaled_by(blocks - 1) + additions
 
 
-def table_count(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
+def table_count_polynomial(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of all kernel calls of a step table on m x m blocks, as a polynomial in m."""
-    counts = (kernel_count(step.kernel, quantity, product) for step in table.steps)
+    counts = (kernel_count_polynomial(step.kernel, quantity, product) for step in table.steps)
     return sum(counts, Polynomial())
 
 
 @lru_cache(maxsize=4096)
 def count_polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> Polynomial:
-    """Return the count of k levels of a method (k = 0: of the product kernel `leaf`), as a polynomial in n."""
+    """Return the count of k levels of a method as a polynomial in n; k = 0 is the product kernel `leaf`."""
     _check_arguments(scheme, k, leaf)
     if not k:
         return PRODUCT_COUNTS[scheme if scheme in PRODUCT_COUNTS else leaf][quantity]
-    innermost, above = STEP_TABLES[scheme]
-    found = table_count(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).with_half_argument()
+    innermost, above = METHOD_STEP_TABLES[scheme]
+    found = table_count_polynomial(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).with_half_argument()
     for _ in range(k - 1):
-        found = table_count(step_table(above), quantity, found).with_half_argument()
+        found = table_count_polynomial(step_table(above), quantity, found).with_half_argument()
     return found
 
 
@@ -200,25 +208,25 @@ def _check_arguments(scheme: str, k: int, leaf: str) -> None:
         raise ValueError(f"{scheme} with k = {k} levels; k must be {'0' if scheme in PRODUCT_COUNTS else 'at least 0'}")
 
 
-# ---- the paper's functions A(k, n), T(k, n) and V(k, n), and the reductions that follow from them
+# ---- the paper's functions A(k, n), T(k, n) and V(k, n), and their reductions
 
 
 def arithmetic_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
-    """Return A(k, n), the arithmetics: additions and multiplications; a classical product has 2n^3 - n^2."""
-    return _count_at("arithmetics", scheme, k, n, leaf)
+    """Return A(k, n), the number of additions and multiplications; a classical product has 2n^3 - n^2."""
+    return _count_value("arithmetics", scheme, k, n, leaf)
 
 
 def transaction_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return T(k, n), the number of device-memory transactions of 64 or 128 bytes."""
-    return _count_at("transactions", scheme, k, n, leaf)
+    return _count_value("transactions", scheme, k, n, leaf)
 
 
 def volume_bytes(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
-    """Return V(k, n), the volume: bytes moved between device memory and multiprocessors."""
-    return _count_at("volume", scheme, k, n, leaf)
+    """Return V(k, n), the volume in bytes that moves between device memory and multiprocessors."""
+    return _count_value("volume", scheme, k, n, leaf)
 
 
-def _count_at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
+def _count_value(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
     count = count_polynomial(quantity, scheme, k, leaf)
     if n < 1 or n % 2**k:
         raise ValueError(f"n = {n} does not fit k = {k} levels: n must be a positive multiple of 2^k = {2**k}")
@@ -228,7 +236,7 @@ def _count_at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fra
 def levels_by_threshold(n: int, tau2: int) -> int:
     """Return the number of levels that the codes of Figures 16 and 23 run on n x n matrices.
 
-    The thresholds are tau2 and tau1 = tau2/2, as in section 8.1.
+    The thresholds are tau2 and tau1 = tau2/2, as in section 8.1 of the paper.
     """
     if n < 1 or tau2 < 1:
         raise ValueError(f"n = {n} and tau2 = {tau2} must be positive")
@@ -239,8 +247,8 @@ def levels_by_threshold(n: int, tau2: int) -> int:
 
 
 def percent_reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
-    """Return the reduction of A, T or V by k levels relative to the classical product GPU8, in percent."""
-    return 100 * (1 - _count_at(quantity, scheme, k, n, "gpu8") / _count_at(quantity, "gpu8", 0, n, "gpu8"))
+    """Return the reduction of A, T or V by k levels relative to the classical product kernel GPU8, in percent."""
+    return 100 * (1 - _count_value(quantity, scheme, k, n, "gpu8") / _count_value(quantity, "gpu8", 0, n, "gpu8"))
 
 
 def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
@@ -248,14 +256,14 @@ def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.
 
     A product of at most tau1 rows is one classical product by `leaf`. A product of at most tau2 rows is one level of
     Figure 12 or 13, with sums inside the product kernels. A larger product is one level of Figure 16 or 23, and the
-    same rule holds for its products; these have (n + 1)/2 rows for an odd n, since the step tables pad. The leaf of the
-    paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
+    same rule applies to the level's products. For an odd n these products have (n + 1)/2 rows, since the step tables
+    pad. The leaf of the paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
     """
-    if scheme not in STEP_TABLES:
-        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(STEP_TABLES)}")
+    if scheme not in METHOD_STEP_TABLES:
+        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(METHOD_STEP_TABLES)}")
     if not (n >= 1 and 1 <= tau1 <= tau2):
         raise ValueError(f"n = {n}, tau1 = {tau1}, tau2 = {tau2}: sizes are positive, and tau1 is at most tau2")
-    innermost, above = STEP_TABLES[scheme]
+    innermost, above = METHOD_STEP_TABLES[scheme]
     levels = []
     while n > tau2:
         levels.append(above)

@@ -1,9 +1,9 @@
-"""Li, Ranka and Sahni (2011), sections 4 to 7: the printed counts, and the counts computed from fmm's step tables.
+"""Compare printed counts of Li, Ranka and Sahni (2011), sections 4 to 7, with counts computed from fmm's step tables.
 
-Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, Figures 15 and 20 to 22 the reductions; sections 6
-and 7 have numbers in the text. The quantities are arithmetics A, transactions T and volume V (fmm.perfmodel.papers.
-li_counts). Closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit, half
-away from zero; no percentage of the paper is a tie, so that rounding half to even gives equal results.
+Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, and Figures 15 and 20 to 22 the reductions.
+Sections 6 and 7 have numbers in the text. li_counts computes the quantities: arithmetics A, transactions T and volume
+V. The paper's closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit,
+with ties away from zero. No percentage of the paper is a tie, so that rounding half to even gives equal results.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final, Literal
 
 from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_counts import PRODUCT_COUNTS, QUANTITIES, STEP_TABLES, Polynomial, Quantity
+from fmm.perfmodel.papers.li_counts import METHOD_STEP_TABLES, PRODUCT_COUNTS, QUANTITIES, Polynomial, Quantity
 from fmm.perfmodel.papers.table import Cell, PaperTable
 
-PRINTED_SIZES: Final = (4096, 8192, 16384)  # n in Figures 15 and 20 to 22
+PRINTED_SIZES: Final = (4096, 8192, 16384)  # the sizes n in Figures 15 and 20 to 22
 PRINTED_METHODS: Final = ("strassen", "winograd")
 COMPARED_COLUMNS: Final = ("printed", "computed", "difference")
 LEVEL_WORDS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
 def formula_cells(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
-    """Return three cells for a closed form: printed, computed, and the polynomial computed - printed."""
+    """Return three cells for a closed form: printed, computed, and the difference of the two polynomials."""
     return printed, computed.formula_text(variable), (computed - Polynomial.parse(printed)).formula_text(variable)
 
 
@@ -37,21 +37,21 @@ def round_half_away(x: Fraction, digits: int = 1) -> Fraction:
 
 
 def percent_cells(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
-    """Return three cells for a percentage: printed, computed without rounding, and the rounded one - printed."""
+    """Return three cells for a percentage: printed, computed without rounding, and the difference after rounding."""
     if printed is None:
         return None, float(computed), None
     return float(printed), float(computed), float(round_half_away(computed) - Fraction(printed))
 
 
 def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell, ...]:
-    """Return three cells for a number: printed, computed, and computed - printed."""
+    """Return three cells for a number: printed, computed, and the difference computed - printed."""
     assert isinstance(printed, int | float | Fraction)
     return printed, computed, computed - printed
 
 
-# Figure 11: kernel, transactions, and volume in bytes, for m x m blocks. Of the kernels below `mul`, the amounts that
-# Figure 11 adds to mul's transactions T and volume V.
-FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
+# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. Kernels below `mul` have the
+# amounts that Figure 11 adds to the transactions T and the volume V of `mul`.
+FIGURE_11_KERNELS: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
     ("sub", "3m^2/32", "12m^2"),
     ("mul", "17m^3/4096 + m^2/16", "9m^3/32 + 4m^2"),
@@ -64,10 +64,10 @@ FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
     ("mulSubInc", "3m^2/16", "12m^2"),
 )
 
-# The classical product GPU8 of n x n matrices (section 4): arithmetics, transactions, volume in bytes.
+# The counts of the classical product GPU8 of n x n matrices (section 4): arithmetics, transactions, volume in bytes.
 GPU8_COUNTS: Final = ("2n^3 - n^2", "17n^3/4096 + n^2/16", "9n^3/32 + 4n^2")
 
-# Figures 14, 17, 18 and 19: k -> method -> A(k, n), T(k, n) and V(k, n) in bytes.
+# Figures 14, 17, 18 and 19: number of levels k -> method -> A(k, n), T(k, n), and V(k, n) in bytes.
 CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     1: {
         "strassen": ("7n^3/4 + 11n^2/4", "119n^3/32768 + 35n^2/64", "63n^3/256 + 50n^2"),
@@ -95,7 +95,8 @@ CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     },
 }
 
-# Figures 15, 20, 21 and 22: k -> method -> for each n of PRINTED_SIZES the reductions of A, T and V in percent.
+# Figures 15, 20, 21 and 22: number of levels k -> method -> reductions of A, T and V in percent for each n of
+# PRINTED_SIZES.
 PRINTED_REDUCTIONS: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], ...]]]] = {
     1: {
         "strassen": (("12.5", "9.6", "8.5"), ("12.5", "11.1", "10.5"), ("12.5", "11.8", "11.5")),
@@ -115,7 +116,8 @@ PRINTED_REDUCTIONS: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], 
     },
 }
 
-CLOSED_FORM_FIGURE_NUMBERS: Final = {1: 14, 2: 17, 3: 18, 4: 19}  # levels k -> number of the figure
+# number of levels k -> number of the figure with the closed forms
+CLOSED_FORM_FIGURE_NUMBERS: Final = {1: 14, 2: 17, 3: 18, 4: 19}
 REDUCTION_FIGURE_NUMBERS: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 
@@ -123,8 +125,10 @@ REDUCTION_FIGURE_NUMBERS: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 
 def li_fig11() -> PaperTable:
-    """Return the transactions and the volume of each kernel, counted from the blocks that it reads and writes."""
-    rows = [_kernel_row(name, q, p) for name, *both in FIGURE_11 for q, p in zip(QUANTITIES[1:], both, strict=True)]
+    """Return Figure 11: transactions and volume of each kernel, counted from the blocks that the kernel moves."""
+    rows = [
+        _kernel_row(name, q, p) for name, *both in FIGURE_11_KERNELS for q, p in zip(QUANTITIES[1:], both, strict=True)
+    ]
     rows += [
         ("sgemm (CUBLAS 3.0)", q, *formula_cells(printed, PRODUCT_COUNTS["sgemm"][q], "m"))
         for q, printed in zip(QUANTITIES[1:], ("5m^3/1024 + m^2/16", "5m^3/16 + 4m^2"), strict=True)
@@ -140,7 +144,7 @@ def li_fig11() -> PaperTable:
 
 def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]:
     base = PRODUCT_COUNTS["gpu8"][quantity] if name == "mul" else Polynomial()
-    found = li_counts.kernel_count(kernel_table()[name], quantity, base)
+    found = li_counts.kernel_count_polynomial(kernel_table()[name], quantity, base)
     return name, quantity, *formula_cells(printed, found, "m")
 
 
@@ -148,7 +152,7 @@ def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]
 
 
 def _closed_form_table(k: int) -> PaperTable:
-    """Return the figure that prints A(k, n), T(k, n) and V(k, n)."""
+    """Return the table of the figure that prints A(k, n), T(k, n) and V(k, n) for k levels."""
     methods = {"gpu8": GPU8_COUNTS, **CLOSED_FORMS[k]}
     rows = tuple(
         (method, q, *formula_cells(p, li_counts.count_polynomial(q, method, 0 if method == "gpu8" else k)))
@@ -161,7 +165,7 @@ def _closed_form_table(k: int) -> PaperTable:
 
 
 def _reduction_table(k: int) -> PaperTable:
-    """Return the figure that prints the reductions by k levels relative to GPU8."""
+    """Return the table of the figure that prints the reductions by k levels relative to GPU8."""
     rows = tuple(
         (n, method, q, *percent_cells(printed, li_counts.percent_reduction(q, method, k, n)))
         for i, n in enumerate(PRINTED_SIZES)
@@ -214,8 +218,8 @@ def li_fig22() -> PaperTable:
     return _reduction_table(4)
 
 
-# Sections 6.1 and 6.2: method -> the number of calls of each kernel in one level, Figure 12 or 13.
-SECTION_6_CALLS: Final = {
+# Sections 6.1 and 6.2: method -> number of calls of each kernel in one level (Figure 12 or 13).
+SECTION_6_KERNEL_CALLS: Final = {
     "strassen": (
         ("add, sub", 10),
         ("mul", 2),
@@ -226,8 +230,8 @@ SECTION_6_CALLS: Final = {
     ),
     "winograd": (("add, sub", 8), ("mul", 3), ("mulAdd", 2), ("mulIncIncInc", 1), ("mulSubInc", 1)),
 }
-# Sections 6.1 and 6.2: method -> the transactions beyond 7T and the volume in bytes beyond 7V, for m x m blocks.
-SECTION_6_TOTALS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
+# Sections 6.1 and 6.2: method -> transactions beyond 7T and bytes of volume beyond 7V, for m x m blocks.
+SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
 def li_section6() -> PaperTable:
@@ -236,15 +240,15 @@ def li_section6() -> PaperTable:
     for method in PRINTED_METHODS:
         rows += [
             (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
-            for names, n in SECTION_6_CALLS[method]
+            for names, n in SECTION_6_KERNEL_CALLS[method]
         ]
-        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).products)))
-        for q, printed in zip(QUANTITIES[1:], SECTION_6_TOTALS[method], strict=True):
-            without_products = li_counts.table_count(_one_level_table(method), q, Polynomial())
+        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).product_count)))
+        for q, printed in zip(QUANTITIES[1:], SECTION_6_EXCESS_COUNTS[method], strict=True):
+            without_products = li_counts.table_count_polynomial(_one_level_table(method), q, Polynomial())
             rows.append((method, f"{q} beside the products'", *formula_cells(printed, without_products, "m")))
         for q, printed in zip(QUANTITIES[1:], CLOSED_FORMS[1][method][1:], strict=True):
             rows.append((method, q, *formula_cells(printed, li_counts.count_polynomial(q, method, 1))))
-    rows += _rounded_reductions("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
+    rows += _rounded_reduction_rows("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
     notes = (
         "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
         "About 12 percent holds at n = 16384; at n = 4096 volume falls by 8.5 (Strassen) and 9.3 percent (Winograd).",
@@ -256,19 +260,21 @@ def li_section6() -> PaperTable:
 
 def _one_level_table(method: str) -> StepTable:
     """Return the step table of Figure 12 (strassen) or 13 (winograd)."""
-    return step_table(STEP_TABLES[method][0])
+    return step_table(METHOD_STEP_TABLES[method][0])
 
 
 def _count_calls(method: str, names: str) -> int:
-    """Return the number of calls of some kernels, separated by commas, in one level of a method."""
+    """Return the number of calls of the kernels `names`, separated by commas, in one level of a method."""
     found = _one_level_table(method).kernel_counts
     return sum(found.get(name, 0) for name in names.split(", "))
 
 
-def _rounded_reductions(text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]) -> list[tuple[Cell, ...]]:
+def _rounded_reduction_rows(
+    text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[Cell, ...]]:
     """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
 
-    The difference is that of whole percents. `text` has the row's name, with the quantity in braces.
+    The difference cell compares whole percents. `text` is the row's name with braces for the quantity.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
@@ -279,28 +285,30 @@ def _rounded_reductions(text: str, printed: int, levels: Sequence[int], sizes: S
     return found
 
 
-# Sections 7.1 and 7.2: method -> what a level of Figure 16 or 23 adds to 7 A(k-1, n/2), 7 T(k-1, n/2), 7 V(k-1, n/2).
+# Sections 7.1 and 7.2: method -> terms that a level of Figure 16 or 23 adds to 7 A, 7 T and 7 V of (k-1, n/2).
 SECTION_7_INCREMENTS: Final = {
     "strassen": ("9n^2/2", "51n^2/128", "51n^2"),
     "winograd": ("15n^2/4", "41n^2/128", "41n^2"),
 }
-SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # blocks that the sums of one level read and write
-# Section 7.1, n = 16384: levels k, and the least and the largest of the three reductions in percent.
+SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # number of blocks that the sums of one level read and write
+# Section 7.1 at n = 16384: number of levels k, smallest and largest of the three reductions in percent.
 SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 
 def li_section7() -> PaperTable:
-    """Return the numbers in the text of section 7: what a level adds in the recurrences, and expected reductions."""
+    """Return the numbers in the text of section 7: terms of the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
-        outer = step_table(STEP_TABLES[method][1])
-        moved = sum(len(s.kernel.reads) + len(s.kernel.writes) for s in outer.steps if not s.kernel.product)
+        outer = step_table(METHOD_STEP_TABLES[method][1])
+        moved = sum(
+            len(s.kernel.read_blocks) + len(s.kernel.written_blocks) for s in outer.steps if not s.kernel.product
+        )
         rows.append((method, "blocks read and written in a level", *number_cells(SECTION_7_BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
-            found = li_counts.table_count(outer, q, Polynomial()).with_half_argument()
+            found = li_counts.table_count_polynomial(outer, q, Polynomial()).with_half_argument()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
-    rows += [_two_input_kernels("strassen", 12), _two_input_kernels("winograd", 10)]
-    rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
+    rows += [_two_input_kernels_row("strassen", 12), _two_input_kernels_row("winograd", 10)]
+    rows += _rounded_reduction_rows("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
     for k, least, most in SECTION_7_EXPECTATIONS:
         rows += [_extreme_reduction_row(k, "least", least), _extreme_reduction_row(k, "most", most)]
     return PaperTable(
@@ -308,15 +316,17 @@ def li_section7() -> PaperTable:
     )
 
 
-def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
-    """Return the row with the number of sum kernels of a level that read two blocks and write one."""
-    outer = step_table(STEP_TABLES[method][1])
-    found = sum(1 for s in outer.steps if not s.kernel.product and len(s.kernel.reads) + len(s.kernel.writes) == 3)
+def _two_input_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
+    """Return the row with the number of a level's sum kernels that read two blocks and write one block."""
+    outer = step_table(METHOD_STEP_TABLES[method][1])
+    found = sum(
+        1 for s in outer.steps if not s.kernel.product and len(s.kernel.read_blocks) + len(s.kernel.written_blocks) == 3
+    )
     return method, "kernels that read two blocks and write one", *number_cells(printed, found)
 
 
 def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
-    """Return the row of the smallest or largest of the reductions of T, V and A by Strassen's method at n = 16384."""
+    """Return the row of the smallest or the largest reduction (of T, V or A) by Strassen's method at n = 16384."""
     found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]
     name = f"{LEVEL_WORDS[k]} levels, {which} of the three percents"

@@ -1,7 +1,7 @@
-"""Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and of errors, and runs as plans.
+"""Compare printed and computed numbers of Li, Ranka and Sahni (2011), section 8: reductions, times, errors and plans.
 
-Each table compares the printed numbers with numbers that follow from the counts of li_counts or from other printed
-numbers. `TABLE_FUNCTIONS` lists every table about this paper, those of li_formulas included.
+The computed numbers follow from the counts of li_counts or from other printed numbers. `TABLE_FUNCTIONS` lists all
+tables about this paper, the tables of li_formulas included.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from fmm.perfmodel.papers.table import Cell, PaperTable
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 
-# Figure 24: code -> seconds on a C1060 at n = 2048, 4096, 8192 and 16384, without texture memory and with tau2 = 4096.
+# Figure 24: code -> seconds on a C1060 at the sizes of FIGURE_24_SIZES, without texture memory, with tau2 = 4096.
 FIGURE_24_SIZES: Final = (2048, *PRINTED_SIZES)
 FIGURE_24_SECONDS: Final[Mapping[str, tuple[float, ...]]] = {
     "gpu8": (0.046, 0.361, 2.875, 22.971),
     "strassen": (0.046, 0.329, 2.344, 16.561),
     "winograd": (0.046, 0.328, 2.329, 16.425),
 }
-SGEMM_BY_SIZE: Final = (0.048, 0.373, 2.966, 23.699)  # Figure 24: seconds of CUBLAS 3.0's sgemm
-# Figure 36: method -> seconds of four levels at n = 16384, which are the levels for tau2 = 2048.
+# Figure 24: seconds of sgemm of CUBLAS 3.0 at the sizes of FIGURE_24_SIZES
+SGEMM_BY_SIZE: Final = (0.048, 0.373, 2.966, 23.699)
+# Figure 36: method -> seconds of four levels at n = 16384; tau2 = 2048 gives four levels.
 FIGURE_36_SECONDS: Final = {"strassen": 16.855, "winograd": 16.555}
 
 
 def reduction_curve(
     method: str, tau2: int, sizes: Sequence[int] = FIGURE_24_SIZES
 ) -> tuple[tuple[int, int, Fraction, Fraction, Fraction], ...]:
-    """Return n, the number of levels, and the reductions of A, T and V in percent, for each n and tau1 = tau2/2."""
+    """Return (n, number of levels, reductions of A, T and V in percent) for each n, with tau1 = tau2/2."""
     rows = []
     for n in sizes:
         k = counts.levels_by_threshold(n, tau2)
@@ -55,9 +56,9 @@ def reduction_curve(
 
 
 def _reduction_figure(figure: int, method: str, tau2: int) -> PaperTable:
-    """Return one of Figures 26 to 29: the reductions by n for a method and tau2.
+    """Return one of Figures 26 to 29 as a table: the reductions by n for a method and tau2.
 
-    The printed percentages are those of Figures 15 and 20 to 22 for the figure's n and number of levels.
+    The printed percentages are taken from Figures 15 and 20 to 22, at the figure's n and number of levels.
     """
     rows = []
     for i, (n, k, *percents) in enumerate(reduction_curve(method, tau2)):
@@ -70,7 +71,7 @@ def _reduction_figure(figure: int, method: str, tau2: int) -> PaperTable:
 
 
 def _measured_reduction(method: str, tau2: int, i: int) -> float | None:
-    """Return the reduction in run time at the i-th n in percent, as Figures 24 and 36 print it; None if they do not."""
+    """Return the reduction in run time at the i-th n in percent, from Figures 24 and 36; None if not printed."""
     last = FIGURE_36_SECONDS[method] if FIGURE_24_SIZES[i] == PRINTED_SIZES[-1] else None
     seconds = FIGURE_24_SECONDS[method][i] if tau2 == 4096 else last
     return None if seconds is None else 100 * (1 - seconds / FIGURE_24_SECONDS["gpu8"][i])
@@ -102,7 +103,7 @@ def li_fig29() -> PaperTable:
     return _reduction_figure(29, "winograd", 2048)
 
 
-# Figure 24: the name of a code, its method, its best tau2, and the plan leaf that stands for its GPU8.
+# Figure 24: name of a code, its method, its best tau2, and the plan leaf that corresponds to GPU8.
 FIGURE_24_CODES: Final = (
     ("Strassen", "strassen", 4096, "tile.gpu8"),
     ("tStrassen", "strassen", 2048, "tile.gpu8.texture"),
@@ -112,7 +113,7 @@ FIGURE_24_CODES: Final = (
 
 
 def li_plans() -> PaperTable:
-    """Return Figure 24's runs as plans of fmm."""
+    """Return a table of the runs of Figure 24 as plans of fmm."""
     rows = tuple(
         (code, n, tau2 // 2, tau2, str(threshold_plan(method, n, tau2 // 2, tau2, leaf)))
         for code, method, tau2, leaf in FIGURE_24_CODES
@@ -122,7 +123,7 @@ def li_plans() -> PaperTable:
     return PaperTable("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
 
 
-# Figures 24 and 40: device, code, method, element type, n and seconds, all without texture memory; tau2 = 4096.
+# Figures 24 and 40: device, code, method, element type, n and seconds, without texture memory, with tau2 = 4096.
 PRINTED_RUN_TIMES: Final = (
     *(("C1060", "sgemm", "vendor", "float32", n, s) for n, s in zip(FIGURE_24_SIZES, SGEMM_BY_SIZE, strict=True)),
     *(
@@ -140,13 +141,13 @@ PRINTED_RUN_TIMES: Final = (
         for n, s in zip((4096, 8192), seconds, strict=True)
     ),
 )
-# The one-level tables with sums inside products -> tables of the same steps with sums apart from products. Datasheets
-# have rates for the latter alone.
+# Step table with sums inside products -> step table of the same steps with separate sums. Calibrations from datasheets
+# have rates for separate sums only.
 SEPARATE_SUM_TABLES: Final = {"li-fig12": "li-fig2", "li-fig13": "li-fig3"}
 
 
 def li_predicted() -> PaperTable:
-    """Return the run times of Figures 24 and 40, and those predicted from the datasheets of the paper's devices."""
+    """Return the run times of Figures 24 and 40, printed and predicted from the datasheets of the paper's devices."""
     rows = []
     for device, code, method, dtype, n, printed in PRINTED_RUN_TIMES:
         text = "vendor" if method == "vendor" else str(threshold_plan(method, n, 2048, 4096, "vendor"))
@@ -165,7 +166,7 @@ def li_predicted() -> PaperTable:
     return PaperTable("li-predicted", "Figures 24 and 40: seconds, printed and predicted", columns, tuple(rows), notes)
 
 
-# Figures 32 and 34, n = 16384: method -> the largest and the mean error for 0 to 4 levels.
+# Figures 32 and 34 at n = 16384: method -> largest and mean errors with 0 to 4 levels.
 MAXIMUM_ERRORS: Final = {
     "strassen": (3.9e-4, 3.3e-3, 3.1e-2, 5.8e-2, 8.3e-2),
     "winograd": (3.9e-4, 1.4e-3, 9.7e-3, 1.6e-1, 6.3e-1),
@@ -177,7 +178,7 @@ MEAN_ERRORS: Final = {
 
 
 def li_errors() -> PaperTable:
-    """Return how the errors of Figures 32 and 34 grow with the levels, and the growth to expect and its bound."""
+    """Return a table of the error growth by levels in Figures 32 and 34, with the expected growth and the bound."""
     rows = tuple(
         (
             method,
@@ -200,7 +201,8 @@ def li_errors() -> PaperTable:
     return PaperTable("li-errors", "Figures 32 and 34: error growth at n = 16384", columns, rows, notes)
 
 
-# Figures 32, 34, 43 and 44: figure, kind of error, levels, error of Strassen's method, error of Winograd's.
+# Figures 32, 34, 43 and 44: figure, kind of error, number of levels, error of Strassen's method, error of Winograd's
+# method.
 ERRORS_BY_METHOD: Final = (
     *(("32", "maximum", k, MAXIMUM_ERRORS["strassen"][k], MAXIMUM_ERRORS["winograd"][k]) for k in range(1, 5)),
     *(("34", "average", k, MEAN_ERRORS["strassen"][k], MEAN_ERRORS["winograd"][k]) for k in range(1, 5)),
@@ -212,7 +214,7 @@ ERRORS_BY_METHOD: Final = (
 
 
 def li_exchanged() -> PaperTable:
-    """Return the error of Winograd's variant over that of Strassen's; below 1, the two numbers look exchanged."""
+    """Return a table of the ratio of Winograd's error to Strassen's; below 1, the printed numbers look exchanged."""
     one = named_scheme("winograd").error_growth / named_scheme("strassen").error_growth
     rows = tuple(
         (figure, what, k, strassen, winograd, winograd / strassen, one**k, winograd < strassen)
@@ -233,7 +235,7 @@ def li_exchanged() -> PaperTable:
 
 
 def li_section8() -> PaperTable:
-    """Return the ratios that the text of section 8 states, computed from the numbers of its figures."""
+    """Return a table of the ratios in the text of section 8, computed from the numbers of the figures."""
     rows = tuple(
         (what, *_printed_digit_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
     )
@@ -248,13 +250,13 @@ def li_section8() -> PaperTable:
 
 
 def _printed_digit_cells(printed: str, computed: float) -> tuple[Cell, ...]:
-    """Return three cells: printed, computed, and the difference after rounding to the number of printed digits."""
+    """Return three cells: printed, computed, and the difference after rounding to the printed digits."""
     digits = len(printed.partition(".")[2])
     return float(printed), computed, float(round_half_away(Fraction(computed), digits) - Fraction(printed))
 
 
 def _error_ratios() -> tuple[tuple[str, str, float], ...]:
-    """Return for each ratio of errors in the text: its name, the printed number, the computed one."""
+    """Return (name, printed number, computed number) for each ratio of errors in the text."""
     strassen_max, winograd_max, strassen_mean, winograd_mean = (
         x[m] for x in (MAXIMUM_ERRORS, MEAN_ERRORS) for m in PRINTED_METHODS
     )
@@ -273,9 +275,10 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 
 def _temporaries_share(n: int = 64) -> float:
-    """Return the elements of Figure 2's temporaries at all levels, over n^2.
+    """Return the elements of Figure 2's temporaries at all levels as a share of n^2.
 
-    Each level needs a quarter of the temporaries of the next outer level, so that the sum is 4/3 of the first level's.
+    Each level needs a quarter of the next outer level's temporaries: all levels need 4/3 of the first level's
+    temporaries.
     """
     steps = lower_level(Plan((level_with_options("li-fig2"),)), n, n, n)
     assert steps is not None
@@ -285,8 +288,8 @@ def _temporaries_share(n: int = 64) -> float:
 
 SGEMM_SECONDS: Final = SGEMM_BY_SIZE[-1]  # n = 16384
 GPU8_SECONDS: Final = FIGURE_24_SECONDS["gpu8"][-1]
-# Section 8: the compared codes, the printed speedup in percent, the seconds of the slower and of the faster code
-# (Figures 24, 36 and 40). The speedup is 100 (1 - faster / slower).
+# Section 8: compared codes, printed speedup in percent, seconds of the slower code and of the faster code (Figures 24,
+# 36 and 40). The speedup is 100 (1 - faster / slower) percent.
 SECTION_8_SPEEDUPS: Final = (
     ("tStrassen over Strassen", "2.7", 16.561, 16.107),
     ("tWinograd over Winograd", "3.5", 16.425, 15.846),
@@ -301,8 +304,8 @@ SECTION_8_SPEEDUPS: Final = (
     ("dStrassen over dgemm, n = 8192", "20.2", 3.634, 2.900),
     ("dWinograd over dgemm, n = 8192", "21.0", 3.634, 2.870),
 )
-# Figures 36 and 37, n = 16384: code, seconds of one to four levels, speedups in percent over sgemm and over GPU8.
-FIGURE_37: Final = (
+# Figures 36 and 37 at n = 16384: code, seconds of one to four levels, speedups in percent over sgemm and over GPU8.
+FIGURE_37_SPEEDUPS: Final = (
     ("Strassen", (20.223, 18.025, 16.561, 16.855), ("14.7", "23.9", "30.1", "28.9"), ("12.0", "21.5", "27.9", "26.6")),
     ("tStrassen", (20.167, 17.967, 16.374, 16.107), ("14.9", "24.2", "30.9", "32.0"), ("12.2", "21.8", "28.7", "29.9")),
     ("Winograd", (20.208, 17.970, 16.425, 16.555), ("14.7", "24.2", "30.7", "30.1"), ("12.0", "21.8", "28.5", "27.9")),
@@ -311,9 +314,9 @@ FIGURE_37: Final = (
 
 
 def _speedup_ratios() -> list[tuple[str, str, float]]:
-    """Return for each speedup in the text and in Figure 37: its name, the printed percentage, the computed one."""
+    """Return (name, printed percentage, computed percentage) for each speedup in the text and in Figure 37."""
     rows = [(f"{what}, percent", printed, 100 * (1 - fast / slow)) for what, printed, slow, fast in SECTION_8_SPEEDUPS]
-    for name, seconds, *speedups in FIGURE_37:
+    for name, seconds, *speedups in FIGURE_37_SPEEDUPS:
         for base, slow, printed in zip(("sgemm", "GPU8"), (SGEMM_SECONDS, GPU8_SECONDS), speedups, strict=True):
             for k, (fast, percent) in enumerate(zip(seconds, printed, strict=True), 1):
                 rows.append((f"Figure 37: {name}, {k}-level, over {base}", percent, 100 * (1 - fast / slow)))

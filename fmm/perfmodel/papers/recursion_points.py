@@ -1,11 +1,12 @@
-"""When one more level of recursion pays: the model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
+"""Decide when one more recursion level pays, by the model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
 
-alpha is the time of one element of a block addition, pi the time of one flop of the vendor's product. Equations 2 and 3
-need only the ratio alpha/pi. A is m x k and B is k x n here; the paper writes m x n and n x p. Left out: strides and
-caches, the lower cost of copies, and, unless the ratio is a function of the shape, the lower rate of small products.
+alpha is the time of one element of a block addition, and pi is the time of one flop of the vendor's product. Equations
+2 and 3 need only the ratio alpha/pi. In this module A is m x k and B is k x n; the paper writes m x n and n x p. The
+model leaves out strides, caches and the lower cost of copies. A fixed ratio also leaves out the lower rate of small
+products.
 
-`choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects this
-rule. The rule has no margin: a plan with any predicted gain is chosen.
+`choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects the rule
+of `choose_hasa_plan`. `choose_hasa_plan` has no margin: a plan with any predicted gain is chosen.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem, Shape, positive_shape
+from fmm.problem import Problem, Shape, check_positive_shape
 
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
 
-AlphaPiRatio = float | Callable[[int, int, int], float]  # alpha / pi, fixed or by shape
+# the ratio alpha / pi, as a number or as a function of m, k and n
+AlphaPiRatio = float | Callable[[int, int, int], float]
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWork:
-    """The products and the passes over blocks of one level of a bilinear algorithm <m0, k0, n0; products>."""
+    """The products and the passes over blocks of one level of the bilinear algorithm <m0, k0, n0; products>."""
 
     name: str
-    split: Shape  # m0, k0, n0: the parts into which the level cuts m, k and n
+    split: Shape  # m0, k0, n0: numbers of parts into which the level cuts m, k and n
     products: int
-    additions: tuple[int, int, int]  # additions of two blocks of A, of B, of C
-    copies: tuple[int, int, int] = (0, 0, 0)  # copies of a block of A, of B, of C
+    additions: tuple[int, int, int]  # numbers of additions of two blocks of A, of B and of C
+    copies: tuple[int, int, int] = (0, 0, 0)  # numbers of copies of a block of A, of B and of C
 
     def __post_init__(self) -> None:
         if min(self.split) < 1 or self.products < 1:
@@ -50,25 +52,25 @@ class BlockWork:
 
     @property
     def pass_counts(self) -> tuple[int, int, int]:
-        """Passes over a block of A, of B, of C: additions and copies, which have equal weights in the model."""
+        """The numbers of passes over blocks of A, B and C: additions and copies, which have equal weights."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
     @property
     def classical_products(self) -> int:
-        """The number of products that the classical algorithm needs for m0 x k0 and k0 x n0 blocks."""
+        """The number of products of the classical algorithm for m0 x k0 and k0 x n0 blocks."""
         m0, k0, n0 = self.split
         return m0 * k0 * n0
 
 
 # Table 2 of the paper: 18 additions and 4 copies, 22 passes over blocks.
 STRASSEN_WORK = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))
-# 15 additions; the products are written to C without copies.
+# Winograd's variant has 15 additions and writes the products to C without copies.
 WINOGRAD_WORK = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))
 
 
 def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coefficients) -> BlockWork:
-    """Return the work of one level of the scheme U, V, W; no sum shares an addition with another, nothing is copied."""
+    """Return the work of one level of the scheme U, V, W without shared additions and without copies."""
     m0, k0, n0 = split
     grids = (m0 * k0, k0 * n0, m0 * n0)
     if (len(U), len(V), len(W)) != grids:
@@ -78,9 +80,9 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
 
 
 def scheme_work(scheme: Scheme) -> BlockWork:
-    """Return the work of one level of a scheme as kernels run it: common sums are formed once."""
-    p = scheme.programs
-    additions = (p.left.additions, p.right.additions, p.join.additions)
+    """Return the work of one level of a scheme in which common sums are formed once, as kernels do."""
+    p = scheme.addition_programs
+    additions = (p.left.addition_count, p.right.addition_count, p.join.addition_count)
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 
@@ -92,32 +94,32 @@ def _additions_one_by_one(sums: Iterable[Iterable[Fraction | int | float]]) -> i
 
 
 def level_pays(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0) -> bool:
-    """Return True if one more level pays by Equation 2, with alpha/pi + epsilon for alpha/pi (section 4.1.1).
+    """Return True if one more level pays by Equation 2 with the ratio alpha/pi + epsilon (section 4.1.1).
 
-    For odd sizes the left side of Equation 2 counts the product of the largest blocks, not the exact saving.
+    For odd sizes Equation 2 counts the product of the largest blocks instead of the exact saving.
     """
     if _is_too_small(shape, work):
         return False
-    return saved_flops(shape, work) > (_ratio_at(ratio, shape) + epsilon) * added_elements(shape, work)
+    return saved_flops(shape, work) > (_ratio_of_shape(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
 def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK) -> float:
-    """Return the epsilon up to which one more level pays by Equation 2; -inf if the shape cannot be cut."""
+    """Return the largest epsilon with which one more level pays by Equation 2; -inf if the shape cannot be cut."""
     if _is_too_small(shape, work):
         return -inf
-    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_at(ratio, shape)
+    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_of_shape(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
-    """Return the flops of the products that one level saves: for Strassen's, twice the left side of Equation 2."""
+    """Return the flops that one level saves; for Strassen's algorithm twice the left side of Equation 2."""
     m, k, n = _largest_blocks(shape, work.split)
     return 2 * (work.classical_products - work.products) * m * k * n
 
 
 def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
-    """Return the bracket of Equation 2: elements of the passes of one level.
+    """Return the number of elements in the passes of one level, the bracket of Equation 2.
 
-    Blocks of A and B count with the size of the largest one, blocks of C with the average size.
+    Blocks of A and B count with the size of the largest block, blocks of C with the average size.
     """
     (m, k, n), (m0, _, n0) = _largest_blocks(shape, work.split), work.split
     a, b, c = work.pass_counts
@@ -125,9 +127,9 @@ def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
 
 
 def recursion_point(ratio: float, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0) -> float:
-    """Return n_1, the side m = k = n from which one level pays by Equation 3: for Strassen's, 22 alpha/pi.
+    """Return n_1, the side m = k = n from which one level pays by Equation 3; for Strassen's algorithm 22 alpha/pi.
 
-    It is infinite if the level saves no products.
+    The side n_1 is infinite if the level saves no products.
     """
     saved = work.classical_products - work.products
     if saved <= 0:
@@ -138,18 +140,18 @@ def recursion_point(ratio: float, work: BlockWork = STRASSEN_WORK, epsilon: floa
 
 @dataclass(frozen=True, slots=True)
 class RecursionLevel:
-    """One level of a recursion."""
+    """One recursion level: its number of products, saved flops and added elements."""
 
-    shape: Shape  # m, k, n of the products that the level splits
-    products: int  # the number of these products
-    saved: int  # flops that the level saves in each of them
-    added: Fraction  # elements of the level's passes in each of them
+    shape: Shape  # sizes m, k, n of the products that the level splits
+    products: int  # number of products that the level splits
+    saved: int  # number of flops that the level saves in each product
+    added: Fraction  # number of elements in the level's passes for each product
 
 
 def recursion_levels(
     shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels that Equation 2 adds, outermost first; each splits the largest blocks of the level before."""
+    """Return the levels that pay by Equation 2, outermost first; a level splits the largest blocks above it."""
     found: list[RecursionLevel] = []
     while level_pays(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -160,16 +162,16 @@ def recursion_levels(
 def levels_above_recursion_point(
     shape: Shape, point: float, work: BlockWork = STRASSEN_WORK
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels of sections 4.1.1 and 4.1.2, which stop where one size is below the recursion point."""
+    """Return the levels by sections 4.1.1 and 4.1.2: a level splits sizes that are all at least the recursion point."""
     found: list[RecursionLevel] = []
-    while min(positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
+    while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
         shape = _largest_blocks(shape, work.split)
     return tuple(found)
 
 
 def _recursion_level(shape: Shape, work: BlockWork, above: int) -> RecursionLevel:
-    """Return the level that splits this shape below `above` outer levels."""
+    """Return the level that splits a shape below `above` outer levels."""
     return RecursionLevel(shape, work.products**above, saved_flops(shape, work), added_elements(shape, work))
 
 
@@ -177,45 +179,45 @@ def _recursion_level(shape: Shape, work: BlockWork, above: int) -> RecursionLeve
 
 
 def first_level_speedup(n: float, point: float) -> float:
-    """Return sp_1 = (1 - n_1/n)/8: the share of the classical time that one level of Strassen's saves for n x n."""
+    """Return sp_1 = (1 - n_1/n)/8, the share of the classical time that one level of Strassen's algorithm saves."""
     return (1 - point / n) / 8
 
 
 def level_speedups(
     shape: Shape, ratio: AlphaPiRatio, depth: int, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[float, ...]:
-    """Return sp_1, sp_2, ...: the share of the classical time that each level saves, negative if it costs time.
+    """Return sp_1, sp_2, ...: the shares of the classical time that the levels save; negative if a level costs time.
 
-    Their sum is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are smaller. Here sp_i is
-    the share that level i saves in its products**(i-1) products together.
+    The sum of the shares sp_i is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are
+    smaller. In this function sp_i is the share that level i saves in all of its products**(i-1) products.
     """
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     shares: list[float] = []
     for above in range(depth):
         level = _recursion_level(shape, work, above)
-        gain = level.saved - (_ratio_at(ratio, shape) + epsilon) * level.added
+        gain = level.saved - (_ratio_of_shape(ratio, shape) + epsilon) * level.added
         shares.append(float(level.products * gain) / (2 * m * k * n))
         shape = _largest_blocks(shape, work.split)
     return tuple(shares)
 
 
-# ---- Table 1: Balanced
+# ---- Table 1 of the paper: the algorithm Balanced
 
 
 @dataclass(frozen=True, slots=True)
 class BalancedCut:
-    """A product that Table 1 cuts into almost square products."""
+    """A product that the paper's algorithm Balanced (Table 1) cuts into almost square products."""
 
-    leaves: tuple[tuple[Shape, int], ...]  # (m, k, n) of the uncut products and their number
-    cuts: int  # the number of products that are cut in two
-    depth: int  # the most cuts on the way to an uncut product
+    leaves: tuple[tuple[Shape, int], ...]  # pairs of (m, k, n) and the number of uncut products with this shape
+    cuts: int  # number of products that are halved
+    depth: int  # largest number of cuts on the way to an uncut product
 
 
 def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
-    """Return the product cut by Table 1: a size is halved while it is at least gamma times both other sizes."""
+    """Return the cut of a product by Table 1: a size is halved while at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
-    work: Counter[Shape] = Counter({positive_shape(shape): 1})
+    work: Counter[Shape] = Counter({check_positive_shape(shape): 1})
     leaves: Counter[Shape] = Counter()
     cuts = depth = 0
     while work:
@@ -234,7 +236,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
 
 
 def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
-    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if none is long."""
+    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if no axis is long."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):
@@ -243,7 +245,7 @@ def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
 
 
 def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
-    """Return the two shapes of a product that is cut along an axis, the larger one first."""
+    """Return the two shapes of a product that is halved along an axis, the larger shape first."""
     m, k, n = shape
     size = shape[axis]
     large, small = -(-size // 2), size // 2
@@ -258,16 +260,16 @@ def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 
 def _is_too_small(shape: Shape, work: BlockWork) -> bool:
-    """Return True if a size is smaller than the number of parts into which the level cuts it."""
-    return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
+    """Return True if a size is smaller than the number of parts into which the level cuts the size."""
+    return any(size < parts for size, parts in zip(check_positive_shape(shape), work.split, strict=True))
 
 
 def _largest_blocks(shape: Shape, split: Shape) -> Shape:
-    """Return m, k, n of the largest blocks if each size is cut into the parts of `split`."""
+    """Return m, k, n of the largest blocks if each size is cut into the number of parts in `split`."""
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
-def _ratio_at(ratio: AlphaPiRatio, shape: Shape) -> float:
+def _ratio_of_shape(ratio: AlphaPiRatio, shape: Shape) -> float:
     value = ratio(*shape) if callable(ratio) else ratio
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")
@@ -288,7 +290,7 @@ def pi_seconds(calibration: Calibration, problem: Problem) -> float:
 
 def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
     """Return alpha/pi for Equation 2; a complex multiply-add counts as the two flops of Equation 2."""
-    one = pi_seconds(calibration, problem) * problem.type.flops / 2
+    one = pi_seconds(calibration, problem) * problem.element_type.flops / 2
     return alpha_seconds(calibration, problem.itemsize) / one
 
 
@@ -298,7 +300,7 @@ def hasa_plan(depth: int) -> Plan:
 
 
 def choose_hasa_plan(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
-    """Return HASA with the number of levels of Equation 2; with fewer if the limits on error or workspace need it."""
+    """Return the HASA plan with the number of levels of Equation 2, or with fewer levels within the limits."""
     if 0 in problem.size or problem.writes_triangle:
         return VENDOR
 

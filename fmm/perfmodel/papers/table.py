@@ -1,4 +1,4 @@
-"""A table that compares the numbers printed in a paper with computed numbers."""
+"""Define the table that compares numbers printed in a paper with computed numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Cell = str | int | float | Fraction | bool | None
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """Rows under named columns; None is an empty cell: the paper prints no number there, so that nothing differs."""
+    """A table of rows under named columns; None is an empty cell, such as a number that the paper does not print."""
 
     name: str
     title: str
@@ -24,7 +24,7 @@ class PaperTable:
                 raise ValueError(f"table {self.name}: row {row} does not fit the columns {self.columns}")
 
     def column_cells(self, name: str) -> tuple[Cell, ...]:
-        """Return the cells of a column, top to bottom; ValueError for an unknown name."""
+        """Return the cells of a column from top to bottom; raise ValueError for an unknown name."""
         if name not in self.columns:
             raise ValueError(f"table {self.name} has no column {name!r}; it has {', '.join(self.columns)}")
         index = self.columns.index(name)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from fmm.config import environment, files
 from fmm.config.identity import Identity
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import plan_leaves
@@ -22,28 +22,28 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
 from fmm.perfmodel.relative_device import scale_to_relative
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem, problem_without_layouts
 from fmm.runtime.devices import Device, datasheet_model
 
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration for decisions about this problem; None for an unknown device."""
-    if problem.type.exact:
+    if problem.element_type.exact:
         return integer_calibration(problem, limits, device)[0]
-    if untuned_arithmetic(problem.dtype, device):
+    if untuned_arithmetic_variables(problem.dtype, device):
         return None
     tuned = tuning_in_force(problem.dtype, device)
     return (tuned_calibration(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
 
 
-def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
+def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
     """Return the tuning of this type on the device; None if there is none, and with FMM_TUNING_MODE=off."""
     if environment.tuning_mode() == "off":
         return None
-    return files.active_configs().tuned(device.identity, dtype)
+    return files.active_configs().find_tuning(device.identity, dtype)
 
 
-def untuned_arithmetic(dtype: str, device: Device) -> str:
+def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
 
     With other values of these variables the vendor has another speed than in the calibration; cuBLAS's emulated
@@ -60,22 +60,26 @@ def untuned_arithmetic(dtype: str, device: Device) -> str:
     return now or f"the absence of {then}"
 
 
-def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:
+def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
     """Return a tuning's calibration as decisions use it; None if it is not trusted."""
     real = DTYPES[tuned.dtype].real
-    real_tuning = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
+    real_tuning = (
+        files.active_configs().find_tuning(device.identity, real) if real and tuned.trusted_calibration else None
+    )
     return complete_calibration(tuned, real_tuning, None if device.threads else device.guess)
 
 
-def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | None) -> Calibration | None:
+def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
     """Return a tuning's calibration, on a GPU with rates of all leaves that the tuning did not measure.
 
     None if the tuning is not trusted. `real`: the tuning of a complex type's real type; complex plans may consist of
     real products. `guess`: the calibration by the device's datasheet.
     """
-    calibration, failed = tuned.trusted, tuned.failed
-    if calibration is not None and real is not None and real.trusted is not None:
-        calibration = replace(calibration, rates=MappingProxyType({**real.trusted.rates, **calibration.rates}))
+    calibration, failed = tuned.trusted_calibration, tuned.failed
+    if calibration is not None and real is not None and real.trusted_calibration is not None:
+        calibration = replace(
+            calibration, rates=MappingProxyType({**real.trusted_calibration.rates, **calibration.rates})
+        )
         failed += real.failed
     if calibration is None or guess is None:
         return calibration
@@ -120,7 +124,11 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
         return untuned_gpu_calibration(guess, problem.dtype)
     if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
         return measured
-    if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
+    if (
+        guess is None
+        or device.probe is None
+        or choose(problem_without_layouts(problem), guess, limits).best.plan == VENDOR
+    ):
         return guess
     return device.probe(problem.dtype)
 
@@ -144,7 +152,11 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
     guess, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
         measured = datasheet_model(key, key)
-        if measured is not None and measured.name == guess.name and (tuned := shipped.tuned(Identity(key, key), dtype)):
+        if (
+            measured is not None
+            and measured.name == guess.name
+            and (tuned := shipped.find_tuning(Identity(key, key), dtype))
+        ):
             completed = complete_calibration(tuned, None, guess)
             return scale_to_relative(completed, relative, name, dtype) if completed else None
     return None
@@ -160,11 +172,11 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     if not device.threads or guess is None:
         return guess, False
     tuned = tuning_in_force("float64", device)
-    if tuned is not None and tuned.trusted is not None:
-        return with_integer_rates(tuned.trusted), True
+    if tuned is not None and tuned.trusted_calibration is not None:
+        return with_integer_rates(tuned.trusted_calibration), True
     if device.measured is not None and (measured := device.measured("float64")) is not None:
         return with_integer_rates(measured), False
     guess = with_integer_rates(guess)
-    if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
+    if device.probe is None or not choose(problem_without_layouts(problem), guess, limits).best.plan.levels:
         return guess, False
     return with_integer_rates(device.probe("float64")), False

@@ -15,12 +15,12 @@ from functools import lru_cache
 from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_plan_type, check_product_count, workspace
+from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
@@ -28,14 +28,14 @@ from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, 
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem, problem_without_layouts
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
     calibration_in_force,
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
-    untuned_arithmetic,
+    untuned_arithmetic_variables,
     untuned_calibration,
 )
 from fmm.runtime.devices import Device
@@ -45,9 +45,9 @@ from fmm.runtime.probe import PROBE_SOURCE
 MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
 ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a tuned entry decided
-WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
+MIN_TUNED_FLOPS = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
 ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
-SMALLEST_INTEGER_SIDE = 129  # with a shorter side, NumPy multiplies integers on the host, within two milliseconds
+MIN_INTEGER_PLAN_SIDE = 129  # with a shorter side, NumPy multiplies integers on the host, within two milliseconds
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Decision:
             lines += [f"warning: {warning}"]
         if self.problem:
             problem = self.problem
-            exact = problem.dtype if problem.type.exact else ""
+            exact = problem.dtype if problem.element_type.exact else ""
             lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
             counts = Counter(self.kernels).items()  # the kernels of inner levels run several times
@@ -116,7 +116,7 @@ class Decision:
         if self.call_bytes > self.workspace:
             lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
-        if self.problem and self.problem.type.exact:
+        if self.problem and self.problem.element_type.exact:
             lines += ["expected error: none, integers are exact"]
         else:
             lines += [self._expected_error_line(notes)]
@@ -156,7 +156,7 @@ class Decision:
         if limits is None or plan == VENDOR:
             return ""
         if not limits.allows_plan(plan, candidate.error_growth):
-            is_type = plan.emulates and not limits.emulation
+            is_type = plan.uses_emulation and not limits.emulation
             return f"  (forbidden: {'multiplies in another type' if is_type else 'more error'})"
         return "" if candidate.fits_workspace(limits.workspace) else "  (forbidden: more workspace)"
 
@@ -165,15 +165,15 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision for a problem within the limits. Tuned entries apply whatever the layouts."""
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
-    if problem.type.exact:
+    if problem.element_type.exact:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
-    if untuned := untuned_arithmetic(problem.dtype, device):
+    if untuned := untuned_arithmetic_variables(problem.dtype, device):
         what = f"{untuned} changes its {problem.dtype} products, and no calibration was measured so"
         return Decision(VENDOR, problem, f"the vendor answers: {what}; `fmm-tune --device 0` measures one")
     if mode == "hasa":
         return _decide_by_equation_2(problem, limits, device)
-    tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)
+    tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
     calibration = tuned_calibration(tuned, device) if tuned else None
     # Entries were measured on operands as they are in memory, not on prepared ones.
     if tuned and not problem.prepared_side:
@@ -190,9 +190,9 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     return _decide_online(decision, problem, device.identity) if mode == "online" else decision
 
 
-def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
+def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None:
     """Log once per process, for a large product, that the device is not tuned, or why its tuning is not used."""
-    if environment.tuning_mode() == "off" or problem.flops < WORTH_TUNING:
+    if environment.tuning_mode() == "off" or problem.flops < MIN_TUNED_FLOPS:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
     message = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
@@ -203,8 +203,8 @@ def _log_untuned(problem: Problem, tuned: Tuned | None, device: Device) -> None:
 
 def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision for integers, by the rates of floating point: integers are not tuned."""
-    if device.threads and min(problem.size) < SMALLEST_INTEGER_SIDE:
-        return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_INTEGER_SIDE}")
+    if device.threads and min(problem.size) < MIN_INTEGER_PLAN_SIDE:
+        return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
     calibration, is_tuned = integer_calibration(problem, limits, device)
     return decide_by_model(problem, limits, calibration, is_tuned, device.identity)
@@ -214,7 +214,7 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
 
 
 def decide_by_tuning(
-    problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration | None, on_cpu: bool
+    problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
     """Return the decision from the certified entry of exactly this shape; None if there is none.
 
@@ -228,13 +228,13 @@ def decide_by_tuning(
 
 
 @lru_cache(maxsize=4096)
-def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
+def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
     """Return the decision by the entry of exactly this shape, if its plan is within the limits.
 
     A shape may have a second entry: the best plan without workspace, for calls that allow none.
     """
-    lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
-    entry_and_plan = lean or tuned.entry(problem.size, op=problem.op)
+    lean = None if limits.workspace else tuned.find_entry(problem.size, lean=True, op=problem.op)
+    entry_and_plan = lean or tuned.find_entry(problem.size, op=problem.op)
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
@@ -250,13 +250,13 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu:
         return None
     if not is_allowed or needed > limits.workspace:
         return None
-    why = f"measured on this device: {entry.text}"
+    why = f"measured on this device: {entry.evidence_text}"
     return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", on_cpu=on_cpu)
 
 
 @lru_cache(maxsize=4096)
 def decide_over_entry(
-    certified: Plan, problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration
+    certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
 ) -> Decision | None:
     """Return the decision for a plan that is predicted to be far faster, by a leaf that the tuning never measured.
 
@@ -264,7 +264,7 @@ def decide_over_entry(
     not about leaves that are newer than the config. The newer leaf already multiplies all shapes of the type that have
     no entry.
     """
-    entry = tuned.entry(problem.size, op=problem.op)
+    entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
@@ -274,7 +274,7 @@ def decide_over_entry(
     gain /= entry[0].speedup if certified != VENDOR else 1.0
     if gain < ENTRY_OVERRIDE_GAIN:
         return None
-    was = f"its entry ({entry[0].text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
+    was = f"its entry ({entry[0].evidence_text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
     return replace(decision, reason=f"{was}; tune again to have that measured ({decision.reason})")
 
 
@@ -311,19 +311,21 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
-    plan = choose_hasa_plan(without_layouts(problem), calibration, limits, epsilon)
+    plan = choose_hasa_plan(problem_without_layouts(problem), calibration, limits, epsilon)
     why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({calibration.source})"
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
     """Return the decision with a trial, in which the first products of a shape time the chosen plan and the vendor."""
-    if decision.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
+    if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
-    trial = online.shape_trial(without_layouts(problem), identity, decision.plan)
+    trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
     if (entry := trial.entry) is None:
         return replace(decision, problem=problem, source="being measured", trial=trial)
-    return replace(decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
+    return replace(
+        decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.evidence_text, source="measured online"
+    )
 
 
 # ---- workspace and validity of a plan
@@ -335,36 +337,41 @@ def _gemm_params(problem: Problem) -> GemmParams:
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:
     """Return the plan's peak bytes of temporaries for this problem."""
-    return workspace(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
+    return plan_workspace_bytes(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     """Raise PlanError if a leaf does not run on the processor or multiply the type, or the products are too many."""
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
-            raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+            raise PlanError(f"the plan {plan} cannot run here: {use.kernel_text} is a product on a GPU")
     check_plan_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
     check_product_count(plan, *problem.size)
 
 
 # ---- other plans, if the decided one cannot run
 
-RETRY_SHARE = 0.8  # share of a plan's workspace that the next attempt may use, so that fragmented free memory suffices
+RETRY_WORKSPACE_SHARE = (
+    0.8  # share of a plan's workspace that the next attempt may use, so that fragmented free memory suffices
+)
 
 
-def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """Yield the model's other winning plans within the limits, the fastest first."""
-    for candidate in _candidates(problem, limits, device):
+    for candidate in _ranked_candidates(problem, limits, device):
         if candidate.beats_vendor and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 
 
 def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Yield, after memory ran out, the best plan with at most RETRY_SHARE of the last plan's workspace, and so on."""
+    """Yield plans to try after memory ran out, the fastest first within a shrinking workspace limit.
+
+    Each limit is RETRY_WORKSPACE_SHARE of the previous plan's workspace.
+    """
     nbytes = peak_workspace(refused, problem)
     while nbytes > 0:
-        nbytes = int(nbytes * RETRY_SHARE)
-        plan = next(next_plans(problem, refused, replace(limits, workspace=nbytes), device), None)
+        nbytes = int(nbytes * RETRY_WORKSPACE_SHARE)
+        plan = next(next_winning_plans(problem, refused, replace(limits, workspace=nbytes), device), None)
         if plan is None:
             return
         yield plan
@@ -379,7 +386,7 @@ def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> D
     """
     problem = vendor.problem
     assert problem is not None
-    for candidate in () if environment.is_disabled() else _candidates(problem, limits, device):
+    for candidate in () if environment.is_disabled() else _ranked_candidates(problem, limits, device):
         if candidate.plan != VENDOR and _is_allowed(candidate, limits):
             return replace(vendor, plan=candidate.plan, reason="the library has no product of this type")
     return vendor
@@ -389,7 +396,7 @@ def _is_allowed(candidate: Candidate, limits: Limits) -> bool:
     return limits.allows_plan(candidate.plan, candidate.error_growth) and candidate.fits_workspace(limits.workspace)
 
 
-def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
+def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
     """Return all candidates with their predictions, the fastest first."""
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
@@ -401,10 +408,10 @@ def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
 
 # The vendor splits a product of few rows along a long inner side. The model does not know whether the vendor's syrk
 # splits such products, too. With an inner side of more than this multiple of the rows, the whole product is computed.
-MAX_INNER_RATIO = 16
+MAX_INNER_SIDE_RATIO = 16
 # On a GPU, with so few rows, syrk takes as long as the whole product or longer. (An H200, 1024 rows and columns:
 # 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
-FEW_ROWS = 1024
+MAX_SLOW_SYRK_ROWS = 1024
 
 
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
@@ -413,15 +420,15 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
     calibration = calibration_in_force(problem, limits, device)
-    if calibration is None or problem.dtype not in calibration.rates or problem.k > MAX_INNER_RATIO * problem.m:
+    if calibration is None or problem.dtype not in calibration.rates or problem.k > MAX_INNER_SIDE_RATIO * problem.m:
         return False
-    if calibration.batches and gram.plan == VENDOR and problem.m <= FEW_ROWS:
+    if calibration.batches and gram.plan == VENDOR and problem.m <= MAX_SLOW_SYRK_ROWS:
         return False
     best = decide_plan(whole, limits, device).plan
     whole_seconds = min(
         recurring_call_seconds(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best)
     )
-    gram_prediction = quick_prediction(gram.plan, without_layouts(problem), calibration)
+    gram_prediction = quick_prediction(gram.plan, problem_without_layouts(problem), calibration)
     gram_seconds = recurring_call_seconds(gram_prediction, calibration)
     margin = calibration.margin + few_tiles_margin(problem, calibration)
     return gram_seconds <= (1 - margin) * whole_seconds

@@ -21,27 +21,28 @@ from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
 from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
-from fmm.problem import without_layouts
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
+from fmm.problem import problem_without_layouts
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# With fewer multiply-adds a product takes less time than the launches of a plan, on any device: SMALL_WORK for any
-# type, SMALL_WORK_16_BIT for 16-bit types on tensor cores, SMALL_WORK_16_BIT_UNALIGNED for those with unaligned rows,
-# which vendors multiply several times slower.
-SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
+# Numbers of multiply-adds below which a product takes less time than the launches of a plan, on any device. The three
+# limits: for any type; for 16-bit types on tensor cores; for 16-bit types with unaligned rows, which vendors multiply
+# several times slower.
+SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
-# The same test by bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. If k < SHORT_SIDE, the product is bound by
-# writing C, and no plan helps; if not, fewer bytes than SMALL_BYTES mean fewer multiply-adds than the limits above.
-SHORT_SIDE = 144
-SMALL_BYTES = SHORT_SIDE * min(SMALL_WORK * 4**2, SMALL_WORK_16_BIT_UNALIGNED * 2**2)
+# The same test from bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. With k below SHORT_INNER_SIDE the product is
+# bound by writing C, and no plan helps. With a larger k, fewer bytes than SMALL_BYTES_PRODUCT mean fewer multiply-adds
+# than the limits above.
+SHORT_INNER_SIDE = 144
+SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
 
 def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
     """Return True if a product of two matrices on a CUDA device is too small for any plan."""
     work = m * k * n
-    return work < SMALL_WORK or (
-        itemsize == 2 and work < (SMALL_WORK_16_BIT_UNALIGNED if (k | n) & 7 else SMALL_WORK_16_BIT)
+    return work < SMALL_MULTIPLY_ADDS or (
+        itemsize == 2 and work < (SMALL_MULTIPLY_ADDS_UNALIGNED if (k | n) & 7 else SMALL_MULTIPLY_ADDS_16_BIT)
     )
 
 
@@ -58,22 +59,22 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
         return False
     if type(k) is not int:  # a tensor, which torch.jit.trace records
         return False
-    itemsize, tensors = a.itemsize, library.differentiable  # torch rejects operands of two types
+    itemsize, tensors = a.itemsize, library.is_differentiable  # torch rejects operands of two types
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
-    if work < SMALL_WORK:
+    if work < SMALL_MULTIPLY_ADDS:
         return True
     # Tensor cores multiply 16-bit floats, and no integers (torch has no integer products at all).
-    is_small_16_bit = itemsize == 2 and work < SMALL_WORK_16_BIT and (tensors or a.dtype.kind not in "iu")
-    if is_small_16_bit and (work < SMALL_WORK_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
+    is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
+    if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    expiry: float | None = library.calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
+    expiry: float | None = library.cached_calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
     return expiry is not None and expiry > time.monotonic()
 
 
 # ---- on the host
 
 
-def smallest_side() -> int:
+def smallest_side_with_plan() -> int:
     """Return the side below which no plan can win, whatever the other sides are.
 
     One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, 2 k n
@@ -84,8 +85,8 @@ def smallest_side() -> int:
     return int(min(sides))
 
 
-SMALLEST_SIDE = smallest_side()
-FEW_NUMBERS = SMALLEST_INTEGER_SIDE**2  # entries of A; with fewer, one of its sides is too short for any plan
+MIN_PLAN_SIDE = smallest_side_with_plan()
+MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2  # entries of A; with fewer, one of its sides is too short for any plan
 
 
 def is_small_on_host(a: Any, b: Any) -> bool:
@@ -97,17 +98,17 @@ def is_small_on_host(a: Any, b: Any) -> bool:
     elif a.ndim < 2 or b.ndim < 2:
         return True
     else:  # a stack of a has many rows in total
-        m, k, n = a.shape[0] if a.ndim == 2 else SMALLEST_SIDE, a.shape[-1], b.shape[-1]
-    if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
+        m, k, n = a.shape[0] if a.ndim == 2 else MIN_PLAN_SIDE, a.shape[-1], b.shape[-1]
+    if m >= MIN_PLAN_SIDE and k >= MIN_PLAN_SIDE and n >= MIN_PLAN_SIDE:
         return False
-    shortest = SMALLEST_INTEGER_SIDE
+    shortest = MIN_INTEGER_PLAN_SIDE
     return m < shortest or k < shortest or n < shortest or a.dtype.kind not in "iub"
 
 
 def are_small_matrices(a: Any, b: Any) -> bool:
     """Return True if a side of two matrices or stacks, of any library on the host, is too short for any plan."""
-    m = a.shape[-2] if a.ndim == 2 else SMALLEST_SIDE
-    return bool(min(m, a.shape[-1], b.shape[-1]) < SMALLEST_SIDE)
+    m = a.shape[-2] if a.ndim == 2 else MIN_PLAN_SIDE
+    return bool(min(m, a.shape[-1], b.shape[-1]) < MIN_PLAN_SIDE)
 
 
 # ---- products that were declined a moment ago
@@ -132,25 +133,27 @@ def decline_key(library: Library, a: Any, b: Any) -> Hashable:
 
 def was_declined(library: Library, a: Any, b: Any) -> bool:
     """Return True if a product of the same sizes was left to the vendor a moment ago."""
-    expiry: float = library.calls.get(decline_key(library, a, b), 0.0)
+    expiry: float = library.cached_calls.get(decline_key(library, a, b), 0.0)
     return expiry > time.monotonic()
 
 
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """Leave products of these sizes to the vendor for DECLINE_MEMORY's seconds, whatever the layouts."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
-    if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
+    if problem is not None and ranking_problem(problem, library.processor == "cuda") != problem_without_layouts(
+        problem
+    ):
         return  # with another memory layout another plan may be faster
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # an operand without these attributes, such as a list
         return
     if library.processor == "cpu":
         if problem is None:  # for some types, torch computes the products of all arrays
-            is_remembered = library.differentiable and a.shape[1] == b.shape[0]
+            is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
         else:  # a rule may concern these very arrays, for example that one is the other's transpose
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
-    library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
+    library.cached_calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
 
 
 # ---- calls of gemm and gram that were declined a moment ago
@@ -159,7 +162,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
 CALL_DECLINE_SECONDS = 1.0
 # largest magnitude of an int alpha or beta in a remembered call; torch takes no int beyond 64 bits, unless as a float
 MAX_DECLINED_FACTOR = 1 << 62
-MAX_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
+MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
 PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
 
 
@@ -196,7 +199,7 @@ def call_key(
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        key = library.signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
+        key = library.array_signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
         hash(key)
     except (TypeError, RuntimeError):  # an option without a hash; a tensor without strides
         return None
@@ -205,7 +208,7 @@ def call_key(
 
 def find_declined_call(key: CallKey) -> DeclinedCall | None:
     """Return the answer of a call that was declined within the last second."""
-    declined: DeclinedCall | None = key.library.calls.get(key.key)
+    declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 
 
@@ -215,7 +218,7 @@ class OnDecline(Protocol):
     def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
 
 
-def no_action(library: Library, vendor_mirrors: bool = False) -> None:
+def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
     """Do nothing: calls without a key are not remembered."""
 
 
@@ -228,8 +231,8 @@ def remember_declined_call(
     """
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
         return
-    calls = key.library.calls
-    if len(calls) >= MAX_CALLS:
+    calls = key.library.cached_calls
+    if len(calls) >= MAX_REMEMBERED_CALLS:
         calls.clear()
     seconds = DECLINE_MEMORY[library.processor].seconds if is_large else CALL_DECLINE_SECONDS
     calls[key.key] = DeclinedCall(time.monotonic() + seconds, params, library, vendor_mirrors)

@@ -24,10 +24,10 @@ class PreparedSide(NamedTuple):
     cols: int
     layout: Layout
 
-    def matches_operand_of(self, problem: Problem) -> bool:
+    def is_operand_of(self, problem: Problem) -> bool:
         """Return True if the problem's operand has the same size and layout."""
         i = "AB".index(self.base)
-        return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
+        return problem.matrix_shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
 class PlanConstraints(NamedTuple):
@@ -44,7 +44,7 @@ class PlanConstraints(NamedTuple):
     addend_strides: tuple[int, ...] | None = None
 
     @property
-    def plan_required(self) -> bool:
+    def is_plan_required(self) -> bool:
         """True if the call must run this plan or raise an error."""
         return self.plan is not None and not self.replaceable
 
@@ -71,7 +71,7 @@ def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growt
 WORKSPACE_SHARE = 0.5  # largest workspace as a share of the free memory
 FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
 # readings of the free memory by library and device: time of expiry, bytes
-_shares: dict[tuple[str, int], tuple[float, int]] = {}
+_workspace_readings: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
@@ -80,11 +80,11 @@ def default_workspace_bytes(library: Library, number: int) -> int:
     Processes that share a GPU all see the same free memory, so each takes its part. The limit is rounded down, so that
     small changes of the free memory leave cached calls valid.
     """
-    cached, now = _shares.get((library.name, number)), time.monotonic()
+    cached, now = _workspace_readings.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
         processes = count_gpu_processes(number) if library.processor == "cuda" else 1
         share = workspace_share(library.free_bytes(number), processes)
-        cached = _shares[library.name, number] = now + FREE_MEMORY_SECONDS, share
+        cached = _workspace_readings[library.name, number] = now + FREE_MEMORY_SECONDS, share
     return cached[1]
 
 
@@ -97,7 +97,7 @@ def workspace_share(free: int, processes: int = 1) -> int:
 
 def workspace_valid_until(library: Library, number: int) -> float:
     """Return the time.monotonic() at which the free memory is read again."""
-    return _shares[library.name, number][0]
+    return _workspace_readings[library.name, number][0]
 
 
 # ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver

@@ -23,7 +23,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, no_action
+from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
@@ -37,16 +37,18 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
             must_fail = out is not None and is_refused_out(out)
-            TORCH.vendor(a, b, out if must_fail else None)  # raises torch's own error for a call that torch rejects
+            TORCH.vendor_product(
+                a, b, out if must_fail else None
+            )  # raises torch's own error for a call that torch rejects
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
-        return TORCH.vendor(a, b, out)
+        return TORCH.vendor_product(a, b, out)
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
     # torch's own product records its gradients, where no plan pays and where torch rejects the call.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
 
 
@@ -94,7 +96,7 @@ def gram_tensors(
     out: Any,
     params: GramParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return the result of fmm.gram for tensors; it records gradients if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
@@ -106,7 +108,7 @@ def gram_tensors(
     b = None if b is None else other
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
         if out is not None:
-            return TORCH.vendor(a, other, out)  # raises torch's own error
+            return TORCH.vendor_product(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
     return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
 
@@ -127,7 +129,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
         left, right = left[..., :0], right[..., :0, :]
-    c = TORCH.vendor(left, right) * params.alpha
+    c = TORCH.vendor_product(left, right) * params.alpha
     if params.fill == "full":
         return c.tril() + c.tril(-1).mH
     return c.tril() if params.fill == "lower" else c.triu()
@@ -193,7 +195,7 @@ def gemm_tensors(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
@@ -235,7 +237,7 @@ def _run_plain_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
@@ -264,7 +266,7 @@ def _apply_op(x: Any, op: str) -> Any:
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
     """Return the result by torch's own functions, with torch's errors; they record gradients."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return TORCH.vendor(a, b)
+        return TORCH.vendor_product(a, b)
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     return torch_gemm(a, b, c if params.beta else None, params.alpha, params.beta, out)
 
@@ -338,10 +340,10 @@ def save_factors(ctx: Any, a: Any, b: Any) -> None:
 
 def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """Return the gradients of the factors that `save_factors` saved."""
-    return gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
+    return product_gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
 
 
-def gradients(
+def product_gradients(
     factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
     """Return the gradients of both factors of a product of matrices or stacks; None for a factor that needs none."""

@@ -15,12 +15,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fmm.arrays.torch_calls import MATMUL, PLAIN_TENSORS, is_compiling, is_exporting
+from fmm.arrays.torch_calls import PLAIN_TENSORS, TORCH_MATMUL, is_compiling, is_exporting
 from fmm.arrays.torch_library import HOST_TYPES, TYPE_NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.runtime.decisions.early_declines import SMALL_WORK
+from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 from fmm.runtime.decisions.limits import PlanConstraints
-from fmm.runtime.torch_autograd.functions import gradients, matmul_tensors, save_factors
+from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradients, save_factors
 
 OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
@@ -28,8 +28,8 @@ OPERATOR_SCHEMA = (
 # No plan runs while a stream is captured (fmm/runtime/run_device.py), so Inductor keeps this operator between the CUDA
 # graphs that it captures. A torch without this tag captures the operator as torch's own product.
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
-_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
-_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
+_OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
+_OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
 MATMUL_OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
@@ -40,7 +40,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
     if constraints.plan not in (None, VENDOR):
         return matmul_tensors(a, b, out, constraints)  # raises PlanError with the reason
-    return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+    return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
 
 
 def _is_worth_an_operator(a: Any, b: Any) -> bool:
@@ -54,13 +54,13 @@ def _is_worth_an_operator(a: Any, b: Any) -> bool:
         return False
     if torch.is_autocast_enabled(kind):
         return False
-    return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL_WORK))
+    return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL_MULTIPLY_ADDS))
 
 
 # ---- the operator: product, shape, gradients
 
 
-def _multiply(
+def _operator_product(
     a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
 ) -> Any:
     with torch.no_grad():  # the operator has its own gradients
@@ -71,16 +71,16 @@ def _multiply(
 def _fake_product(
     a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
 ) -> Any:
-    return a.new_empty(MATMUL(a, b).shape)
+    return a.new_empty(TORCH_MATMUL(a, b).shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_operator_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     a, b, _, *limits = inputs  # the caller's plan fits the size of this product only
     save_factors(ctx, a, b)
     ctx.limits = limits
 
 
-def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _operator_gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Return the gradients; vectors are matrices of one row or column."""
     (a, b), (of_a, of_b), limits = ctx.saved_tensors, ctx.shapes, ctx.limits
     rows = a[None, :] if a is not None and len(of_a) == 1 else a
@@ -91,12 +91,12 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     if len(of_b) == 1:
         grad = grad.unsqueeze(-1)
     needed = ctx.needs_input_grad
-    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: MATMUL_OPERATOR(x, y, None, *limits))
+    found = product_gradients((rows, columns), shapes, grad, needed, lambda x, y: MATMUL_OPERATOR(x, y, None, *limits))
     left, right = (None if g is None else g.reshape(of) for g, of in zip(found, (of_a, of_b), strict=True))
     return left, right, None, None, None
 
 
-def _under_autocast(kind: str) -> Callable[..., Any]:
+def _autocast_operator(kind: str) -> Callable[..., Any]:
     """Return the operator for this kind of device in mixed precision, with casts as torch.mm has them."""
 
     def multiply(a: Any, b: Any, *limits: Any) -> Any:
@@ -115,7 +115,9 @@ def _under_autocast(kind: str) -> Callable[..., Any]:
 # ---- torch.vmap
 
 
-def _vmap(info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any) -> tuple[Any, int]:
+def _batched_operator_product(
+    info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any
+) -> tuple[Any, int]:
     """Return the products of a batch as one product of stacks, by torch.matmul's broadcasting."""
     at_a, at_b, *_ = batch_axes
     of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
@@ -151,7 +153,9 @@ def _add_autograd_kernels() -> None:
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
         for key in AUTOGRAD_KEYS:
-            _LIBRARY.impl("matmul", partial(_autograd_kernel, get_kernel(MATMUL_OPERATOR, key)), key, with_keyset=True)
+            _OPERATOR_LIBRARY.impl(
+                "matmul", partial(_autograd_kernel, get_kernel(MATMUL_OPERATOR, key)), key, with_keyset=True
+            )
 
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -167,7 +171,7 @@ def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> A
         raise PlanError(
             f"the plan {rest[0]} cannot run here: products are torch's own where forward gradients are wanted"
         )
-    return MATMUL(a, b)
+    return TORCH_MATMUL(a, b)
 
 
 def _has_tangent(x: Any) -> bool:
@@ -192,10 +196,12 @@ def _register_sharding() -> None:
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("matmul", _multiply, _key)
-    _LIBRARY.impl("matmul", _under_autocast(_key.lower()), f"Autocast{_key}")
-torch.library.register_fake("fmm::matmul", _fake_product, lib=_LIBRARY)
-torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
+    _OPERATOR_LIBRARY.impl("matmul", _operator_product, _key)
+    _OPERATOR_LIBRARY.impl("matmul", _autocast_operator(_key.lower()), f"Autocast{_key}")
+torch.library.register_fake("fmm::matmul", _fake_product, lib=_OPERATOR_LIBRARY)
+torch.library.register_autograd(
+    "fmm::matmul", _operator_gradients, setup_context=_save_operator_context, lib=_OPERATOR_LIBRARY
+)
 if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
-    torch.library.register_vmap("fmm::matmul", _vmap, lib=_LIBRARY)
+    torch.library.register_vmap("fmm::matmul", _batched_operator_product, lib=_OPERATOR_LIBRARY)
 _add_autograd_kernels()

@@ -1,1 +1,1 @@
-"""What fmm-tune does, one file a command."""
+"""The commands of fmm-tune, a module for each."""

@@ -1,4 +1,4 @@
-"""fmm-tune bench: time fmm's choice for one product against the vendor, in paired rounds."""
+"""fmm-tune bench: time fmm's plan for one product against the vendor's product, in paired rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from fmm.config import certification, files
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
@@ -21,22 +21,24 @@ from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.summary import make_table
-from fmm.tuner.findings.thresholds import li_plan
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, paired_speedup
+from fmm.tuner.findings.thresholds import li_threshold_plan
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median_paired_speedup
 
-# Li, Ranka and Sahni's recursive codes, Figures 16 and 23, with the thresholds of this device's tuning.
+# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. The thresholds tau1
+# and tau2 are those of this device's tuning.
 LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
-LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
+LI_CODES_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `bench` to the commands of fmm-tune."""
     parser = commands.add_parser("bench", help="time fmm's choice for an M x K by K x N product against the vendor")
     parser.add_argument("m", type=int, metavar="M", help="M alone is a square, M K N an M x K by K x N product")
     for side in ("k", "n"):
         parser.add_argument(side, type=int, nargs="?", metavar=side.upper())
-    parser.add_argument("--plan", action="append", default=[], help=f"time this plan too (may be repeated); {LI_HELP}")
-    parser.add_argument("--dtype", default="float64", help=", ".join(FLOATS))
+    plan_help = f"time this plan too (may be repeated); {LI_CODES_HELP}"
+    parser.add_argument("--plan", action="append", default=[], help=plan_help)
+    parser.add_argument("--dtype", default="float64", help=", ".join(FLOAT_TYPES))
     parser.add_argument("--device", default=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=9)
     add_json_option(parser)
@@ -44,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """Print a row for each plan; the exit code is 2 for bad arguments, 1 if a plan failed."""
+    """Time the plans and print a row for each; return exit code 2 for bad arguments, 1 if a plan failed, else 0."""
     try:
         device = select_devices(options.device)[0]
         if options.dtype not in device.dtypes:
@@ -67,18 +69,18 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) -> Plan:
-    """Return the plan of a text or of one of Li's codes; PlanError says what is wrong."""
+    """Return the plan of a plan text or of one of Li's recursive algorithms; raise PlanError if the text is invalid."""
     code = LI_CODE_PATTERN.fullmatch(text.strip())
     if code is None:
         return Plan.parse(text)
-    tuned = files.active_configs().tuned(device.identity, problem.dtype)
+    tuned = files.active_configs().find_tuning(device.identity, problem.dtype)
     if tuned is None or tuned.thresholds is None:
         raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
-    return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
+    return li_threshold_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
 
 
 def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
-    """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
+    """Time the vendor, fmm's decision and these plans in paired rounds; yield a row of results for each plan."""
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([TimedRun(), TimedRun(decision.plan), *map(TimedRun, plans)]))
@@ -95,6 +97,7 @@ def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], r
 
 
 def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: str) -> dict[str, Any]:
+    """Return the fields of one plan's results; `source` says who chose the plan."""
     low, high = certification.median_interval(
         certification.paired_ratios(samples[TimedRun()][: len(samples[run])], samples[run])
     )
@@ -104,7 +107,7 @@ def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: 
         "answered_by": source,
         "seconds": seconds,
         "gflops": problem.flops / seconds / 1e9,
-        "speedup": paired_speedup(samples, TimedRun(), run),
+        "speedup": median_paired_speedup(samples, TimedRun(), run),
         "low": low,
         "high": high,
         "samples": samples[run],
@@ -112,6 +115,7 @@ def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: 
 
 
 def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of results, then a line for each plan that failed."""
     timed = [
         (
             *(f"{row['seconds']:.4g}", f"{row['gflops']:.4g}", f"{row['speedup']:.3f}"),

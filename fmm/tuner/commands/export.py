@@ -1,6 +1,6 @@
-"""fmm-tune export: the entries or thresholds of a config, or all trials beside it, as CSV or JSON.
+"""fmm-tune export: print the entries or thresholds of a config, or its trials, as CSV or JSON.
 
-The same tables are pandas DataFrames for notebooks (`export_table`).
+For notebooks, `export_table` returns the same tables as pandas DataFrames.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import ConfigError, Entry, Raw, ThresholdRange, Thresholds, Tuned
+from fmm.config.schema import ConfigError, Entry, JsonValue, ThresholdRange, Thresholds, Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
@@ -27,12 +27,12 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-TunedSections = Mapping[tuple[str, str], Tuned]  # models by device and type
+TunedSections = Mapping[tuple[str, str], Tuning]  # checked sections by (device key, element type)
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `export` to the commands of fmm-tune."""
     parser = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
     add_config_argument(parser)
     parser.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
@@ -44,12 +44,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table that the options select; return exit code 1 if pandas is not installed, else 0."""
     path = output_path(options.config)
     try:
         table = export_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(json.dumps(json_rows(table), indent=1))
+            print(json.dumps(table_rows_for_json(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
         if table.empty:
@@ -61,7 +61,10 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def export_table(path: Path, what: str = "entries") -> Any:
-    """Return a config's "entries" or "thresholds", or the "trials" beside it, as a pandas DataFrame."""
+    """Return a table as a pandas DataFrame: the config's "entries" or "thresholds", or its "trials".
+
+    The trials are in trials.jsonl in the config's folder.
+    """
     sections = {(key, dtype): check_section(key, dtype, raw) for key, dtype, raw in required_sections(path)}
     if what == "trials":
         if (trials := frame(trials_path(path))).empty:
@@ -74,14 +77,17 @@ def export_table(path: Path, what: str = "entries") -> Any:
     return thresholds_table(sections)
 
 
-def json_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows for JSON, with all digits and null for missing cells (pandas' own JSON has ten decimals)."""
+def table_rows_for_json(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a DataFrame for JSON, with None for missing cells.
+
+    Numbers keep all their digits; `DataFrame.to_json` would round them to ten decimals.
+    """
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict(orient="records")
     return rows
 
 
 def entries_table(sections: TunedSections) -> Any:
-    """Return a row for each entry of a config."""
+    """Return a DataFrame with a row for each certified entry of a config."""
     import pandas
 
     rows = []
@@ -93,7 +99,10 @@ def entries_table(sections: TunedSections) -> Any:
 
 
 def thresholds_table(sections: TunedSections) -> Any:
-    """Return a row for each section: spreads in three columns, 95 % intervals in two."""
+    """Return a DataFrame with the papers' thresholds, a row for each section.
+
+    A threshold with a range has three columns: value, low and high. A 95 % interval has two: low and high.
+    """
     import pandas
 
     rows = []
@@ -103,7 +112,8 @@ def thresholds_table(sections: TunedSections) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
+def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
+    """Yield column name and value of each threshold, range and interval of a section."""
     for name, value in vars(found).items():
         if isinstance(value, ThresholdRange):
             yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))
@@ -115,10 +125,13 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
 
 
 def add_predictions(trials: Any, sections: TunedSections) -> Any:
-    """Return the trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
+    """Return the trials with a column `predicted`: the seconds that the calibration of their section predicts.
+
+    The column is empty for trials of a type without a calibration.
+    """
     calibrations = {key: found.calibration for key, found in sections.items()}
 
-    def predicted(row: Any) -> float | None:
+    def predicted_seconds(row: Any) -> float | None:
         calibration = calibrations.get((row.device, row.dtype))
         if calibration is None:
             return None
@@ -128,4 +141,4 @@ def add_predictions(trials: Any, sections: TunedSections) -> Any:
         )
         return predicted_run_seconds(run, problem, cached_plan_work(run.plan, problem), calibration)
 
-    return trials.assign(predicted=[predicted(row) for row in trials.itertuples()])
+    return trials.assign(predicted=[predicted_seconds(row) for row in trials.itertuples()])

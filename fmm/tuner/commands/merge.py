@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmm.config import store
-from fmm.config.schema import ConfigError, Raw
+from fmm.config.schema import ConfigError, JsonValue
 from fmm.tuner.commands.config_file import (
     add_output_option,
     check_section,
@@ -21,7 +21,7 @@ from fmm.tuner.tune import output_path, path_argument
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `merge` to the commands of fmm-tune."""
     parser = commands.add_parser("merge", help="write the sections of other configs into one")
     parser.add_argument("sources", nargs="+", type=path_argument, metavar="CONFIG")
     parser.add_argument("--replace", action="store_true", help="let them replace sections that were tuned otherwise")
@@ -36,10 +36,13 @@ class SourceSection:
     path: Path
     key: str
     dtype: str
-    raw: Raw
+    raw: JsonValue
 
-    def merged_section(self, present: Raw) -> tuple[str, Raw]:
-        """Return what happens to the present section, and the section to write; a section of entries alone is added."""
+    def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
+        """Merge this section with the present one; return what happened, as text, and the section to write.
+
+        If this section has no calibration, only its entries are added to the present section.
+        """
         if present is None:
             return "added", self.raw
         if self.raw["calibration"] is None:
@@ -52,7 +55,10 @@ class SourceSection:
 
 
 def run_merge(options: argparse.Namespace) -> None:
-    """Write all sections, or none if one is damaged or would replace another tuning without --replace."""
+    """Write all sections, or raise ConfigError before any is written.
+
+    Errors are a damaged section, and a section that would replace another tuning without --replace.
+    """
     into = output_path(options.output)
     sources = [
         SourceSection(path, key, dtype, raw)

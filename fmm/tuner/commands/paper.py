@@ -1,6 +1,6 @@
-"""fmm-tune paper: the figures and tables of the papers, as published and as computed by the model.
+"""fmm-tune paper: print figures and tables of the papers, with published numbers and numbers of fmm's model.
 
-Measurements for the papers are a benchmark: `python -m benchmarks papers` in a checkout of the repository.
+To measure them instead, run `python -m benchmarks papers` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.perfmodel.papers.table import PaperTable
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
-# A table's name is its function's: huang_fig3 makes huang-fig3.
+# The table huang-fig3 is computed by the function huang_fig3, and so on.
 PAPER_MODULES = (li, huang, dalberto, sforza)
 PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
     make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
@@ -26,7 +26,7 @@ PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
 
 
 class UnknownTableError(Exception):
-    """No table has this name; the message says which tables there are."""
+    """No table has this name; the message lists all names."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_paper(options: argparse.Namespace) -> int:
-    """Print the named tables, all tables, or the list of them; return the exit code."""
+    """Print the tables with the given names, all tables, or the list of tables; return the exit code."""
     try:
         names = (
             list(PAPER_TABLES)
@@ -56,7 +56,10 @@ def run_paper(options: argparse.Namespace) -> int:
 
 
 def find_table_name(name: str, known: Mapping[str, object]) -> str:
-    """Return the name of the table that shows this figure of a paper, such as li-fig32 for li-fig33."""
+    """Return the name of the table that contains a figure of a paper: li-fig32 for li-fig33.
+
+    Raise UnknownTableError if no table contains the figure.
+    """
     if name in known:
         return name
     if (shown := table_name_of_figure(name)) is not None:
@@ -67,7 +70,10 @@ def find_table_name(name: str, known: Mapping[str, object]) -> str:
 
 
 def computed_table(name: str) -> PaperTable:
-    """Return a table as published and computed, or the list's line of a figure that fmm runs as an algorithm."""
+    """Return a table with published and computed numbers.
+
+    For a figure that shows an algorithm, return the line of the list that names fmm's implementation.
+    """
     if name in PAPER_TABLES:
         return PAPER_TABLES[name]()
     if name in table_names():

@@ -1,4 +1,4 @@
-"""fmm-tune predict: the decision for a product on any device, with the plan's prediction and the runners-up."""
+"""fmm-tune predict: print fmm's decision for a product on any device, with predicted times of the other plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuned
+from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuning
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -32,7 +32,7 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
@@ -55,7 +55,7 @@ NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times 
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `predict` to the commands of fmm-tune."""
     what = "predict the best plan for an M x K by K x N product"
     parser = commands.add_parser("predict", help=what, add_help=False)
     parser.add_argument(
@@ -74,7 +74,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 class _HelpWithDevicesAction(argparse.Action):
-    """The help, and below it the valid devices: configs are read only to print them."""
+    """The action of --help: print the help, then the names of all devices, which are read from the configs."""
 
     def __call__(
         self,
@@ -90,6 +90,7 @@ class _HelpWithDevicesAction(argparse.Action):
 
 
 def _parse_whole_number(text: str) -> int:
+    """Return the integer of a command-line argument; raise ArgumentTypeError with a hint for other texts."""
     try:
         return int(text)
     except ValueError:
@@ -97,7 +98,7 @@ def _parse_whole_number(text: str) -> int:
 
 
 def run_predict(options: argparse.Namespace) -> int:
-    """Print the decision; bad arguments are one line and exit code 2."""
+    """Print the decision; for bad arguments print one line and return exit code 2."""
     name = "cpu" if options.device is None else options.device
     try:
         problem = _problem_of_options(options)
@@ -116,6 +117,7 @@ def run_predict(options: argparse.Namespace) -> int:
 
 
 def _problem_of_options(options: argparse.Namespace) -> Problem:
+    """Return the problem of the arguments M, K, N, --dtype and --op; raise ValueError for invalid arguments."""
     m, k, n = _sides_of_options(options.m, options.k, options.n)
     if options.op in OPERATIONS and options.op != "product" and m != n:
         raise ValueError(f"--op {options.op} needs M = N, for its result is its own adjoint, not {m} and {n}")
@@ -123,7 +125,7 @@ def _problem_of_options(options: argparse.Namespace) -> Problem:
 
 
 def _sides_of_options(m: int, k: int | None, n: int | None) -> Shape:
-    """Return M, K and N; M alone is a square."""
+    """Return (m, k, n) of the arguments M, K and N; M alone is a square product."""
     if k is None:
         k = n = m
     if n is None:
@@ -135,30 +137,34 @@ def _sides_of_options(m: int, k: int | None, n: int | None) -> Shape:
 
 
 def _product_function(problem: Problem) -> str:
-    """Return the function that computes the product."""
+    """Return the name of fmm's function that computes the problem's product."""
     return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the model's choice; fmm.matmul leaves integers with a short side on the host to NumPy."""
+    """Return the model's choice; on a CPU, the choice for integer matrices with a short side is NumPy."""
     choice = choose(problem, calibration, limits)
-    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
+    if calibration.batches or not problem.element_type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_product_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
+    why = f"{_product_function(problem)} leaves integers with a side shorter than {MIN_INTEGER_PLAN_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
 def _choice_by_tuning(
     name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
 ) -> tuple[Choice, dict[str, str]]:
-    """Return the runtime's decision with the entries of the tuning, and notes on the entry that it uses or skips."""
-    tuned = None if problem.type.exact else tuning_from_config(name, problem.dtype)
+    """Return the decision of fmm.matmul with the tuning's certified entries, and notes for the output.
+
+    The note `measured` describes the entry that the decision uses. The note `passed_over` describes an entry that the
+    decision skips, and why.
+    """
+    tuned = None if problem.element_type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of_product(tuned, problem, limits)
-    text = f"{entry.plan}, {entry.text}" if entry else ""
+    text = f"{entry.plan}, {entry.evidence_text}" if entry else ""
     why = entry_skip_reason(entry, problem, limits, tuned, known) if entry else ""
     notes = {"measured": "" if why else text, "passed_over": f"{text}; skipped: {why}" if why else ""}
     if known is None:
@@ -166,14 +172,17 @@ def _choice_by_tuning(
     return replace(choice, best=_candidate_of_plan(known.plan, choice, calibration), reason=known.reason), notes
 
 
-def _entry_of_product(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
-    """Return the entry of exactly this product, verified or not; without workspace the lean entry."""
+def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
+    """Return the tuning's entry for exactly this product, verified or not; None without an entry.
+
+    Without workspace, only the lean entry is returned.
+    """
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
 def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
-    """Return the plan as a candidate of the model, which may not have compared it."""
+    """Return a plan with its predicted time; if the model has not compared the plan, predict the time now."""
     if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
@@ -185,7 +194,7 @@ def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> 
 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
-    """Return a note if this CPU is not tuned: a call decides by its own probe."""
+    """Return a note if this CPU has no tuning, since fmm.matmul would probe the CPU before it decides; else ""."""
     applies = is_local_cpu(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
@@ -197,12 +206,12 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
-    """Return the limits of the options and the environment; the workspace fits beside the operands."""
+    """Return the limits of workspace and error growth from the options, the environment and the device's memory."""
     workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
-    if not growth > 0:  # also for NaN
+    if not growth > 0:  # rejects NaN too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
@@ -211,7 +220,10 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
 
 
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
-    """Return the bytes of the device's memory beside the operands; a gram has one operand."""
+    """Return the bytes of the device's memory that the operands and the result leave free.
+
+    A gram product has A and C alone. Raise ValueError if the operands do not fit in memory.
+    """
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
     if memory is None:
@@ -224,11 +236,11 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
     return memory - operands
 
 
-# ---- what is printed, as text or as JSON
+# ---- the output, as text or as JSON
 
 
 def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
-    """Return what --json prints; times are of exact counts, like the vendor's."""
+    """Return the fields that --json prints; all times are predicted from exact counts of work."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).predicted_seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
@@ -250,6 +262,7 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
 
 
 def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
+    """Return the fields of one plan for JSON; `vendor` is the predicted seconds of the vendor's product."""
     problem = candidate.prediction.problem
     exact = predict(candidate.plan, problem, calibration)
     counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)
@@ -268,8 +281,11 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
 
 
 def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
-    """Return the limits that the candidate exceeds; `emulation` where FMM_EMULATION=0 forbids it."""
-    emulates = not limits.emulation and candidate.plan.emulates
+    """Return the names of the limits that a candidate exceeds: emulation, error or workspace.
+
+    The name `emulation` means that FMM_EMULATION=0 forbids the plan.
+    """
+    emulates = not limits.emulation and candidate.plan.uses_emulation
     kept = {
         "emulation": not emulates,
         "error": replace(limits, emulation=limits.emulation or emulates).allows_plan(
@@ -281,7 +297,7 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
 
 
 def _decision_text(found: dict[str, Any]) -> str:
-    """Return the decision as text: notes, the plan's numbers, its levels, the runners-up."""
+    """Return the decision as text: the plan and the reason, notes, predicted numbers, levels and other plans."""
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
     what = "" if op == "product" else f" {op}"
     numbers = {

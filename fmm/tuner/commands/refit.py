@@ -1,4 +1,7 @@
-"""fmm-tune --refit: fit a config again from the trials beside it, by this version's rules; nothing is measured."""
+"""fmm-tune --refit: compute a config's sections again from the recorded trials, without measuring.
+
+A newer version of fmm may fit the same trials differently.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 from fmm.config import files, store
 from fmm.config.identity import Identity
-from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tuned, read_thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, Entry, JsonValue, Thresholds, Tuning, read_thresholds
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -46,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @with_one_line_errors
 def run_refit(options: argparse.Namespace) -> int:
-    """Write every section that has trials and print its changes; the exit code is 1 if a section has none."""
+    """Fit and write every section that has trials, and print its changes; return exit code 1 if one has no trials."""
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_blocks}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
@@ -58,18 +61,18 @@ def run_refit(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class RecordedSection:
-    """A section of a config, and the trials that led to the section."""
+    """A section of a config, and the trials from which the section was computed."""
 
     key: str
     dtype: str
-    raw: Raw
-    tuned: Tuned
+    raw: JsonValue
+    tuned: Tuning
     tuning: RecordedTuning
     first_look: tuple[Trial, ...]
 
     @property
     def recorded_device(self) -> RecordedDevice:
-        """The device as it was before the tuning; raise ConfigError if its starting model is unknown."""
+        """Return the section's device with its model before the tuning; raise ConfigError if the model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
         if (guess := datasheet_model(self.key, name)) is not None:
@@ -82,16 +85,16 @@ class RecordedSection:
 
     @property
     def recorded_journal(self) -> Journal:
-        """The measurements, which cannot be continued."""
+        """Return a journal that replays the recorded trials and measures nothing."""
         run, trials = self.tuning.header.run, self.tuning.trials
         return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
 
 
-RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
+RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 
-def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
-    """Return the section that a tuning with these trials would write now; None if too little was measured."""
+def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
+    """Return the section that this version of fmm computes from the trials; None if too few trials are recorded."""
     section = conclude_section(recorded.recorded_journal, recorded.dtype)
     if section is None:
         return None
@@ -100,19 +103,19 @@ def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     return {**section, "conditions": recorded.raw["conditions"], "tuned": tuned}
 
 
-def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
-    """Return the section with the thresholds of its present model; None without a model."""
+def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
+    """Return the section with thresholds computed again from its calibration; None without a calibration."""
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.recorded_journal, recorded.dtype
     _, strategies = _fit_tiles(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
-    return {**recorded.raw, "thresholds": found.fields}
+    return {**recorded.raw, "thresholds": found.json_fields}
 
 
-def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
-    """Return the section with another block model and its tiles; None without readable thresholds."""
+def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
+    """Return the section with the block model and its tile sizes fitted again; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
     found, strategies = _fit_tiles(recorded)
@@ -122,30 +125,33 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
 
 
 def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
-    """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
+    """Return the block model fitted to the trials, and the tile sizes that it selects for fmm's own kernel.
+
+    The block model is None if the trials are too few. The tile sizes are then those of the present block model.
+    """
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # terms that another tuning fitted
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use another tuning's fit
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
 
-# ---- writing, and what it changed
+# ---- writing sections, and describing their changes
 
 
 @dataclass(frozen=True)
 class RefitResult:
-    """The new section, None if nothing was written, and its changes."""
+    """The section that was written, with its changes; `section` is None if nothing was written."""
 
     key: str
     dtype: str
     samples: int
-    section: Raw
+    section: JsonValue
     changes: Sequence[ValueChange] = ()
-    others: Sequence[str] = ()  # fields that differ
+    others: Sequence[str] = ()  # names of further fields that differ
 
     def result_lines(self, path: Path) -> list[str]:
-        """Return the result as text."""
+        """Return the result as lines of text; `path` is the config that was read."""
         name = f"{self.key}, {self.dtype}"
         if self.section is None:
             return [f"{name}: unchanged, there are no trials of it beside {path}"]
@@ -154,13 +160,14 @@ class RefitResult:
         return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
     def _change_texts(self) -> list[str]:
+        """Return a line of text for each change, or one line that says what is unchanged."""
         if self.changes:
             return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The result for JSON."""
+        """Return the fields of the result for JSON."""
         return {
             "device": self.key,
             "dtype": self.dtype,
@@ -173,7 +180,7 @@ class RefitResult:
 
 
 def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
-    """Write each section in turn; yield its result, and print it unless `quiet`."""
+    """Fit and write each section of a config; yield its result, and print the result unless `quiet`."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, types in group_sections_by_device(required_sections(path)).items():
         after = dict(types)
@@ -184,7 +191,7 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(into, key, dtype, found)
-                # the section is written with the entries that it had before
+                # merge_section has kept the section's certified entries
                 after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
@@ -194,7 +201,10 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
 
 
 def _copy_trials(path: Path, into: Path) -> str:
-    """Copy the trials into another folder that has none, for export and report; return what was done as text."""
+    """Copy the files of trials to the folder of another config, unless it has trials; return the text to print.
+
+    The commands export and report read the trials in the config's folder.
+    """
     present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(into))
     if into.resolve().parent == path.resolve().parent:
         return ""
@@ -205,8 +215,8 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.existing_files else ""
 
 
-RawSections = Mapping[str, Raw]  # sections of a device by type
-LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
+RawSections = Mapping[str, JsonValue]  # unchecked sections of a device by element type
+TAU_LEVEL_TEXTS = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
     "intervals",
@@ -221,37 +231,40 @@ COMPARED_FIELDS = (
 
 
 @dataclass(frozen=True)
-class ValueText:
-    """A value for JSON, and its text."""
+class ComparedValue:
+    """A compared value of a section, for JSON and as text."""
 
-    value: Raw
+    value: JsonValue
     text: str
 
 
-NO_VALUE = ValueText(None, "none")
+NO_VALUE = ComparedValue(None, "none")
 
 
 @dataclass(frozen=True)
 class ValueChange:
-    """A value before and after."""
+    """A named value of a section before and after the refit."""
 
     name: str
-    before: ValueText
-    after: ValueText
+    before: ComparedValue
+    after: ComparedValue
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The change for JSON."""
+        """Return the fields of the change for JSON."""
         return {"name": self.name, "before": self.before.value, "after": self.after.value}
 
     @property
     def change_text(self) -> str:
-        """The change as text."""
+        """Return the change as a line of text."""
         return f"{self.name}: {self.before.text} -> {self.after.text}"
 
 
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
-    """Return what differs for a type between two states of a device's sections, decisions first."""
+    """Return the values of a type that differ between two states of a device's sections.
+
+    Rejection, margin, crossover side and speedup come first.
+    """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
         ValueChange(name, then.get(name, NO_VALUE), now.get(name, NO_VALUE)) for name in dict.fromkeys((*then, *now))
@@ -259,36 +272,46 @@ def section_changes(key: str, dtype: str, before: RawSections, after: RawSection
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def changed_fields(before: Raw, after: Raw) -> list[str]:
-    """Return the names of the fields that differ."""
+def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
+    """Return the names of the compared fields that differ between two states of a section."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
-def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ValueText]]:
-    """Yield the name and the value of each compared number."""
+def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ComparedValue]]:
+    """Yield name and value of everything that `section_changes` compares."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
-    yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
-    yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
+    yield "rejected", ComparedValue(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
+    yield "margin", NO_VALUE if known is None else ComparedValue(known.margin, f"{known.margin:.1%}")
     yield from _speedup_values(dtype, used)
     yield from _threshold_values(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
-        yield f"entry {entry_size_text(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
+        yield (
+            f"entry {entry_size_text(entry)}",
+            ComparedValue(f"{entry.plan}: {entry.evidence_text}", _entry_text(entry)),
+        )
 
 
-def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
+def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
+    """Yield the crossover side and the speedup of the model in use, as name and value."""
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.row_cells
-    yield "faster from side", ValueText(summary.first_side, start)
-    yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
+    yield "faster from side", ComparedValue(summary.first_gain_side, start)
+    yield "speedup", ComparedValue(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
-def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
+def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedValue]]:
+    """Yield the thresholds n1 and tau1 to tau3, as name and value."""
     for name in ("n1", *TAU_NAMES):
-        side = found.value(name) if found else None
-        label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"
-        yield label, ValueText(side, threshold_text(name, side)) if found else NO_VALUE
+        side = found.threshold_value(name) if found else None
+        label = (
+            f"{name}, {TAU_LEVEL_TEXTS[name]} from side"
+            if name in TAU_LEVEL_TEXTS
+            else f"{name}, one level by Equation 3"
+        )
+        yield label, ComparedValue(side, threshold_text(name, side)) if found else NO_VALUE
 
 
 def _entry_text(entry: Entry) -> str:
-    return f"{entry.plan} ({entry.text}{'' if entry.verified else ', unverified'})"
+    """Return plan, speedup and state of a certified entry as text."""
+    return f"{entry.plan} ({entry.evidence_text}{'' if entry.verified else ', unverified'})"

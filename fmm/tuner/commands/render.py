@@ -1,4 +1,4 @@
-"""Tables for people, spreadsheets and programs: aligned text, HTML, CSV and JSON from the same rows."""
+"""Write a table of the papers as aligned text, HTML, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmm.perfmodel.papers.table import Cell, PaperTable
 
 
 def table_as_text(table: PaperTable) -> str:
-    """Title, aligned columns, and the notes below, wrapped; without rows a line that says so."""
+    """Return a table as text: title, aligned columns and wrapped notes; without rows, the text says "no rows"."""
     notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
     if not table.rows:
         return "\n".join([f"{table.name}: {table.title}", "", "no rows", *([""] if notes else []), *notes])
@@ -33,7 +33,7 @@ def table_as_text(table: PaperTable) -> str:
 
 
 def table_as_html(table: PaperTable) -> str:
-    """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
+    """Return the rows as an HTML table with superscripts for powers and right-aligned columns of numbers."""
     sides = ["right" if numeric else "left" for numeric in _numeric_columns(table)]
     lines = [_html_row("th", table.columns, sides)]
     lines += [_html_row("td", [cell_text(cell) for cell in row], sides) for row in table.rows]
@@ -41,6 +41,7 @@ def table_as_html(table: PaperTable) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
+    """Return a table row as HTML; `tag` is th or td, `sides` has left or right for each cell."""
     styled = [
         f'<{tag} style="text-align: {side}">{_escape_with_powers(c)}</{tag}>'
         for c, side in zip(cells, sides, strict=True)
@@ -49,11 +50,12 @@ def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
 
 
 def _escape_with_powers(text: str) -> str:
+    """Return a text escaped for HTML, with superscripts for powers such as n^3 or 2^(l-1)."""
     return re.sub(r"\^(\d+|[a-z]\b|\([^)]*\))", r"<sup>\1</sup>", escape(text, quote=False))
 
 
 def notes_as_html(tables: Sequence[PaperTable]) -> str:
-    """Every note once, below the title of the first table that has it."""
+    """Return the notes of several tables as HTML lists; a note that several tables share appears once."""
     lines, seen = [], set[str]()
     for table in tables:
         if new := [note for note in table.notes if note not in seen]:
@@ -64,11 +66,12 @@ def notes_as_html(tables: Sequence[PaperTable]) -> str:
 
 
 def _numeric_columns(table: PaperTable) -> list[bool]:
+    """Return True for each column without text cells."""
     return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
 
 
 def table_as_csv(table: PaperTable) -> str:
-    """Floats with all their digits, unlike in text."""
+    """Return the rows as CSV; floating-point numbers have all their digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -77,13 +80,13 @@ def table_as_csv(table: PaperTable) -> str:
 
 
 def table_json_fields(table: PaperTable) -> dict[str, Any]:
-    """What JSON has of a table: fractions as text, since no JSON number is exact."""
+    """Return the fields of a table for JSON; fractions are written as text, since a JSON number would be rounded."""
     rows = [dict(zip(table.columns, map(_json_cell, row), strict=True)) for row in table.rows]
     return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as text: yes and no, empty for nothing, six significant digits."""
+    """Return a cell as text: yes or no for booleans, "" for None, six significant digits for floats."""
     if cell is None:
         return ""
     if isinstance(cell, bool):

@@ -1,4 +1,4 @@
-"""fmm-tune report: a config and its trials as one HTML page and as PNG and SVG files; nothing is measured."""
+"""fmm-tune report: draw a config and its trials as an HTML page and as PNG and SVG files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fmm.tuner.tune import output_path, trials_path
 
 
 def type_reports(path: Path) -> Iterator[TypeReport]:
-    """Yield every section of a config that has a calibration and trials."""
+    """Yield the report data of every section of a config that has a calibration and trials."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():
@@ -44,7 +44,7 @@ def type_reports(path: Path) -> Iterator[TypeReport]:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `report` to the commands of fmm-tune."""
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
     add_config_argument(parser)
     add_output_option(
@@ -55,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Write report.html and the figures; the exit code is 1 if there is nothing to draw."""
+    """Write the HTML page and the figures; return exit code 1 if there is nothing to draw, else 0."""
     path = output_path(options.config)
     try:
         found = list(type_reports(path))
@@ -80,9 +80,9 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
-    """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths.
+    """Write the HTML page, and every figure as PNG and SVG in the folder `report` beside the page; return all paths.
 
-    `output` names the page, if it ends in .html, or else the folder of `report.html`.
+    `output` is the path of the page if it ends in .html, and else the folder of the page `report.html`.
     """
     from matplotlib import rc_context
 
@@ -92,19 +92,16 @@ def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
     paths: list[Path] = []
     gains = shown_speedups(found)
 
-    def saved(figure: Any, name: str) -> str:
+    def save(figure: Any, name: str) -> str:
         files, svg = save_figure(figure, drawings / name)
         paths.extend(files)
         return svg
 
     with rc_context(FIGURE_STYLE):
         sizes = ("speedup", SCREEN_FIGURE_INCHES), ("speedup-narrow", PHONE_FIGURE_INCHES)
-        wide, narrow = (saved(draw_speedups_of_types(found, gains, size), name) for name, size in sizes)
+        wide, narrow = (save(draw_speedups_of_types(found, gains, size), name) for name, size in sizes)
         drawn = [
-            (
-                report,
-                {name: saved(draw(report), f"{report.device}-{report.dtype}-{name}") for name, draw in own.items()},
-            )
+            (report, {name: save(draw(report), f"{report.device}-{report.dtype}-{name}") for name, draw in own.items()})
             for report, own in ((report, available_figures(report)) for report in found)
         ]
     write_file(page, report_html(drawn, gains, (wide, narrow)))

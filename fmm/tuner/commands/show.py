@@ -1,4 +1,4 @@
-"""fmm-tune show: what a config holds of each device and element type, as tables."""
+"""fmm-tune show: print a config as tables, for each device and element type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fmm.config import environment, files
-from fmm.config.schema import ConfigError, Raw, read_thresholds
+from fmm.config.schema import ConfigError, JsonValue, read_thresholds
 from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
@@ -32,11 +32,11 @@ from fmm.tuner.findings.summary import (
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
 
-SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
+SHORT_EFFORTS = ("coarse", "quick")  # efforts that measure less than the default effort
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `show` to the commands of fmm-tune."""
     parser = commands.add_parser("show", help="print what a config holds of each device and type")
     add_config_argument(parser)
     add_json_option(parser, "the sections as JSON")
@@ -44,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Print all sections that can be read; print one line on stderr and exit with 1 for a damaged section."""
+    """Print all valid sections; for each damaged section print a line on stderr, and return exit code 1."""
     path = output_path(options.config)
     if options.config is None and not path.exists():
         raise ConfigError(
@@ -55,7 +55,7 @@ def run_show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_section_fields(found, *section) for section in found], indent=1))
         return 0
-    devices: dict[str, dict[str, Raw]] = {}
+    devices: dict[str, dict[str, JsonValue]] = {}
     wrong: list[str] = []
     for key, dtype, raw in found:
         try:
@@ -72,8 +72,8 @@ def run_show(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
-    """Yield the tables of a device: all types, the papers' thresholds, the next commands, then each type."""
+def device_summary_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
+    """Yield the lines of a device: speedups of all types, thresholds, suggested commands, then each type's tables."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
@@ -95,12 +95,14 @@ def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> I
 # ---- JSON
 
 
-def _section_fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
-    """Return a section for JSON, with the decisions that it leads to."""
+def _section_fields(
+    found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
+) -> dict[str, JsonValue]:
+    """Return the fields of a section for JSON, with a summary of the decisions that fmm.matmul makes with it."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}
     answers, rejected = None, ""
-    with suppress(ConfigError):  # a damaged section decides nothing
+    with suppress(ConfigError):  # fmm.matmul ignores a damaged section
         used = model_in_use(key, dtype, {name: raw for device, name, raw in found if device == key})
         answers = TypeSummary(dtype, used).json_fields
     with suppress(ConfigError):

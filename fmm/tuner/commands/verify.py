@@ -1,7 +1,8 @@
-"""fmm-tune verify: check a config to the last field; with --measure, time a few certified entries again.
+"""fmm-tune verify: check every field of a config; with --measure, time a few certified entries again.
 
-After an update of BLAS or the driver fmm.matmul skips the entries of a config. `fmm-tune verify --measure` times the
-cheapest entries for a second a type, and marks all entries as verified, or as unverified if one lost its gain.
+After an update of BLAS or the GPU's driver, fmm.matmul skips the entries of a config. `fmm-tune verify --measure` times
+the entries with the shortest products, for about a second per type. If all still gain, all entries are marked as
+verified; if one has lost its gain, all are marked as unverified.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fmm.config import schema, store
-from fmm.config.schema import ConfigError, Entry, Raw, read_thresholds
+from fmm.config.schema import ConfigError, Entry, JsonValue, read_thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
@@ -26,16 +27,18 @@ from fmm.tuner.commands.config_file import (
 )
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
-from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, median_paired_speedup
 from fmm.tuner.tune import output_path
 
-PLANNED_SECONDS, VERIFY_ROUNDS = 1.0, 3  # planned seconds of the measurements of one type
-# the loss of an entry's lower bound, in addition to the noise, up to which the gain counts as unchanged
+PLANNED_SECONDS = 1.0  # planned seconds of the measurements of one type
+VERIFY_ROUNDS = 3  # number of paired rounds for each entry
+# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if the speedup is below the lower
+# end of the recorded interval minus the recorded noise minus this number.
 MAX_SPEEDUP_LOSS = 0.02
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `verify` to the commands of fmm-tune."""
     parser = commands.add_parser("verify", help="check a config to the last field, or time certified entries again")
     add_config_argument(parser)
     parser.add_argument(
@@ -47,12 +50,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print one line for each section; the exit code is 1 if a section is damaged or an entry lost its gain."""
+    """Check or measure every section and print a line for each.
+
+    Return exit code 1 if a section is damaged or an entry has lost its gain, 2 for an unknown device, else 0.
+    """
     path = output_path(options.config or options.output)
     return _measure_config(path, options.device) if options.measure else _check_config(path)
 
 
 def _check_config(path: Path) -> int:
+    """Check every section of a config and print a line for each; return the exit code."""
     code = 0
     for key, dtype, raw in required_sections(path):
         try:
@@ -68,10 +75,11 @@ def _check_config(path: Path) -> int:
     return code
 
 
-# ---- measured entries
+# ---- measuring entries again
 
 
 def _measure_config(path: Path, device_name: str | None) -> int:
+    """Measure entries of each section of the selected devices; return the exit code."""
     try:
         devices = select_devices(device_name)
     except UnknownDeviceError as error:
@@ -87,8 +95,8 @@ def _measure_config(path: Path, device_name: str | None) -> int:
     return code
 
 
-def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: Raw) -> int:
-    """Measure entries of one section and write whether all entries are verified."""
+def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
+    """Measure entries of one section, and write whether its entries are verified; return the exit code."""
     key = device.identity.key
     try:
         found = schema.read_section(raw, f"{key}.{dtype}", device.identity, dtype)
@@ -103,7 +111,7 @@ def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: Raw) ->
 
 
 def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> tuple[bool, str]:
-    """Return whether the cheapest entries still gain, and the result as text; one lost gain rejects all entries."""
+    """Time the entries with the shortest products; return True if all still gain, and the result as text."""
     fast = sorted((entry for entry in entries if entry.plan != "vendor"), key=lambda entry: entry.vendor_seconds)
     if not fast:
         return True, "verified; no entry has a gain to measure"
@@ -116,7 +124,7 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
         with journal.open_problem("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
             samples = timed.sample_rounds([TimedRun(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
-        gain = paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
+        gain = median_paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - MAX_SPEEDUP_LOSS):
-            return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
+            return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.evidence_text}; tune again"
     return True, f"verified; {tried} of {len(fast)} gains measured again"

@@ -1,1 +1,1 @@
-"""What can be tuned: a CPU, a CUDA device, and a formula with noise that stands in for either."""
+"""Devices of the tuner: the CPU, a CUDA device, and a simulated device whose times are the model's with noise."""

@@ -1,9 +1,10 @@
-"""Background compilation: worker processes fill CuPy's disk cache while the tuner measures runs without those kernels.
+"""Compile CUDA kernels in background processes while the tuner measures plans whose kernels are ready.
 
-NVRTC takes up to ten seconds for a sum of three levels, and a tuning has a dozen of these for every type; fmm's own
-product kernels take seconds. The workers are processes, since recording plans and writing sources in Python would delay
-timed launches, and since a process ends at once. A kernel that is not yet compiled when a run needs it is compiled at
-once; a failure is recorded in the trials.
+The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sums of three
+levels at once, and a tuning has a dozen of such kernels for every type. The product kernels of fmm take seconds.
+Processes are used instead of threads for two reasons: Python code in threads would delay timed launches, and a process
+can be ended at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If that
+compilation fails, the tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -21,39 +22,47 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MAX_WORKERS = 16  # largest number of worker processes
-# A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
-# sides.
+MAX_WORKER_PROCESSES = 16  # largest number of worker processes
+# Three sizes (m, k, n) that need different kernels. Every level divides the sides of the first. The second has aligned
+# sides and padded blocks. The third has odd sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-# Sizes for each of which the model picks other tiles of fmm's own kernel.
+# For each of these sizes (m, k, n) the block model selects other tile sizes of fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# Each kernel of a level with at least this number of products is a job, named by its label; the slowest compiles first.
+# A level with at least this number of products is heavy: each of its sum kernels is a job of its own, with a label.
 MIN_HEAVY_PRODUCTS = 7**3
-MAX_FIRST_LOOK_PRODUCTS = 7  # kernels of levels with at most this number of products compile first
-SUM_LABELS = ("join", "split A", "split B")
-WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
+# A first look measures levels with at most this number of products. Their kernels compile first.
+MAX_FIRST_LOOK_PRODUCTS = 7
+SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
+COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
-# The order of compiling kernels and probing plans: quick kernels, fmm's own product kernels, heavy sums.
+# Kernels compile in three phases: quick kernels, then fmm's own product kernels, then the sum kernels of heavy levels.
+# Plans are probed in the order of their kernels.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
 class CompileJob(NamedTuple):
-    """Kernels to compile: all of a plan for a size, or the sums with a label."""
+    """The kernels that one background process compiles in one task.
+
+    These are all kernels of a plan for a size (m, k, n), or only its sum kernels with the given label.
+    """
 
     dtype: str
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # True if the kernels raise the flag for inf and NaN, as fmm.matmul's do
+    flagged: bool = False  # True for kernels that set a flag at inf and NaN, as fmm.matmul uses them
 
 
-# A type, a level, and whether the level is the last of its plan; or a leaf with fmm's own kernel, and whether sums are
-# inside.
+# The key of a level's kernels: (type, level's text, True if the level is the last of its plan). The key of a leaf's
+# kernel: (type, leaf's text, True if the last level's sums are fused into the kernel).
 KernelKey = tuple[str, str, bool]
 
 
 def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
-    """Yield the jobs of all plans: kernels of every type's first look, then quick kernels, then heavy ones by type."""
+    """Yield the jobs that compile the kernels of all plans for all types, in the order in which a tuning needs them.
+
+    Kernels of the first look come first, for all types. Quick kernels follow, then the other kernels type by type.
+    """
     seen: set[KernelKey] = set()
     plans = list(plans)
     covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
@@ -66,40 +75,46 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
 
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
-    """Return the sort key of a plan; quick kernels alternate between the types."""
+    """Return the key by which plans are sorted for compilation; quick kernels of several types alternate."""
     turn, first = compile_phase(plan), is_needed_by_first_look(plan)
     return not first, turn, rank if first or turn == QUICK_KERNELS_PHASE else 0
 
 
 def is_needed_by_first_look(plan: Plan) -> bool:
-    """Return True if a first look needs the plan: a batch of few vendor products, or a lone leaf with its own rate."""
+    """Return True if the coarse tuning ("first look") measures this plan.
+
+    A first look measures plans with one batched level of few vendor products, and leaves with their own rate.
+    """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
     light = compile_phase(plan) == QUICK_KERNELS_PHASE and largest_level_products(plan) <= MAX_FIRST_LOOK_PRODUCTS
-    return light and plan.batched and len(plan.levels) == 1
+    return light and plan.is_batched and len(plan.levels) == 1
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
-    """Yield the jobs of calls of fmm.matmul by type, plan and size, the slowest first."""
+    """Yield the jobs that compile the kernels of these calls of fmm.matmul (type, plan, size), the slowest first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
         for label in (*SUM_LABELS, "") if compile_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)
 
 
 def compile_phase(plan: Plan) -> int:
-    """Return the turn in which the plan's kernels compile."""
+    """Return the phase, of COMPILE_PHASES, in which the plan's kernels are compiled."""
     if largest_level_products(plan) >= MIN_HEAVY_PRODUCTS:
         return HEAVY_KERNELS_PHASE
     return OWN_KERNELS_PHASE if uses_own_kernel(plan) else QUICK_KERNELS_PHASE
 
 
 def uses_own_kernel(plan: Plan) -> bool:
-    """Return True if fmm's own kernel computes the leaf products."""
+    """Return True if a kernel of fmm, not of the vendor, computes the plan's leaf products."""
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
 def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
-    """Return a few plans that together have all levels not yet in `seen`, the quickest to compile first."""
+    """Return plans that together have all kernels not yet in `seen`, the quickest to compile first.
+
+    The kernels of the returned plans are added to `seen`.
+    """
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (compile_phase(p), largest_level_products(p))):
         if not kernel_keys(plan, dtype) <= seen:
@@ -109,7 +124,7 @@ def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> 
 
 
 def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
-    """Return what determines a plan's kernels: each level with its type and place, and a leaf with own kernels."""
+    """Return the keys of a plan's kernels: one for each level, and one for a leaf with a kernel of fmm."""
     found: list[KernelKey] = []
     for step in plan.levels:
         found.append((storage_type(dtype), str(step), step is plan.levels[-1]))
@@ -120,24 +135,37 @@ def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
 
 
 def largest_level_products(plan: Plan) -> int:
-    """Return the products of the largest level, which grow with the compile time."""
+    """Return the number of products of the plan's largest level; the time to compile grows with this number."""
     return max((step.products for step in plan.levels), default=1)
 
 
 def _job_kernel_keys(job: CompileJob) -> frozenset[KernelKey]:
+    """Return the keys of all kernels of the job's plan."""
     return kernel_keys(Plan.parse(job.plan), job.dtype)
 
 
 def storage_type(dtype: str) -> str:
-    """Return the type in which a type's matrices are stored and added: float32 for tf32."""
+    """Return the type in which matrices of a type are stored and added: float32 for tf32, else the type itself."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class CompileWorkers:
-    """Worker processes that compile jobs in order; `wait` returns once the kernels of a plan are compiled."""
+    """Background processes that compile jobs in the given order.
+
+    Parameters
+    ----------
+    device
+        Index of the CUDA device for which kernels are compiled.
+    wanted
+        The jobs, in their order.
+    workers
+        Largest number of processes.
+    worker
+        The command that starts a process.
+    """
 
     def __init__(
-        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
+        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = COMPILE_WORKER_COMMAND
     ) -> None:
         self._queue = deque(wanted)
         self._pending_kernels = Counter(key for job in wanted for key in _job_kernel_keys(job))
@@ -151,7 +179,7 @@ class CompileWorkers:
             thread.start()
 
     def _send_jobs(self, worker: subprocess.Popen[str]) -> None:
-        """Send jobs to one worker until none is left, or the worker has ended."""
+        """Send jobs to one process until no job is left or the process has ended."""
         assert worker.stdin and worker.stdout
         with suppress(OSError, ValueError, IndexError):
             while True:
@@ -168,7 +196,7 @@ class CompileWorkers:
             self._changed.notify_all()
 
     def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until a plan's kernels are compiled or no worker is left; return False after this many seconds."""
+        """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout."""
         needed = kernel_keys(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
@@ -177,12 +205,12 @@ class CompileWorkers:
             )
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Wait until all jobs are done; return False after this many seconds."""
+        """Wait until all jobs are done or all processes have ended; return False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._pending_kernels.values()) or not self._alive, seconds)
 
     def close(self) -> None:
-        """End the workers at once."""
+        """Kill the background processes at once, and remove their temporary folder."""
         self._queue.clear()
         for worker in self._workers:
             worker.kill()
@@ -198,7 +226,7 @@ class CompileWorkers:
 
 
 def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Return a worker with this process's import path; the compiler's output is dropped."""
+    """Start a background process with the import path of this process; its standard error is dropped."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)
@@ -206,7 +234,7 @@ def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
 
 @contextmanager
 def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[CompileWorkers]:
-    """Compile the kernels of a tuning in the background."""
+    """Compile the kernels of a tuning in background processes until the context ends."""
     with run_compile_workers(
         device, list(tuning_compile_jobs(dict.fromkeys(map(storage_type, dtypes)), plans))
     ) as made:
@@ -215,8 +243,11 @@ def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Pl
 
 @contextmanager
 def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
-    """Run workers on all processors but two, which the timing needs, until the context ends."""
-    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKERS))
+    """Compile these jobs in background processes until the context ends.
+
+    Two processors stay free for the measurements.
+    """
+    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""The worker process of compile_ahead.py: compiles the jobs on its input and prints one line a job."""
+"""The background process of compile_ahead.py: read jobs from standard input, compile them, print one line per job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fmm.tuner.devices.compile_ahead import CompileJob
 
 
 def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
-    """Yield the kernels that a plan launches on a chip; with a label, the sums of that label."""
+    """Yield the kernels that the job's plan launches on a chip; if the job has a label, only sum kernels with it."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
@@ -32,14 +32,17 @@ def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
 
 
 def chip_from_driver(device: int) -> Chip:
-    """Return the chip of a device from the driver alone, without loading the libraries of products."""
+    """Return the chip of a CUDA device from the driver's data, without loading cuBLAS."""
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
     return chip_of(device)
 
 
-def claim_source(text: str, folder: Path) -> bool:
-    """Return True for the first worker that claims a source."""
+def claim_kernel_source(text: str, folder: Path) -> bool:
+    """Claim a kernel source for this process; return False if another process has claimed the source before.
+
+    A claim is a file in `folder` whose name is the source's hash.
+    """
     try:
         os.close(os.open(folder / hashlib.sha256(text.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -48,11 +51,11 @@ def claim_source(text: str, folder: Path) -> bool:
 
 
 class _SavedToDiskError(Exception):
-    """CuPy has saved the compiled code."""
+    """Signals that CuPy has saved the compiled code to its disk cache and would load the code next."""
 
 
 class _UnloadedModule:
-    """Replaces a loaded module: the code is on disk, and loading would take device memory."""
+    """Replaces CuPy's module class, so that compiled code is not loaded into device memory."""
 
     def load(self, code: bytes) -> None:
         raise _SavedToDiskError
@@ -62,7 +65,10 @@ class _UnloadedModule:
 
 
 def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
-    """Compile a kernel into CuPy's cache with the backend's call, hence under the same name."""
+    """Compile a kernel into CuPy's disk cache.
+
+    The calls are those of fmm's CUDA backend. The backend therefore finds the compiled code under the same name.
+    """
     import cupy
     from cupy.cuda import compiler
 
@@ -72,28 +78,31 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
         compile_for_architecture(text, kernel.architecture, kernel.options)
         return
 
-    class Functions:
+    class FunctionModule:
         Module = _UnloadedModule
 
-    compiler.function = Functions
+    compiler.function = FunctionModule
     with cupy.cuda.Device(device), suppress(_SavedToDiskError):
         cupy.RawModule(code=text, options=kernel.options).compile()
 
 
 def compile_requested_jobs(arguments: list[str]) -> int:
-    """Compile jobs until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, even inside the compiler
+    """Compile the jobs from standard input until the input ends; return exit code 0.
+
+    `arguments` are the index of the device and the folder of claims.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once, even inside the compiler
     if hasattr(os, "nice"):
-        os.nice(10)  # timed work has priority
+        os.nice(10)  # the tuner's timed launches have priority
     device, folder = int(arguments[0]), Path(arguments[1])
     for line in sys.stdin:
         try:
             dtype, plan, size, *how = json.loads(line)
             for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
-                if claim_source(text := kernel.cuda_source, folder):
+                if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             said = "done"
-        except Exception as error:  # the tuner records the error where it needs the kernel
+        except Exception as error:  # the tuner compiles the kernel again and records the error in the trials
             said = f"{type(error).__name__}: {error}".replace("\n", " ")
         print(said, flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""The CPU as a device of the tuner: plans run through fmm.matmul, the vendor is numpy.matmul."""
+"""The CPU as a device of the tuner: plans run with fmm.matmul, and the vendor's product is numpy.matmul."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fmm.kernels.cpu.parallel_products import StepTimes, threads_per_product, ti
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
@@ -41,12 +41,12 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
-CHECKED_ROWS = 8  # number of checked rows of a result
+MIN_SAMPLE_SECONDS = 2e-3  # in a sample, a shorter call is repeated until about this number of seconds has passed
+CHECKED_ROWS = 8  # largest number of rows of a result that are compared with the exact product
 
 
 class CpuDevice:
-    """This processor, with the present number of BLAS threads."""
+    """This machine's processor with the current number of BLAS threads, as a device of the tuner."""
 
     chip = None
 
@@ -99,14 +99,14 @@ class CpuDevice:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
-            raise MemoryError  # the system would grant the memory, and kill this process later
+            raise MemoryError  # Linux would grant the memory, and kill this process when the memory is written
         numbers = self._random_numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _random_numbers(self, dtype: str, seed: int, count: int) -> Array:
-        """Return random normal numbers, drawn once for a type and a seed: drawing is slow."""
+        """Return `count` random normal numbers; the last numbers are kept for calls with the same type and seed."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
             real = np.float64 if dtype in ("float64", "complex128") else np.float32
@@ -124,7 +124,7 @@ class CpuDevice:
 
 @dataclass
 class CpuSession:
-    """The operands and result of one problem."""
+    """The operands and the result of one problem, and the timing of runs on them."""
 
     problem: Problem
     a: Array
@@ -138,7 +138,7 @@ class CpuSession:
 
     @cached_property
     def _exact_rows(self) -> tuple[Array, Array]:
-        """The indices of the checked rows, and these rows in at least float64."""
+        """Return the indices of the checked rows, and these rows of the product in float64 or complex128."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
@@ -156,6 +156,7 @@ class CpuSession:
             self._check_result(run.plan)
 
     def _check_result(self, plan: Plan) -> None:
+        """Raise RunFailedError if the last result differs too much from the exact product."""
         rows, exact = self._exact_rows
         found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
@@ -176,7 +177,7 @@ class CpuSession:
         return (time.perf_counter() - start) / repeats
 
     def _shortest_product_seconds(self) -> float:
-        """Return the shortest of many single products: at some moment no other work ran."""
+        """Return the seconds of the shortest of many products: the time without other work on the machine."""
         found = float("inf")
         for _ in range(SHORTEST_SAMPLE_COUNT):
             start = time.perf_counter()
@@ -185,49 +186,57 @@ class CpuSession:
         return found
 
     def _run_function(self, run: TimedRun) -> Callable[[], Any]:
+        """Return the function without arguments that executes a run."""
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
             return partial(self._part_seconds, run)
         if self.problem.writes_triangle:
-            # the vendor's way is BLAS's syrk, mirrored by whichever is faster at it, NumPy or fmm
+            # With the vendor's plan, fmm.gram calls BLAS's syrk for one triangle and mirrors the triangle.
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
         if run.plan == VENDOR:
             return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part_seconds(self, run: TimedRun) -> float:
-        """Return the seconds of the plan's sums or products; one run of the plan measures both."""
+        """Return the seconds of the plan's sums or of its products.
+
+        One execution of the plan measures both; the second number is kept for the next call.
+        """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
             kept.update(vars(self._timed_steps(run.plan)))
         return kept.pop(run.part)
 
     def _timed_steps(self, plan: Plan) -> StepTimes:
+        """Execute a plan and return the seconds of its sums and of its products."""
         m, k, n = self.problem.size
-        with host_memory.borrowed_block(workspace(plan, m, k, n, self.problem.itemsize)) as block:
+        with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
-            def steps(backend: NumpyBackend) -> None:
+            def execute_steps(backend: NumpyBackend) -> None:
                 backend.run_check((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
-            return time_steps(self.threads, 2 * m * k * n, steps)
+            return time_steps(self.threads, 2 * m * k * n, execute_steps)
 
 
 def _concurrent_products(threads: int) -> int:
+    """Return the number of leaf products that a plan runs at a time with this number of BLAS threads."""
     with threads_per_product(threads) as (at_a_time, _):
         return at_a_time
 
 
 def _wake_blas_threads() -> None:
-    """Run all BLAS threads, as a program that multiplies does: OpenBLAS's then spin for 0.1 s on a plan's processors.
+    """Multiply two small matrices, so that all BLAS threads run before a sample, as in a program that multiplies.
 
-    Without this call a plan's time depends on the measurement before.
+    After a product, OpenBLAS's threads wait in a busy loop for 0.1 s and slow down the plan's own threads. Without this
+    call, a plan's time would depend on the measurement before.
     """
     matmul(WARM_UP_MATRIX, WARM_UP_MATRIX)
 
 
-WARM_UP_MATRIX = np.ones((256, 256))
+WARM_UP_MATRIX = np.ones((256, 256))  # both factors of the product that wakes the BLAS threads
 
 
 def _frobenius_distance(found: Array, exact: Array) -> float:
+    """Return the Frobenius norm of found - exact."""
     return float(np.linalg.norm(found - exact))

@@ -1,6 +1,6 @@
-"""A CUDA device of the tuner: plans are launch lists, the vendor is cuBLAS, events time rotated buffers.
+"""A CUDA device of the tuner: plans run as launch lists, the vendor is cuBLAS, and CUDA events measure the time.
 
-`OperandSets` draws the random operands, and checks rows of a result in double precision.
+Consecutive calls use different sets of operands, since operands in the cache would make a call faster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background
 from fmm.tuner.devices.device import (
     GPU_EFFORTS,
@@ -40,16 +40,17 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
-# An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
-# without work, the device is therefore kept busy for HEAT milliseconds before a sample.
+MIN_SAMPLE_MILLISECONDS = 5.0  # a sample repeats shorter runs until about this number of milliseconds has passed
+# After a pause, a GPU runs 5 to 10 % faster (H200) until it reaches its power limit. After MAX_IDLE_SECONDS without
+# work, the device is therefore kept busy for HEAT_MILLISECONDS before the next sample.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
-CHECKED_ROWS = 16  # number of checked rows of a result
-STEPS_OF_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
+CHECKED_ROWS = 16  # largest number of rows of a result that are compared with the exact product
+# The purpose of the launches that a session times, by TimedRun.part.
+LAUNCH_PURPOSE_BY_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
-    """The CUDA device with this index."""
+    """The CUDA device with this index, as a device of the tuner."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -67,9 +68,9 @@ class CudaDevice:
     def measurement_conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        if variables := vendor_variables():  # without these variables cuBLAS multiplies as usual
+        if variables := vendor_variables():  # environment variables that change how cuBLAS multiplies
             found["vendor_variables"] = variables
-        with suppress(Exception):  # not every machine has nvidia-smi
+        with suppress(Exception):  # nvidia-smi is missing on some machines
             found |= _nvidia_smi_fields(self.index)
         return found
 
@@ -85,14 +86,14 @@ class CudaDevice:
             return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
 
     def untuned_model(self) -> Calibration:
-        """Return the datasheet's model; for an unknown device, numbers that the first measurements replace."""
+        """Return the model of the GPU's datasheet; for an unknown GPU, rough numbers until the first measurements."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: ProductRate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the shipped model of other cards of this name, else the untuned one."""
+        """Return the model that fmm ships for GPUs of this name, else the untuned model."""
         return shipped_model(self.identity, dtype) or self.untuned_model()
 
     def candidate_plans(self) -> Sequence[Plan]:
@@ -128,6 +129,7 @@ class CudaDevice:
 
 
 def _nvidia_smi_fields(index: int) -> dict[str, Any]:
+    """Return clocks, power limit, temperature and driver version as nvidia-smi prints them."""
     fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
@@ -135,7 +137,11 @@ def _nvidia_smi_fields(index: int) -> dict[str, Any]:
 
 
 def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
-    """Return the layouts of a session's operands: row-major, except A's adjoint, which shares A's memory."""
+    """Return the layouts of A, B and C of a gram product; an empty tuple for other products.
+
+    In a gram product, B is the adjoint of A in the same memory, hence column-major. The empty tuple means that all
+    operands are row-major.
+    """
     if not problem.writes_triangle:
         return ()
     rows, inner = Layout("C", max(problem.n, 1)), max(problem.k, 1)
@@ -143,7 +149,7 @@ def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
 
 
 class CudaSession:
-    """Sets of operands of one problem, and the launch lists that were prepared."""
+    """Sets of operands of one problem in device memory, and the launch lists of the prepared runs."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
@@ -155,54 +161,58 @@ class CudaSession:
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[TimedRun, LaunchList] = {}
         self._repeats: dict[TimedRun, int] = {}
-        self._busy = 0.0  # time.perf_counter() at the end of the last sample
+        self._last_sample_end = 0.0  # time.perf_counter() at the end of the last sample
 
     def prepare_run(self, run: TimedRun) -> None:
         try:
-            whole = record_for_device(run.plan, self.problem_with_layouts)
+            whole = record_plan_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
-                self.workspace = cupy.empty(1, cupy.uint8)  # free before allocating
+                self.workspace = cupy.empty(1, cupy.uint8)  # free the old workspace before a larger one is allocated
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
-            self._launch_on_operands(whole, 0)  # fills the workspace with numbers, for the parts
+            self._launch_on_operands(whole, 0)  # fill the temporaries, which the sums or products alone would read
             if run.part == "whole" and run.plan != VENDOR:
                 self._check_result(run.plan)
-            kept = STEPS_OF_PART.get(run.part)
+            kept = LAUNCH_PURPOSE_BY_PART.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
             self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._mean_milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise RunFailedError(f"out of memory: {error}") from None
-        except Exception as error:  # any failure of a plan is a row of the trials
+        except Exception as error:  # the caller records every failure of a plan in the trials
             raise RunFailedError(f"{type(error).__name__}: {error}") from None
 
     def sample_seconds(self, run: TimedRun) -> float:
-        if time.perf_counter() - self._busy > MAX_IDLE_SECONDS:
+        if time.perf_counter() - self._last_sample_end > MAX_IDLE_SECONDS:
             self._heat_device(run)
         if run.part == SHORTEST_SAMPLE_PART:
             found = min(self._mean_milliseconds(run, 1) for _ in range(SHORTEST_SAMPLE_COUNT))
         else:
             found = self._mean_milliseconds(run, self._repeats[run])
-        self._busy = time.perf_counter()
+        self._last_sample_end = time.perf_counter()
         return found / 1000
 
     def _heat_device(self, run: TimedRun) -> None:
+        """Repeat a run for HEAT_MILLISECONDS."""
         spent = 0.0
         while spent < HEAT_MILLISECONDS:
             spent += self._repeats[run] * self._mean_milliseconds(run, self._repeats[run])
 
     def _mean_milliseconds(self, run: TimedRun, repeats: int) -> float:
+        """Return the mean milliseconds of a run over `repeats` executions on alternating sets of operands."""
         return mean_event_milliseconds(lambda i: self._launch_on_operands(self._launches[run], i), repeats)
 
     def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
+        """Launch all kernels of a list on the set of operands with index i, modulo the number of sets."""
         a, b, c = self.sets[i % len(self.sets)]
-        self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+        self.backend.run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- the check of results
 
     def _check_result(self, plan: Plan) -> None:
+        """Raise RunFailedError if the first set's result differs too much from the exact product."""
         error, _ = self.operands.result_errors()
-        kind = self.problem.type
-        # Rounding errors do not accumulate where numbers are rounded to few bits only once.
+        kind = self.problem.element_type
+        # Types that accumulate in a wider type round each result once: the error does not grow with k.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up
@@ -211,7 +221,7 @@ class CudaSession:
 
 
 def mean_event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
-    """Return the mean milliseconds of `repeats` calls, which receive their index, by events on the current stream."""
+    """Return the mean milliseconds of call(0), call(1), ..., call(repeats - 1), from events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for i in range(repeats):
@@ -221,15 +231,24 @@ def mean_event_milliseconds(call: Callable[[int], object], repeats: int) -> floa
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-TOTAL_OPERAND_BYTES = 192 << 20  # bytes of all sets of operands together: larger than any cache
-MAX_OPERAND_SETS = 8
-MAX_CONVERTED_ROWS = 2048  # rows of B that are converted at a time
+TOTAL_OPERAND_BYTES = 192 << 20  # approximate bytes of all sets of operands together: more than any GPU's cache
+MAX_OPERAND_SETS = 8  # largest number of sets of operands
+MAX_CONVERTED_ROWS = 2048  # largest number of rows of B that are converted to double precision at a time
 
 
 class OperandSets:
-    """Sets of A, B and C, enough to exceed every cache.
+    """Sets of random operands A and B with a result C, together larger than the GPU's cache.
 
-    `rows` of the first set's C are checked. `adjoint`: B is A's adjoint, for real numbers in the same memory.
+    Parameters
+    ----------
+    size
+        (m, k, n) of the product.
+    dtype
+        Element type of A, B and C.
+    rows
+        Number of rows of the first set's C that `result_errors` compares with the exact product.
+    adjoint
+        True if B is the adjoint of A. For real types, B then shares A's memory.
     """
 
     def __init__(self, size: tuple[int, int, int], dtype: str, rows: int, adjoint: bool = False) -> None:
@@ -245,7 +264,7 @@ class OperandSets:
 
     @cached_property
     def _exact_rows(self) -> tuple[Any, Any]:
-        """The indices of the checked rows, and these rows of the product in double precision."""
+        """Return the indices of the checked rows, and these rows of the product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
         left = to_double_precision(a[rows], self.kind)
@@ -257,19 +276,19 @@ class OperandSets:
         return rows, exact
 
     def result_errors(self) -> tuple[float, float]:
-        """Return the relative Frobenius error and the largest error of the first set's C."""
+        """Return the relative Frobenius error and the largest absolute error of the first set's C in checked rows."""
         rows, exact = self._exact_rows
         difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 
 
 def storage_dtype(kind: str) -> Any:
-    """Return the NumPy type in memory; bfloat16 is stored as 16-bit integers."""
+    """Return the NumPy type in which elements are stored: 16-bit integers for bfloat16, else the type itself."""
     return np.uint16 if kind == "bfloat16" else np.dtype(kind).type
 
 
 def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
-    """Return random normal numbers (zeros would run faster)."""
+    """Return a device matrix of random normal numbers; products of zeros need less power and would run faster."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
         return random_normal_matrix((shape[0], 2 * shape[1]), real).view(kind)
@@ -283,13 +302,13 @@ def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
 
 
 def bfloat16_bits(x: Any) -> Any:
-    """Return float32 rounded to the nearest bfloat16, as bits."""
+    """Return float32 numbers rounded to the nearest bfloat16, as 16-bit integers with the number's bits."""
     bits = x.view(cupy.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
 
 
 def to_double_precision(x: Any, kind: str) -> Any:
-    """Return the numbers in double precision."""
+    """Return numbers of an element type as float64 or complex128; bfloat16 numbers are given as 16-bit integers."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
     return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -1,6 +1,6 @@
-"""The interface of a device that can be tuned, the efforts of a tuning, and the model's seconds of a run.
+"""The interface of a device that can be tuned, the efforts of a tuning, and the predicted seconds of a run.
 
-A device opens a session on a problem; a session times runs.
+A device opens a session on a problem, and the session times runs of plans on the problem's operands.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import PlanWork, counted_work
 from fmm.problem import Problem
 
-SHORTEST_SAMPLE_PART = (
-    "best"  # value of TimedRun.part: the shortest of SHORTEST_SAMPLE_COUNT samples, as on a quiet device
-)
+SHORTEST_SAMPLE_PART = "best"  # value of TimedRun.part: a sample is the shortest of SHORTEST_SAMPLE_COUNT executions
 SHORTEST_SAMPLE_COUNT = 15
 
 
 class TimedRun(NamedTuple):
-    """A timed run of a plan on the problem of a session: whole, only its sums, or only its leaf products.
+    """What a session times: a plan on the session's problem, or only the plan's sums or leaf products.
 
-    With SHORTEST_SAMPLE_PART as `part`, the sample of the whole run is the shortest of SHORTEST_SAMPLE_COUNT samples.
-    A `twin` is the same run under another name: a pair of twins shows the noise.
+    `part` is "whole", "sums" or "products". With SHORTEST_SAMPLE_PART, a sample is the shortest of
+    SHORTEST_SAMPLE_COUNT executions of the whole plan. Runs that differ only in `twin` time the same work: the
+    difference of their times is the noise.
     """
 
     plan: Plan = VENDOR
@@ -39,91 +38,95 @@ class TimedRun(NamedTuple):
 
 
 class RunFailedError(Exception):
-    """A run that fails: it does not compile, does not fit in memory, or gives a wrong result.
+    """A run cannot be timed: it does not compile, does not fit in memory, or has a wrong result.
 
-    The failure is recorded in the trials.
+    The tuner records the failure in the trials.
     """
 
 
 class TimingSession(Protocol):
-    """The operands of one problem in the device's memory."""
+    """Times runs on the operands of one problem, which are in the device's memory."""
 
     def prepare_run(self, run: TimedRun) -> None:
-        """Check the run's result and warm up; raise RunFailedError if it fails."""
+        """Execute a run once and check its result; raise RunFailedError if the run fails."""
 
     def sample_seconds(self, run: TimedRun) -> float:
-        """Return the seconds of one sample, the mean of enough calls to be measurable."""
+        """Return the seconds of one sample: the mean over enough executions of the run to be measurable."""
 
 
 class TunableDevice(Protocol):
     """A device that can be tuned."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> Identity:
+        """Return the device's key and name, and the versions of its libraries."""
+
     @property
-    def measurement_conditions(self) -> Mapping[str, Any]: ...
+    def measurement_conditions(self) -> Mapping[str, Any]:
+        """Return facts that a tuning records: processor and load of a CPU; UUID, memory and clocks of a GPU."""
+
     @property
     def dtypes(self) -> Sequence[str]:
-        """The element types of the device, the most used first."""
+        """Return the element types that the device can multiply, the most used first."""
 
     @property
     def efforts_by_name(self) -> Mapping[str, Effort]:
-        """The efforts coarse, quick, default and full on this device."""
+        """Return what a tuning of this device measures with each effort: coarse, quick, default and full."""
 
     @property
     def chip(self) -> Chip | None:
-        """The chip for kernels and the block model; None for a CPU."""
+        """Return the chip, from which kernels and block sizes are selected; None for a CPU."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes for operands and workspace."""
+        """Return the bytes that operands and workspace of a product may use."""
 
     def untuned_model(self) -> Calibration:
-        """Return the model before any measurement."""
+        """Return the calibration with which a tuning starts, before any measurement."""
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the best known model of such devices for a type, before this device is measured."""
+        """Return the shipped calibration of devices of this kind for a type; without it, the untuned calibration."""
 
     def candidate_plans(self) -> Sequence[Plan]:
-        """Return the plans to probe, the vendor first."""
+        """Return the plans that a tuning measures, the vendor's product first."""
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        """Return the vendor's other products: a plan must beat these too."""
+        """Return plans for other products of the vendor's library; a certified plan must be faster than these too."""
 
     def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
-        """Open a session on a problem with random operands of a seed."""
+        """Return a context with a session on a problem; `seed` is the seed of the random operands."""
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
-        """Compile the kernels of the candidates of these types in the background while this is open."""
+        """Return a context in which the candidate plans' kernels for these types compile in the background."""
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until the kernels of a plan are compiled; return False after this many seconds."""
+        """Wait until the kernels of a plan are compiled; return False if this takes more than `seconds`."""
 
 
-MIN_HELD_OUT_SHAPES = 4  # least number of held-out shapes of an effort with fewer planned seconds
+MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes if a time limit shortens an effort
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured, per element type."""
+    """How much a tuning measures of one element type."""
 
-    seconds: float  # planned seconds of the stages, for one type
-    most: float  # seconds after which measuring ends
-    rounds: int  # rounds of the probes, of the held-out shapes, and of each trial of the search
+    seconds: float  # planned seconds of all stages
+    most: float  # seconds after which all measuring ends
+    rounds: int  # number of rounds for each probed shape, each held-out shape and each trial of the search
     held_out: int  # number of held-out shapes
-    trials: int  # number of trials of a shape's search
-    enqueued: int  # how many of these trials are of the model's best plans
-    certify: int  # rounds of a certification
-    stride: int = 1  # step along the ladder of squares: with 2, every second square is tuned
-    blocks: bool = False  # True to time the tile strategies of fmm's own kernel
-    heaviest: float = inf  # largest number of products of a level for whose kernels the tuning waits
-    spread: float = 4.0  # ratio of the largest to the smallest side of random shapes
-    look: bool = False  # True for a first look only: the known model of such devices, scaled by a few measurements
+    trials: int  # number of plans that the search times for a shape
+    enqueued: int  # number of these plans that the model ranks best; the optimizer of the search proposes the others
+    certify: int  # largest number of rounds of a certification
+    stride: int = 1  # with 2, every second square shape of the tuner's list is tuned; with 1, every shape
+    blocks: bool = False  # True if the tile sizes of fmm's own kernel are timed
+    heaviest: float = inf  # plans with a level of more products than this number are not measured
+    spread: float = 4.0  # largest ratio of the largest side of a random shape to its smallest side
+    look: bool = False  # True for a first look: a few measurements scale the prior model of the device
 
     def limited_to_seconds(self, seconds: float) -> Effort:
-        """Return the effort planned for at most this many seconds, with smaller products and fewer held-out shapes.
+        """Return the effort with at most this number of planned seconds: smaller products, fewer held-out shapes.
 
-        The original plan would be stopped before its held-out shapes, and an unchecked model is rejected.
+        Otherwise the time limit would stop the tuning before its held-out shapes, and a model without them is rejected.
         """
         if seconds >= self.seconds or self.look:
             return self
@@ -131,20 +134,19 @@ class Effort:
         return replace(self, seconds=seconds, held_out=held_out)
 
 
-# On a CPU, plans take twice as long as the vendor on products of 0.1 s or less; the model's error there says nothing
-# about large products. So random shapes are few, large, and have few rounds. (Measured: among sixty shapes with a
-# spread of four, 103 of 120 held-out plans in float32 took 1.6 times the vendor's time or more; in a quick tuning all
-# six did.)
+# On a CPU, plans take twice the vendor's time for products of 0.1 s or less. The model's error for small products says
+# nothing about large products. Random shapes are therefore large, and their sides are similar. (Measured in float32
+# with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times the vendor's time or more.)
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
-# `coarse` is the first pass when several types are tuned: 90 seconds for all four types of a CPU.
+# If several types are tuned, all types are tuned with `coarse` first, in 90 seconds for the four types of a CPU.
 CPU_EFFORTS = {
     "coarse": CPU_QUICK_EFFORT,
     "quick": CPU_QUICK_EFFORT,
     "default": Effort(150, 290, 3, 20, 10, 4, 11, spread=2.0),
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
-# A GPU is fast, but the host that launches is not, and kernels must be compiled: the first pass is a first look with
-# the few kernels that compile first, half a minute for all seven types.
+# On a GPU, compiling kernels takes longer than measuring. `coarse` is therefore a first look, which uses only the few
+# kernels that compile first. All seven types take half a minute together.
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, heaviest=7, look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
@@ -155,16 +157,16 @@ GPU_EFFORTS = {
 
 @lru_cache(maxsize=16384)
 def cached_plan_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the counted work of a plan, cached."""
+    """Return the sums, products and traffic of a plan on a problem, from a cache."""
     return counted_work(plan, problem)
 
 
 def predicted_run_seconds(run: TimedRun, problem: Problem, counts: PlanWork, calibration: Calibration) -> float:
-    """Return the model's seconds for a run, or for its timed part."""
+    """Return the seconds that the model predicts for a run: for its whole plan, its sums, or its leaf products."""
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE_PART):
         return found.predicted_seconds
-    if calibration.lanes > 1:  # threads are started before the time is taken
+    if calibration.lanes > 1:  # on a CPU, the measured times of sums and products do not include starting threads
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":

@@ -1,4 +1,4 @@
-"""Devices without hardware: a recorded tuning's device, and a simulated one whose times are the model's with noise."""
+"""Devices without hardware: the device of a recorded tuning, and a simulated device whose times follow the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fmm.tuner.devices.device import (
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """The device of a recorded tuning, which cannot measure; `guess` is its model before the tuning."""
+    """The device of a recorded tuning, which cannot measure; `starting_calibration` is its model before the tuning."""
 
     identity: Identity
     starting_calibration: Calibration
@@ -55,7 +55,7 @@ class RecordedDevice:
         return self.starting_calibration
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the shipped model of such a GPU, else the guess."""
+        """Return the model that fmm ships for GPUs of this name, else the starting calibration."""
         return (
             shipped_model(self.identity, dtype) if self.starting_calibration.batches else None
         ) or self.starting_calibration
@@ -89,22 +89,25 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 
 @dataclass
 class SimulatedDevice:
-    """Times are the formula's with lognormal noise; `real_time` is the share of the time that really passes."""
+    """A device whose samples are the model's seconds times lognormal noise.
+
+    A sample sleeps for its seconds times `real_time`, and returns at once if `real_time` is 0.
+    """
 
     truth: Calibration = SIMULATED_CALIBRATION
     noise: float = 0.01
     seed: int = 0
     real_time: float = 0.0
-    broken: frozenset[str] = frozenset()  # plans that fail
+    broken: frozenset[str] = frozenset()  # texts of plans that fail
     identity: Identity = SIMULATED_IDENTITY
     measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory_bytes: int = 1 << 34
-    # time of the vendor's other leaves as a share of the vendor's
+    # time of each alternative leaf of the vendor, divided by the time of the vendor's usual product
     vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    samples_taken: int = 0  # number of samples taken
-    prior_calibration: Calibration | None = None  # the known model of such devices
+    samples_taken: int = 0  # number of samples so far
+    prior_calibration: Calibration | None = None  # the model of devices of this kind, if one is known
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -141,6 +144,8 @@ class SimulatedDevice:
 
 @dataclass
 class SimulatedSession:
+    """Returns simulated times of runs on one problem."""
+
     device: SimulatedDevice
     problem: Problem
     random: random.Random
@@ -159,6 +164,7 @@ class SimulatedSession:
         return seconds
 
     def _noisy_seconds(self, run: TimedRun) -> float:
+        """Return the model's seconds of a run times a random factor."""
         seconds = predicted_run_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
         seconds *= self.device.vendor_alternative_ratios.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         return seconds * exp(self.random.gauss(0.0, self.device.noise))

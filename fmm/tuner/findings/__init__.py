@@ -1,1 +1,1 @@
-"""What a tuning's trials show: a section of the config, what speaks against it, thresholds, tables, words."""
+"""Compute a config section, diagnostics, thresholds and summary tables from the trials of a tuning."""

@@ -44,7 +44,7 @@ from fmm.tuner.fit.blocks import fit_block_model, strategies_by_side
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
+from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
 # The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the trials of
 # the search: they cover few shapes, and many of their plans are never candidates of a decision.
@@ -77,7 +77,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     strategies = strategies_by_side(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), split_first_look_trials(journal, trials)
     thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
-    entries = {e.key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
+    entries = {e.entry_key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.measurement_conditions},
@@ -85,12 +85,12 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.json_fields for name, e in model.error.items()},
-        "thresholds": thresholds.fields,
+        "thresholds": thresholds.json_fields,
         "blocks": None if tiles is None else tiles.json_fields,
         "noise": noise,
         "doubts": [*noisy, *model.diagnostics],
         "failed": list(failed_leaf_rates(trials)),
-        "entries": [e.fields for e in entries.values()],
+        "entries": [e.json_fields for e in entries.values()],
     }
 
 
@@ -257,9 +257,9 @@ def section_thresholds(
     )
 
 
-def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
+def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:
     """Return the best measured speedup of a plan with one level on each shape that was not held out."""
-    found: dict[Size, float] = {}
+    found: dict[ProductSize, float] = {}
     for trials in tunings:
         for stage in (*FITTED_STAGES, "search"):
             own = [t for t in trials if t.stage == stage and t.op == DEFAULT_OPERATION]

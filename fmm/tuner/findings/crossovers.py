@@ -27,7 +27,7 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_s
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
-MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number
+MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number of levels
 MAX_TIME_RATIO_NEAR_CROSSOVER = (
     1.15  # samples with a predicted time up to this multiple of the vendor's are near a crossover
 )
@@ -65,7 +65,7 @@ class LevelSample:
         return effective_side(self.problem.size)
 
     @property
-    def log_error(self) -> float:
+    def speedup_log_error(self) -> float:
         """log(measured / predicted) of the speedup; below 0 for a too optimistic prediction."""
         return log(self.speedup * self.predicted_time)
 
@@ -90,7 +90,7 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 
 @dataclass(frozen=True)
-class Crossovers:
+class BaselineCrossovers:
     """The crossovers of plans with one baseline, and the model's optimism for each number of levels."""
 
     bounds: LevelBounds
@@ -99,16 +99,16 @@ class Crossovers:
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if predictions are far too optimistic for the plan's number of levels at this size."""
         return (
-            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at(effective_side(problem.size))
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at_side(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
         )
 
 
-def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, Crossovers]:
+def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, BaselineCrossovers]:
     """Return the crossovers by baseline (the plan without its levels); empty for a GPU.
 
     On a GPU the vendor's product of unaligned rows is slow, so that plans win from far smaller sides. A crossover for
-    all products would forbid these plans.
+    all products would forbid plans for unaligned rows.
     """
     if calibration.batches:
         return {}
@@ -122,12 +122,14 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     }
 
 
-def bounds_of_crossovers(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
+def bounds_of_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
     """Return the crossovers as level bounds for a calibration."""
     return tuple(x.bounds for x in crossovers.values())
 
 
-def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
+def _crossovers_of_baseline(
+    baseline: str, samples: Sequence[LevelSample], calibration: Calibration
+) -> BaselineCrossovers:
     """Return the crossovers of plans with one baseline.
 
     The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Without
@@ -147,14 +149,14 @@ def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calib
         )
         measured = (
             any(s.counted_levels == levels for s in samples)
-            and optimism[levels].error_at(predicted) > -MAX_TRUSTED_OPTIMISM
+            and optimism[levels].error_at_side(predicted) > -MAX_TRUSTED_OPTIMISM
         )
         least = tau if confirmed or measured else 2 * tau
         tau = min(
             max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
         )
         taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
-    return Crossovers(LevelBounds(baseline, *taus), optimism)
+    return BaselineCrossovers(LevelBounds(baseline, *taus), optimism)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class ModelOptimism:
     side: float = 1.0
     largest: float = 1.0
 
-    def error_at(self, side: float) -> float:
+    def error_at_side(self, side: float) -> float:
         """Return log(measured / predicted) at an effective side, at most 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
@@ -200,7 +202,8 @@ def significant_error(samples: Sequence[LevelSample], standard_errors: float) ->
     """
     near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
-        s.log_error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
+        s.speedup_log_error
+        for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
     ]
     deviation = max(SAMPLE_STANDARD_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
@@ -209,7 +212,7 @@ def significant_error(samples: Sequence[LevelSample], standard_errors: float) ->
 
 def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
     """Return the regression of the errors over log2(side); None unless the slope is significantly below 0."""
-    sides, errors = [log2(s.effective_side) for s in samples], [s.log_error for s in samples]
+    sides, errors = [log2(s.effective_side) for s in samples], [s.speedup_log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
@@ -230,7 +233,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
         s
         for s in best
         if s.speedup < MIN_ACCEPTED_SPEEDUP
-        and s.predicted_time * exp(-optimism[s.counted_levels].error_at(s.effective_side)) < 1
+        and s.predicted_time * exp(-optimism[s.counted_levels].error_at_side(s.effective_side)) < 1
     ]
 
 
@@ -264,6 +267,6 @@ def _do_levels_win(
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
         if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
-            corrected = time * exp(-optimism[own].error_at(side))
+            corrected = time * exp(-optimism[own].error_at_side(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

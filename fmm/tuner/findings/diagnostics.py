@@ -18,7 +18,7 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 # The stage that records the shortest of many samples of short products, as the times of a quiet device. Steady other
 # work slows long products down, and A/A pairs do not show the slowdown. Steady other work slows the vendor's product
@@ -67,8 +67,8 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
     """Yield the reasons to reject a model: too few held-out speedups, or too large errors of their predictions.
 
-    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. They count as
-    measured without error.
+    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. Excluded plans count
+    as measured without error.
     """
     if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
@@ -87,9 +87,9 @@ def noise_floor(trials: Iterable[Trial]) -> float | None:
     return max(aa_pair_differences(trials).values(), default=None)
 
 
-def aa_pair_differences(trials: Iterable[Trial]) -> dict[Size, float]:
+def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
     """Return the relative differences of A/A pairs by size, without pairs of very short products."""
-    pairs: dict[Size, tuple[list[float], list[float]]] = {}
+    pairs: dict[ProductSize, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
@@ -105,7 +105,7 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
     Return None if the quiet stage was not measured. The model's formula is not accurate for the smaller products of the
     stage.
     """
-    best: dict[Size, float] = {}
+    best: dict[ProductSize, float] = {}
     for t in trials:
         if t.stage == QUIET_STAGE and t.seconds:
             best[t.size] = min(best.get(t.size, t.seconds), t.seconds)

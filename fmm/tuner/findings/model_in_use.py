@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity, recorded_device_name
-from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
+from fmm.config.schema import ConfigError, Entry, JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
@@ -39,8 +39,8 @@ NO_WORKSPACE_LIMIT = 1 << 62  # bytes; a workspace limit above the memory of any
 class ModelInUse:
     """The model with which fmm.matmul decides for one element type of a device."""
 
-    tuned: Tuned
-    calibration: Calibration | None  # None if the tuning is rejected or has no model
+    tuned: Tuning
+    calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
     assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
     left_out: tuple[str, ...] = ()  # leaves with the datasheet's rate, which this tuning skipped
@@ -64,7 +64,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
-    measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
+    measured = {rate for x in (tuned, real) if x and x.trusted_calibration for rate in x.trusted_calibration.rates}
     own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
@@ -72,7 +72,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
@@ -87,12 +87,12 @@ def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str
 # ---- the device of a section
 
 
-def device_name(key: str, section: Raw) -> str:
+def device_name(key: str, section: JsonValue) -> str:
     """Return the device's name from a config section; the key if the section has no name."""
     return recorded_device_name(section) or key
 
 
-def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | None:
     """Return the device memory in bytes from the section, else from the datasheet; None if unknown."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
@@ -152,7 +152,7 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
     limits = default_limits(used, problem)
     if limits is None:
         return None
-    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.entry(problem.size)
+    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.find_entry(problem.size)
     if decision is not None and decision.by_entry and entry is not None:
         gain = entry[0].speedup if decision.plan != VENDOR else 1.0
         return SquareDecision(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
@@ -212,7 +212,7 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
     return entry_skip_reason(entry, problem, limits, used.tuned, _decide_by_tuning(problem, limits, used))
 
 
-def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
+def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
     """Return why fmm.matmul skips a product's certified entry; empty for a used entry.
 
     `decision` is the tuning's decision within these limits; None without one.
@@ -230,7 +230,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         return str(error)
     if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
-    if plan.emulates and not limits.emulation:
+    if plan.uses_emulation and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
     return "the expected error exceeds the limit"
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw, Thresholds, read_thresholds
+from fmm.config.schema import (
+    NAMES_IN_SECONDS,
+    TAU_NAMES,
+    Entry,
+    JsonValue,
+    ThresholdInterval,
+    Thresholds,
+    read_thresholds,
+)
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -83,7 +91,7 @@ def threshold_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
 
 
-def interval_text(name: str, interval: Interval | None) -> str:
+def interval_text(name: str, interval: ThresholdInterval | None) -> str:
     """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
@@ -128,11 +136,11 @@ class SectionText:
     @property
     def text_lines(self) -> Iterator[str]:
         """Yield the lines of text of all tables."""
-        for table in self.tables:
+        for table in self.section_tables:
             yield from (f"  {line}" for line in table.text_lines)
 
     @property
-    def tables(self) -> Iterator[TextTable]:
+    def section_tables(self) -> Iterator[TextTable]:
         """Yield the tables that have rows: first decisions, then measurements, then parameters of the model."""
         noisy = is_noisy_tuning(self.used.tuned.diagnostics)
         found = [
@@ -224,7 +232,12 @@ class SectionText:
     def thresholds_table(self, found: Thresholds) -> TextTable:
         """Return a table of D'Alberto and Nicolau's alpha, pi, recursion point n1 and epsilon."""
         rows = [
-            (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
+            (
+                name,
+                threshold_text(name, found.threshold_value(name)),
+                unit,
+                interval_text(name, found.intervals.get(name)),
+            )
             for name, unit in (("alpha", "s/element"), ("pi", "s/flop"), ("n1", "side"), ("epsilon", "flop"))
         ]
         rows.insert(3, ("n1 measured", measured_recursion_text(found), "side", ""))
@@ -306,7 +319,7 @@ class ThresholdColumn:
         """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
         if self.name == "n1_measured":
             return measured_recursion_text(found)
-        value = found.value(self.name)
+        value = found.threshold_value(self.name)
         if value is None:
             return threshold_text(self.name, None)
         interval = found.intervals.get(self.name) if intervals else None
@@ -331,7 +344,7 @@ THRESHOLD_COLUMNS = (
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
+def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
     """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
     rows = []
     for dtype, section in types:
@@ -368,7 +381,7 @@ class TypeSummary:
     used: ModelInUse
 
     @cached_property
-    def first_side(self) -> int | None:
+    def first_gain_side(self) -> int | None:
         """Smallest side from which the model predicts gains on squares; None without one."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
@@ -376,7 +389,11 @@ class TypeSummary:
     @cached_property
     def large_square(self) -> SquareDecision | None:
         """Decision for a large square with a gain; None if no square gains."""
-        return None if self.first_side is None else decide_large_square(self.used, self.first_side, SUMMARY_SQUARE_SIDE)
+        return (
+            None
+            if self.first_gain_side is None
+            else decide_large_square(self.used, self.first_gain_side, SUMMARY_SQUARE_SIDE)
+        )
 
     @property
     def best_certified_square(self) -> Entry | None:
@@ -394,7 +411,7 @@ class TypeSummary:
         """Cells: element type, status, first side with a gain, speedup of a large square, largest certified speedup."""
         best, timed = self.large_square, self.best_certified_square
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first_side or NEVER_TEXT) if self.used.calibration else ""
+        start = str(self.first_gain_side or NEVER_TEXT) if self.used.calibration else ""
         gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
@@ -404,7 +421,7 @@ class TypeSummary:
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
-            "faster_from": self.first_side,
+            "faster_from": self.first_gain_side,
             "levels_from": [finite_or_none(crossover_of_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
             if model
             else None,

@@ -18,7 +18,7 @@ from math import inf, isfinite
 import numpy as np
 
 from fmm.config.certification import MIN_SPEEDUP
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, ThresholdInterval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
@@ -28,7 +28,7 @@ from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
 # A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
 # of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the grid points that tables show.
@@ -36,7 +36,7 @@ ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
 ALIGNED_SIDE_STEP = 16  # sides that are multiples of this number have aligned rows
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)  # numbers of levels with a crossover: tau1, tau2, tau3
+LEVEL_COUNTS = (1, 2, 3)  # numbers of levels that have the crossovers tau1, tau2 and tau3
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
@@ -70,7 +70,8 @@ def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulatio
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
     """Return the candidates within the default error limit, with predicted times over the vendor's.
 
-    The calibration's margin has no effect. Callers pass a margin of 0, so that different margins share a cached result.
+    The calibration's margin has no effect on the result. Callers pass a margin of 0, so that different margins share a
+    cached result.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
@@ -85,7 +86,7 @@ def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = T
 def compute_thresholds(
     calibration: Calibration,
     dtype: str,
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
     """Return the thresholds of a tuned model; measured level bounds are copied to the result and not applied.
@@ -144,7 +145,7 @@ def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, fl
     """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
-    if not any(plan.emulates for plan in plans):
+    if not any(plan.uses_emulation for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
     sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
@@ -156,12 +157,12 @@ def finite_or_none(x: float) -> float | None:
     return x if isfinite(x) else None
 
 
-def speedups_by_side(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str, float]:
     """Return a dictionary: side of a measured square -> speedup of one level."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
-def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | None:
+def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return the smallest side from which one level gained on every measured square.
 
     Return None if the largest square did not gain, or if all squares gained: the point is then outside the measured
@@ -174,7 +175,7 @@ def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | 
     return float(square_speedups[lost[-1] + 1][0])
 
 
-def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
+def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
     Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
@@ -198,15 +199,15 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
     return found if found or len(set(gained)) == 2 else None
 
 
-def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
+def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
     For a leaf without emulation the thresholds without emulation are used. A missing threshold means no level at any
     size.
     """
     never = 1 << 40
-    own = {} if Plan.parse(leaf).emulates else found.without_emulation
-    sides = (own.get(name, found.value(name)) for name in TAU_NAMES[:2])
+    own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
+    sides = (own.get(name, found.threshold_value(name)) for name in TAU_NAMES[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
@@ -219,7 +220,7 @@ def add_threshold_intervals(
     calibration: Calibration,
     dtype: str,
     sampled: Sequence[Calibration],
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
@@ -240,7 +241,7 @@ def add_threshold_intervals(
     choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
         sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
-        intervals[tau] = central_interval_95([found.value(tau), *sides])
+        intervals[tau] = central_interval_95([found.threshold_value(tau), *sides])
     varying = {
         name: _rounded_interval(name, ends)
         for name, ends in intervals.items()
@@ -249,14 +250,14 @@ def add_threshold_intervals(
     return replace(found, intervals=varying)
 
 
-def _rounded_interval(name: str, interval: Interval) -> Interval:
+def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
     """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
 def _resampled_epsilons(
-    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]
+    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[ProductSize, float]]
 ) -> list[float]:
     """Return epsilon for each sampled calibration with resampled shapes, if both gains and losses are resampled."""
     random, found = np.random.default_rng(0), []
@@ -291,7 +292,7 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
 @lru_cache(maxsize=1024)
 def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Return the fastest plans of each number of levels; more than three levels count as three."""
+    """Return the fastest plans of each number of levels on a square; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)

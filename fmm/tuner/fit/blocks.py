@@ -22,11 +22,11 @@ from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.fit.model import observed_medians
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 BLOCK_MODEL_STAGE = "blocks"
 BLOCK_MODEL_DTYPE = "float32"  # element type of the timed strategies
-STRATEGY_SHAPES: tuple[Size, ...] = (
+STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
@@ -109,7 +109,7 @@ class StrategyComparison:
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
-    def log_errors(self) -> dict[str, float]:
+    def strategy_log_errors(self) -> dict[str, float]:
         """log(modelled seconds / measured seconds) by strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
@@ -126,7 +126,7 @@ def compare_strategies(
 
 def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
     """Return the root mean square of log(modelled / measured) over all strategies and shapes."""
-    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.log_errors.values()))
+    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.strategy_log_errors.values()))
 
 
 # ---- the fit
@@ -197,7 +197,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
     def log_errors_at(x: Sequence[float]) -> list[float]:
         comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
-        return [error for comparison in comparisons for error in comparison.log_errors.values()]
+        return [error for comparison in comparisons for error in comparison.strategy_log_errors.values()]
 
     return terms_at(
         least_squares(log_errors_at, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1).x

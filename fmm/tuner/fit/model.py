@@ -2,7 +2,8 @@
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters; shares are their own coordinates. The fit minimizes the following sum over all runs i.
+logarithms of the parameters; the coordinate of a share is the share. The fit minimizes the following sum over all runs
+i.
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
@@ -39,7 +40,7 @@ from fmm.tuner.fit.parameters import (
     is_used_on_device,
     with_parameters,
 )
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 # ---- observations
 
@@ -83,7 +84,7 @@ class Observation:
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
     """Return one observation for every run and problem: the median over the samples of these stages."""
-    samples: dict[tuple[Size, str, str, str], list[float]] = {}
+    samples: dict[tuple[ProductSize, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
             samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
@@ -113,8 +114,8 @@ VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # sides of C's tiles in the vendor's k
 # largest number of evaluations of the residuals in a fit; more evaluations hardly change the residuals
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations in a preliminary fit
-# Undetermined parameters are fixed together if their interval over the tolerance is above this ratio, otherwise one by
-# one. If two parameters are correlated, one of the two may be determined after the other is fixed.
+# Undetermined parameters with wider 95 % intervals than this multiple of the tolerance are fixed together, others one
+# by one. If two parameters are correlated, one of the two may be determined after the other is fixed.
 FIX_TOGETHER_RATIO = 3.0
 
 
@@ -126,7 +127,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
     start = _with_fastest_rates(start, dtype, vendor_observations)
     if start.batches:
-        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # compare a fit without thread block rounds
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # second start: no whole rounds of tiles
         starts = [
             TILE_PARAMETER.with_value(s, dtype, side)
             for s in dict.fromkeys((start, without_rounds))
@@ -301,13 +302,15 @@ class LeastSquares:
 
     def parameters_at(self, x: Any) -> dict[str, float]:
         """Return the values of the free parameters at the coordinates x, by name."""
-        return {p.name: p.value_at(float(fit_coordinate)) for p, fit_coordinate in zip(self.free, x, strict=True)}
+        return {
+            p.name: p.value_at_coordinate(float(fit_coordinate)) for p, fit_coordinate in zip(self.free, x, strict=True)
+        }
 
     def calibration_at(self, x: Any) -> Calibration:
         """Return the calibration with the parameters at the coordinates x."""
         return with_parameters(self.start, self.dtype, self.parameters_at(x))
 
-    def residuals(self, x: Any) -> Any:
+    def weighted_residuals(self, x: Any) -> Any:
         """Return the weighted log(predicted / measured) of all observations, then weighted distances from the start."""
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
@@ -321,7 +324,7 @@ class LeastSquares:
 
         bounds = self._low, self._high
         solved = least_squares(
-            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=SOFT_L1_SCALE, max_nfev=steps
+            self.weighted_residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=SOFT_L1_SCALE, max_nfev=steps
         )
         self._begin = np.clip(solved.x, *bounds)
         unweighted = tuple(solved.fun[: len(self.observed)] / self._weights)
@@ -362,7 +365,9 @@ class LeastSquares:
         """Return the 95 % intervals of the free parameters, by name."""
         found = {}
         for p, x, width in zip(self.free, solution.x, solution.interval_half_widths, strict=True):
-            low, high = (float(np.clip(p.value_at(float(end)), p.low, p.high)) for end in (x - width, x + width))
+            low, high = (
+                float(np.clip(p.value_at_coordinate(float(end)), p.low, p.high)) for end in (x - width, x + width)
+            )
             found[p.name] = low, high
         return found
 

@@ -28,7 +28,7 @@ QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 class FitParameter:
     """A number of a calibration that a fit varies: field, bounds, and kinds of dependent observations."""
 
-    name: str  # a field of Calibration, or "rate." followed by a field of Rate
+    name: str  # a field of Calibration, or "rate." followed by a field of ProductRate
     unit: str  # unit of the value; empty for dimensionless factors and shares
     low: float
     high: float
@@ -49,7 +49,7 @@ class FitParameter:
         """Return the coordinate that least squares varies: the value of a share, else the logarithm of the value."""
         return value if self.linear else log(value)
 
-    def value_at(self, fit_coordinate: float) -> float:
+    def value_at_coordinate(self, fit_coordinate: float) -> float:
         """Return the parameter's value for a coordinate of the fit."""
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
@@ -59,7 +59,7 @@ class FitParameter:
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
 
-    def is_determined_by(self, low: float, high: float) -> bool:
+    def is_determined_by_interval(self, low: float, high: float) -> bool:
         """Return True if a 95 % interval from `low` to `high` determines the parameter."""
         if not self.linear and low <= 0:
             return False
@@ -75,53 +75,53 @@ def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, f
     return replace(calibration, rates=all_rates, **own)  # type: ignore[arg-type]
 
 
-PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (
+PRODUCT_RUN_KINDS, SUM_RUN_KINDS, PLAN_RUN_KINDS = (
     frozenset({"vendor", "products", "plan"}),
     frozenset({"sums", "plan"}),
     frozenset({"plan"}),
 )
-TILE_KINDS = frozenset({"tile", "inside"})
-OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # kinds of observations with fmm's own kernel
+TILE_RUN_KINDS = frozenset({"tile", "inside"})
+OWN_KERNEL_RUN_KINDS = TILE_RUN_KINDS | {"odd tile"}  # kinds of observations with fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
 # A new term of the model's formula needs a new row in this table.
 FIT_PARAMETERS = (
-    FitParameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
-    FitParameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
-    FitParameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    FitParameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    FitParameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    FitParameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
-    FitParameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
-    FitParameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
-    FitParameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
-    FitParameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
+    FitParameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_RUN_KINDS),
+    FitParameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_RUN_KINDS),
+    FitParameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_RUN_KINDS, 0.0),
+    FitParameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_RUN_KINDS, 0.0),
+    FitParameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_RUN_KINDS, 0.0),
+    FitParameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_RUN_KINDS),
+    FitParameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_RUN_KINDS, 1.0),
+    FitParameter("rate.odd", "", 0.5, 20.0, PRODUCT_RUN_KINDS),
+    FitParameter("rate.alone", "", 0.5, 2.0, PRODUCT_RUN_KINDS, 1.0),
+    FitParameter("rate.copied", "", 0.5, 2.0, PLAN_RUN_KINDS, 1.0),
     FitParameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
-    FitParameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
-    FitParameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
-    FitParameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    FitParameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
+    FitParameter("stream", "bytes/s", 1e6, 1e15, SUM_RUN_KINDS),
+    FitParameter("small", "bytes", 1.0, 1e10, SUM_RUN_KINDS),
+    FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
+    FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
     # `scalar` is at most 1: access to single numbers is no faster, and few plans separate its effect from `ragged`.
-    FitParameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
+    FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
     # `parts` keeps its starting value if no plan for complex numbers was timed.
-    FitParameter("parts", "", 0.1, 2.0, PLAN_KINDS),
-    FitParameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),
+    FitParameter("deep", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     # 0 if undetermined: `small` may explain the same times
-    FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),
+    FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_RUN_KINDS, 0.0),
     FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
     # below 0 if sums and products slow each other down
-    FitParameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),
-    FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    FitParameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("overlap", "", -1.0, 1.0, PLAN_RUN_KINDS, linear=True),
+    FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
+    FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
+    FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     # The parameters of fmm's own kernel are fitted last: the kernel's times do not depend on the vendor's parameters.
-    FitParameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
+    FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
     # With a `rate.tiled_odd` of 0, no plan with unaligned rows for fmm's own kernel is chosen.
     FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
-    FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
+    FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_RUN_KINDS),
     FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# The parameters of a leaf with its own rate. Their fit varies no other parameters, and fixes undetermined ones at the
-# datasheet's value.
+# The parameters of a leaf with its own rate. The fit of a leaf varies no other parameters, and fixes undetermined
+# parameters at the datasheet's value.
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
@@ -154,7 +154,7 @@ def is_parameter_determined(name: str, low: float, high: float) -> bool:
         or FIT_PARAMETERS_BY_NAME.get(own)
         or FitParameter(name, "", 0.0, 1.0, frozenset())
     )
-    return parameter.is_determined_by(low, high)
+    return parameter.is_determined_by_interval(low, high)
 
 
 # ---- fixed parameters
@@ -183,7 +183,7 @@ def fixed_parameters(
     for p in FIT_PARAMETERS if intervals else ():
         if p.name in determined or not is_used_on_device(p, fitted):
             continue
-        if p.informed_by & OWN_KERNEL_KINDS and not fitted.require_rate(dtype).tiled > 0:
+        if p.informed_by & OWN_KERNEL_RUN_KINDS and not fitted.require_rate(dtype).tiled > 0:
             continue  # fmm's own kernel was not timed
         if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue

@@ -42,7 +42,7 @@ def sample_calibrations(
 def _is_sampled_parameter(name: str, low: float, high: float) -> bool:
     """Return True if the 95 % interval determines the parameter of this name, which may begin with a leaf's name."""
     parameter = FIT_PARAMETERS_BY_NAME.get(name) or FIT_PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
-    return parameter is not None and parameter.is_determined_by(low, high)
+    return parameter is not None and parameter.is_determined_by_interval(low, high)
 
 
 @dataclass(frozen=True)

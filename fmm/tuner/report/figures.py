@@ -20,7 +20,8 @@ from fmm.kernels.plans.plan import Plan
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
+DARK_YELLOW, VIOLET = "#8A6D00", "#5D3A9B"
+PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, DARK_YELLOW, VIOLET)
 POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Matplotlib markers, one for each plan or type of a figure
 GREY, BEIGE, LIGHT_GREY = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {
@@ -42,7 +43,7 @@ DOTS_PER_INCH = 150  # resolution of PNG files
 LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
 MAX_LEGEND_ROW_LETTERS = 72  # letters that fit in a row of a legend
 DETAIL_FIGURE_INCHES = (5.2, 3.4)  # width and height of a figure, in inches; two figures share a row on a screen
-TEXT_LINE_HEIGHT = 0.045  # height of a line of small text, as a share of the figure's height
+TEXT_LINE_HEIGHT_SHARE = 0.045  # height of a line of small text, as a share of the figure's height
 MAX_LABEL_LETTERS = 32  # letters in a line of a label beside the axes
 
 
@@ -130,7 +131,7 @@ def add_labels_at_right(
 def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
     """Return heights from 0 to 1 for labels with this many lines of text, moved apart until no labels overlap."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
-    steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT, 1 / max(gaps.sum(), 1.0))
+    steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT_SHARE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
     highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
     return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps

@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.model_in_use import (
@@ -32,9 +32,9 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
 TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
-# The origin of a speedup, in SideSpeedup.kind. VENDOR_BASIS: fmm.matmul calls the vendor, and the speedup is about 1.
-MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
-EXTRAPOLATED_BASIS = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
+# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP: fmm.matmul calls the vendor, and the speedup is about 1.
+MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
+EXTRAPOLATED_SPEEDUP = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
 def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
     """Return the speedups of a type's products on even sides, without sides where the vendor multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
-    return [gain for gain in own if gain.kind != VENDOR_BASIS]
+    return [gain for gain in own if gain.kind != VENDOR_SPEEDUP]
 
 
 def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
     """Return the speedups on odd sides 1025, 2049, ..., if the vendor is slow for odd sides of this type."""
     if (
-        report.tuned.trusted is None
+        report.tuned.trusted_calibration is None
         or not report.choice_calibration.batches
         or not gaining_odd_sides(report.choice_calibration, report.dtype)
     ):
@@ -87,21 +87,21 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
     """Return the speedups of the two smallest table sides above all shown sides where the model predicts a gain."""
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return []
     last = max((gain.side for gain in shown), default=0)
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_side_speedup(report, side, EXTRAPOLATED_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [_side_speedup(report, side, EXTRAPOLATED_SPEEDUP, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     """Return the certified speedup of a matrix times its adjoint (gram); None without a trusted entry."""
-    known = report.tuned.entry((side, side, side), op="gram")
+    known = report.tuned.find_entry((side, side, side), op="gram")
     if known is None:
         return None
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
@@ -110,17 +110,23 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
 
     The speedup is that of the certified entry if fmm.matmul uses the entry, and else of the model's choice.
     """
-    known = report.tuned.entry((side, side, side))
-    if known is None and (side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted is None):
+    known = report.tuned.find_entry((side, side, side))
+    if known is None and (
+        side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted_calibration is None
+    ):
         return None
     best = report.model_choice(side, side, side)
     predicted = 1 / best.time
     if known is None or default_skip_reason(report.used, known[0]) == UNTIMED_REASON:
-        kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
+        kind = VENDOR_SPEEDUP if best.plan == VENDOR else PREDICTED_SPEEDUP
         return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
-    more = predicted if report.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
+    more = (
+        predicted
+        if report.tuned.trusted_calibration is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high
+        else 0.0
+    )
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 
@@ -135,7 +141,7 @@ def _side_speedup(
 ) -> SideSpeedup:
     """Return the speedup with its plan's error growth and workspace; `speedup` has the value and its interval."""
     problem = Problem(side, side, side, report.dtype, op=op)
-    needed = workspace(plan, *problem.size, problem.itemsize, op=op)
+    needed = plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=op)
     growth = expected_error_growth(plan, report.dtype, not report.calibration.batches)
     return SideSpeedup(report.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
 
@@ -163,10 +169,14 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 def crossover_side(report: TypeReport) -> int | None:
     """Return the smallest square side for which the model predicts a gain; None without gains or a trusted tuning."""
-    return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
+    return (
+        first_gaining_side(report.choice_calibration, report.dtype)
+        if report.tuned.trusted_calibration is not None
+        else None
+    )
 
 
-SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height in inches
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
@@ -209,7 +219,11 @@ def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
     none = "" if any(map(certified_square_entries, reports)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
-    assumed = [report.dtype for report in reports if report.tuned.trusted is not None and uses_datasheet_rates(report)]
+    assumed = [
+        report.dtype
+        for report in reports
+        if report.tuned.trusted_calibration is not None and uses_datasheet_rates(report)
+    ]
     by = f" {', '.join(assumed)}: the line includes datasheet rates that no tuning measured."
     return f"{ALL_TYPES_CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error_text(reports)}"
 
@@ -224,7 +238,9 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
     """Return a sentence on the error of predicted speedups for held-out shapes; empty without errors."""
-    errors = [(report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted]
+    errors = [
+        (report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted_calibration
+    ]
     median, most = (
         _percent_range_text([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95")
     )
@@ -246,9 +262,9 @@ def speedup_curves(
     report: TypeReport, own: Sequence[SideSpeedup]
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_BASIS), default=0)
+    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
     further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
     return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 

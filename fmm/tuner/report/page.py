@@ -23,8 +23,8 @@ from fmm.tuner.findings.summary import (
 )
 from fmm.tuner.fit.parameters import is_parameter_determined, parameter_meaning, parameter_unit, text_with_unit_prefix
 from fmm.tuner.report.overview import (
-    MEASURED_BASIS,
-    VENDOR_BASIS,
+    MEASURED_SPEEDUP,
+    VENDOR_SPEEDUP,
     SideSpeedup,
     all_types_caption,
     crossover_side,
@@ -40,7 +40,7 @@ from fmm.tuner.report.type_report import TypeReport
 NARROW_CELL_LETTERS = 14  # on a phone, a cell with more letters takes a whole row
 WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that takes a whole row on a phone
 EARLIER_GAIN_MARK = " *"  # marks a crossover side below which some measured squares are faster than the vendor too
-NEXT_COMMANDS = (
+SUGGESTED_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
     ("fmm.matmul(a, b, max_error_growth=3)", "at most 3 times the vendor's error"),
@@ -67,7 +67,7 @@ def report_html(
         for report in reports
     }
     rejected = rejected_table([TypeSummary(report.dtype, report.used) for report in reports])
-    next_table = make_table("next", ("command", "purpose"), (*NEXT_COMMANDS, *suggested_tunings(reports, gains)))
+    next_table = make_table("next", ("command", "purpose"), (*SUGGESTED_COMMANDS, *suggested_tunings(reports, gains)))
     details = "\n".join(
         (*_folded_tables_html(reports, gains), *(_type_details_html(report, drawn) for report, drawn in found))
     )
@@ -179,7 +179,7 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 
 def _first_gaining_side(own: Any) -> str:
     """Return the smallest side with a speedup in the rows of a DataFrame, as text; empty without such rows."""
-    sides = own[own["kind"] != VENDOR_BASIS]["side"]
+    sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""
 
 
@@ -197,9 +197,9 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
     text = escape(base)
-    if gain.kind == MEASURED_BASIS:
+    if gain.kind == MEASURED_SPEEDUP:
         text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
-    elif gain.kind != VENDOR_BASIS:
+    elif gain.kind != VENDOR_SPEEDUP:
         text = f"≈ {gain.speedup:.2f}"
     if gain.untried:
         text += f"<small>untried ≈ {gain.untried:.2f}</small>"
@@ -211,7 +211,7 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
 
     EARLIER_GAIN_MARK is added if a side in `won` is smaller.
     """
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return "rejected"
     if side is None:
         return "as measured" if won else "never"
@@ -223,7 +223,7 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
 
 def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
     """Yield the closed sections for all types: the plans of the table, and the thresholds of the papers."""
-    won = [gain for gain in gains if gain.kind != VENDOR_BASIS]
+    won = [gain for gain in gains if gain.kind != VENDOR_SPEEDUP]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
         yield _folded_section_html("Plans", html_table(make_table("plans", columns, map(_plan_row_cells, won))))
@@ -235,7 +235,7 @@ def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeed
 def _plan_row_cells(g: SideSpeedup) -> tuple[str, ...]:
     """Return the cells of a row in the table of plans."""
     name = g.dtype if g.op == "product" else f"{g.dtype}, {g.op}"
-    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_BASIS else f"≈ {g.speedup:.2f}"
+    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_SPEEDUP else f"≈ {g.speedup:.2f}"
     return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
 
 
@@ -251,7 +251,7 @@ def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedu
 def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
     """Return the closed section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
     text = SectionText(report.section, report.dtype, report.device, report.sections)
-    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
+    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.section_tables)
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape(caption_text(name, report))}</figcaption></figure>"
         for name, svg in pictures.items()

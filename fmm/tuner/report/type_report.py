@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fmm.config import certification
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
@@ -39,7 +39,7 @@ class TypeReport:
     device: str
     dtype: str
     section: dict[str, Any]
-    tuned: Tuned
+    tuned: Tuning
     tuning: RecordedTuning
     calibration: Calibration  # the fitted calibration of the section
     sections: Mapping[str, Any]  # all config sections of the device, by element type

@@ -22,7 +22,7 @@ from fmm.tuner.trials.record import Trial
 CERTIFY_SEED = 1  # seed of the random operands of a certification; the search uses seed 0
 
 
-def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
+def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
     """Measure a search's best plans on fresh operands until one is certified, and the best plan without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
@@ -103,7 +103,7 @@ def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], no
 
 
 def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Return a function of a plan that is True if the plan beats the peer, or if the vendor's product does."""
+    """Return a predicate: True for a plan that beats the peer, or for all plans if the vendor beats the peer."""
     leaves = {
         p: median(certification.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
@@ -16,7 +16,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import largest_level_products
 from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
 from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, median_paired_speedup
 
 SEARCH_STAGE = "search"
 
@@ -74,7 +74,7 @@ def best_plan_without_workspace(problem: Problem, calibration: Calibration, devi
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Return True if the plan has levels and needs no workspace."""
-    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
+    return bool(plan.levels) and plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
@@ -84,7 +84,7 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:
-        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
+        needed = plan_workspace_bytes(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
     gpu = device.untuned_model().batches
@@ -113,7 +113,7 @@ class PlanRace:
             (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
         )
         self.spent += sum(map(sum, samples.values()))
-        found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        found = median_paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
         if found and len(samples[run]) >= self.rounds:
             self.best_low = max(

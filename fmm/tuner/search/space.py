@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
-from fmm.dtypes import DTYPES, FLOATS
+from fmm.dtypes import DTYPES, FLOAT_TYPES
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -26,7 +26,7 @@ def search_space(device: str) -> SearchSpace:
     """Return the search space for a kind of device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
     # Leaves for integers are left out, since integers are not tuned.
-    floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types)]
+    floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
     # The list of leaves may be long: the effort limits the number of timed plans.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
@@ -69,7 +69,7 @@ def _has_valid_options(leaf: str, dtype: str) -> bool:
     """Return True if the leaf has no options, or if the options are valid for the type or its real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
-    return not use.options or (real in use.types() and (compared is None or real in compared))
+    return not use.options or (real in use.multiplied_types() and (compared is None or real in compared))
 
 
 def _type_changing_levels(device: str) -> list[str]:
@@ -85,14 +85,14 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
         _check_gpu_choices(choices, _level_forms(scheme))
-        outer = [_level(_level_power_text(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        outer = [_level_text(_level_power_text(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(
-            " > ".join([*above, *outer, _level(_level_power_text(scheme, choices["inner"]), options), leaf])
+            " > ".join([*above, *outer, _level_text(_level_power_text(scheme, choices["inner"]), options), leaf])
         )
     depth = int(choices["depth"])
     levels = [_level_power_text(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
-    return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
+    return Plan.parse(" > ".join([*above, *first, *(_level_text(x, options) for x in levels), leaf]))
 
 
 def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ def _level_power_text(scheme: str, exponent: str) -> str:
     return scheme if exponent == "1" else f"{scheme}^{exponent}"
 
 
-def _level(name: str, options: Sequence[str]) -> str:
+def _level_text(name: str, options: Sequence[str]) -> str:
     return ".".join([name, *filter(None, options)])
 
 

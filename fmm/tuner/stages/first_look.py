@@ -16,7 +16,7 @@ from fmm.tuner.devices.compile_ahead import is_needed_by_first_look
 from fmm.tuner.devices.device import Effort, TimedRun
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.search.certify import certify_best
+from fmm.tuner.search.certify import certify_best_plans
 from fmm.tuner.search.race import is_within_limits, race_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import (
@@ -52,7 +52,7 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
-    for size in shapes.square_ladder(side)[:1]:  # no square on a slow device
+    for size in shapes.square_ladder(side)[:1]:  # no square is certified on a slow device
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 
@@ -60,7 +60,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
     """Return the plans that a first look may time on a problem, as two lists sorted by predicted time.
 
     The first list has plans with the vendor's leaf whose kernels compile first. The second list has at most one plan:
-    the best compiled plan whose leaf has its own rate.
+    the best compiled plan whose leaf has its own rate in the calibration.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
@@ -84,7 +84,7 @@ def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) ->
     found = race_plans(journal, problem, [ready, *peers], effort)
     share = TIME_SHARES["certify"] * effort.seconds
     limits = RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share)
-    certify_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
+    certify_best_plans(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 
 def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:

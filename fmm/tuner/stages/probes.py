@@ -43,9 +43,9 @@ AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds for measuring A/A pair
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
 EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
-MAX_SHAPE_TIME_SHARE = 0.03  # a shape gets no more rounds after this share of the planned seconds
+MAX_SHAPE_TIME_SHARE = 0.03  # additional rounds of a shape end after this share of the planned seconds
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape has a side near a crossover
-# The side of the first product of the quiet stage, and the largest duration of the last: every next side is doubled.
+# Side of the quiet stage's first product, and the largest seconds of its last product: the side doubles every time.
 FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3
 
 
@@ -81,7 +81,7 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
         side *= 4  # small products do not reach the full rate of a fast device
 
 
-def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
+def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
     The vendor's products come first, from the largest down. They need none of fmm's kernels, and running compilers
@@ -102,20 +102,23 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     probe_own_rate_leaves(journal, squares[::2], effort)
     scattered = list(scattered_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
-        probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
+        probe_squares(journal, squares, [p for p in plans if probe_phase(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if is_within_limits(device, p, problem)]
-            runs = [TimedRun(p) for p in runnable if probing_turn(p, gpu) == turn]
+            runs = [TimedRun(p) for p in runnable if probe_phase(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
                 measure_runs(journal, stage, problem, [TimedRun(), *runs], effort)
     probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
-def probing_turn(plan: Plan, gpu: bool) -> int:
-    """Return the turn in which a plan is probed: a leaf with its own rate alone, and every CPU plan, in the first."""
+def probe_phase(plan: Plan, gpu: bool) -> int:
+    """Return the compile phase in which a plan is probed.
+
+    All CPU plans, and leaves with their own rate, are probed in the first phase.
+    """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_phase(plan)
 
 
@@ -124,8 +127,8 @@ def probe_squares(
 ) -> None:
     """Measure sums and products of the plans on squares, whole plans on some large squares, and A/A pairs.
 
-    A/A pairs are measured in the first turn only. On a CPU no whole plans are measured on the largest square, to save
-    time.
+    A/A pairs are measured in the first compile phase only. On a CPU no whole plans are measured on the largest square,
+    to save time.
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
@@ -151,7 +154,7 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure plans without levels for each leaf with its own rate, beside the vendor's product."""
+    """Time each leaf with its own rate, without levels, beside the vendor's product."""
     for problem in squares:
         if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
@@ -212,16 +215,16 @@ def scattered_shape_plans(
                 found = [plans[0], next((p for p in others if count_levels(p) == levels), found[-1])]
             if above:  # one plan that changes the element type, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
-            if gpu:  # the time may be up before later turns
-                found += [p for p in plans if probing_turn(p, True) == QUICK_KERNELS_PHASE][:1]
+            if gpu:  # the time may be up before later compile phases
+                found += [p for p in plans if probe_phase(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
     """Measure the best plan of each number of levels on held-out shapes near the model's crossovers, on a CPU.
 
-    These samples show whether the model is too optimistic about plans with several levels. On a GPU other held-out
-    samples show the same.
+    These samples show whether the model is too optimistic about plans with several levels. On a GPU the other held-out
+    shapes include plans with several levels.
     """
     if calibration.batches:
         return

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
 
@@ -74,7 +74,7 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
 # for all other shapes. Three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # sides (m, k, n) of the oblong shape, over the largest side of the other squares
-CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage has the same squares
+CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage measures the same squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
@@ -119,10 +119,10 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
             continue
         try:
             m, k, n = (int(word) for word in words[:3])
-            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOATS):
+            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOAT_TYPES):
                 raise ValueError
         except ValueError:
-            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOATS)}"
+            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOAT_TYPES)}"
             raise ShapesFileError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))

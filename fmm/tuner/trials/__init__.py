@@ -1,4 +1,4 @@
-"""Measurements: trials and their file, the journal that records them, paired rounds, and the environment."""
+"""Measure and record: trials, the file of trials, the journal of a tuning, paired rounds, and the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe the environment of a measurement, for every file of results."""
+"""Describe the environment of a measurement: processor, libraries, commit and command, for the files of results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fmm.config.identity import cpu_key, processor_name
+from fmm.config.identity import cpu_device_key, processor_name
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.cpu.openblas import openblas_kernel
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
 def environment_record(command: list[str]) -> dict[str, Any]:
-    """Return processor, system, Python, NumPy, BLAS with its threads and kernel, commit, date and command.
+    """Return processor, system, versions of Python, NumPy and BLAS, BLAS threads and kernel, commit, date and command.
 
     `blas_warning` is empty unless OpenBLAS runs a kernel for an older processor.
     """
@@ -39,21 +39,21 @@ def environment_record(command: list[str]) -> dict[str, Any]:
     }
 
 
-def typed_command() -> list[str]:
-    """Return the words of the user's command, without the path of the program."""
+def command_line_words() -> list[str]:
+    """Return the program's name, without its folder, and the arguments of the user's command."""
     name = Path(sys.argv[0]).name
     return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
 
 
 def results_folder_name() -> str:
-    """Return the folder under results/ for this processor and number of threads."""
-    return cpu_key(blas_threads())
+    """Return the name of the folder in results/ for this processor and number of BLAS threads."""
+    return cpu_device_key(blas_threads())
 
 
 def source_commit() -> str:
-    """Return the commit of the source tree, marked `-dirty` if files changed since; empty for an installed wheel.
+    """Return the git commit of the source tree, with `-dirty` if files changed since; empty for an installed wheel.
 
-    FMM_COMMIT names the commit of a source tree that was copied without its repository.
+    The variable FMM_COMMIT names the commit of a source tree that was copied without its repository.
     """
     if commit := os.environ.get("FMM_COMMIT"):
         return commit
@@ -72,6 +72,7 @@ def source_commit() -> str:
 
 
 def _blas_versions() -> str:
+    """Return name, version and kernel of each loaded BLAS library, as text."""
     try:
         from threadpoolctl import threadpool_info
     except ImportError:

@@ -1,7 +1,7 @@
 """Record the samples of a tuning in a journal, or return recorded samples instead of measuring.
 
-The samples determine a tuning. The journal of an interrupted tuning therefore resumes it, and a journal that is not
-live replays it.
+All results of a tuning follow from its samples. The journal of an interrupted tuning therefore resumes the tuning. A
+journal that is not live replays a recorded tuning without a device.
 """
 
 from __future__ import annotations
@@ -24,28 +24,47 @@ from fmm.tuner.trials.record import Trial
 
 
 class TimeUpError(Exception):
-    """The tuning's time is over."""
+    """The time limit of the tuning is reached."""
 
 
 class KernelsNotReadyError(TimeUpError):
-    """The next kernels are still compiling; another type can be measured in the meantime."""
+    """The kernels of the next run are still being compiled; the tuner measures another type in the meantime."""
 
 
 class SampleNotRecordedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
-SampleKey = tuple[str, Problem, int, TimedRun]
-SampleSeconds = dict[TimedRun, list[float]]
-SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]
+SampleKey = tuple[str, Problem, int, TimedRun]  # stage, problem, seed of the operands, run
+SampleSeconds = dict[TimedRun, list[float]]  # the seconds of each sample of each run
+SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]  # returns the runs that need no further rounds
 
 
 class Journal:
-    """All samples of one tuning, recorded ones first.
+    """The samples of one tuning: recorded samples are returned first, then new ones are measured and recorded.
 
-    `waits` are the seconds for which the tuning may wait for compilers without a reduction of its time limit,
-    `patience` the seconds after which it stops to wait for a kernel. `first_look` has trials of an earlier first look,
-    which count for the fit but are not replayed.
+    Parameters
+    ----------
+    run
+        Identifier of the tuning.
+    device
+        The device that is tuned.
+    past
+        Recorded trials of this tuning, which are replayed.
+    keep
+        Function that saves each new trial.
+    limit
+        Seconds after which measuring ends with TimeUpError.
+    live
+        False for a replay: a sample that was not recorded raises SampleNotRecordedError.
+    clock
+        Function that returns the current time in seconds.
+    waits
+        Seconds of waiting for compilers that do not count against `limit`.
+    patience
+        Seconds of waiting for one kernel, after which KernelsNotReadyError is raised.
+    first_look
+        Trials of an earlier coarse tuning. The fit uses these trials, but the journal does not replay them.
     """
 
     def __init__(
@@ -65,7 +84,7 @@ class Journal:
         self.waits, self.patience = waits, patience
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
-        self.on_finding: Callable[[], None] = lambda: None  # called after the fit, and after each searched shape
+        self.on_finding: Callable[[], None] = lambda: None  # called after each fit and after the search of each shape
         self.recorded: list[Trial] = list(past)
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
@@ -73,34 +92,37 @@ class Journal:
             self._past.setdefault(_trial_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
-        self.sampled_seconds = 0.0  # seconds of all samples so far; the same in a replay, unlike the clock
+        self.sampled_seconds = 0.0  # sum of all samples so far, in seconds; a replay has the same sum
         self._began: float | None = None
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the tuning, including those before an interruption; a replay uses the recorded clock."""
+        """Return the seconds since the tuning began, without the time between an interruption and its resumption.
+
+        A replay returns the recorded seconds.
+        """
         if self._began is None:
             return self._replayed
         return self._before + self.clock() - self._began
 
     def has_compiled_kernels(self, dtype: str, plan: Plan) -> bool:
-        """Return True if the plan's kernels are compiled."""
+        """Return True if the plan's kernels for this element type are compiled."""
         return plan == VENDOR or self.device.wait_for_kernels(dtype, plan, 0.0)
 
     @contextmanager
     def open_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
-        """Open a problem for measurements, and release its operands at the end."""
+        """Yield a problem for timing; release its operands when the context ends."""
         with ExitStack() as stack:
             timed = TimedProblem(self, stage, problem, seed, stack)
             yield timed
             timed.release_operands()
 
     def has_recorded_trial(self, key: SampleKey) -> bool:
-        """Return True if a recorded trial of this key is left."""
+        """Return True if a recorded trial of this key has not been replayed yet."""
         return bool(self._past.get(key))
 
     def replay_trial(self, key: SampleKey) -> Trial | None:
-        """Return the next recorded trial of this key and remove it; None if none is left."""
+        """Remove and return the next recorded trial of this key; return None if all trials of the key are replayed."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -110,14 +132,14 @@ class Journal:
         return queue.popleft()
 
     def start_clock(self) -> None:
-        """Start the clock after the recorded trials; raise SampleNotRecordedError if the journal is not live."""
+        """Start the clock at the first new sample; raise SampleNotRecordedError if the journal is not live."""
         if not self.live:
             raise SampleNotRecordedError("the recorded tuning ends here")
         if self._began is None:
             self._began = self.clock()
 
     def record_trial(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
-        """Record and return a new sample, or the reason of a failure."""
+        """Record and return a trial: the seconds of a sample, or the reason why its run failed."""
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
@@ -131,35 +153,31 @@ class Journal:
 
 
 def _trial_key(trial: Trial) -> SampleKey:
+    """Return stage, problem, seed and run of a trial, with which a replay finds the trial."""
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """The number of rounds of a measurement.
+    """The rules that decide how many rounds a measurement has."""
 
-    A measurement has `least` rounds, and up to `most` rounds while they have taken less than `seconds`. A measurement
-    has up to `patient` rounds while a median is uncertain by more than the share `steady`, and the rounds have taken
-    less than `dear` seconds. After two rounds, a third follows if one sample of a run is more than `unlike` times the
-    other.
-    """
-
-    min_rounds: int
-    max_rounds: int = 0
+    min_rounds: int  # smallest number of rounds
+    max_rounds: int = 0  # rounds are added up to this number while the sum of all samples is below `seconds`
     seconds: float = 0.0
-    max_uncertain_rounds: int = 0
-    max_uncertainty: float = 0.02
-    max_uncertain_seconds: float = float("inf")
-    max_ratio_of_two: float = float("inf")
+    max_uncertain_rounds: int = 0  # rounds are added up to this number while the median of any run is uncertain
+    max_uncertainty: float = 0.02  # a median with a larger relative standard error counts as uncertain
+    max_uncertain_seconds: float = float("inf")  # uncertainty adds no round once the sum of all samples is this large
+    max_ratio_of_two: float = float("inf")  # a third round is added if the ratio of a run's two samples is larger
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
-        """Return True if another round follows after `done` rounds."""
+        """Return True if the measurement needs another round after `done` rounds with these samples."""
         if done < max(self.min_rounds, self.max_rounds):
             spent = sum(map(sum, samples.values()))
             return done < self.min_rounds or spent < self.seconds or self._is_uncertain(done, samples)
         return self._is_uncertain(done, samples)
 
     def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
+        """Return True if the samples are too uncertain, and their number and sum permit another round."""
         if done == 2 and any(max(s) > self.max_ratio_of_two * min(s) for s in samples.values() if s):
             return True
         if done >= self.max_uncertain_rounds or sum(map(sum, samples.values())) >= self.max_uncertain_seconds:
@@ -168,13 +186,13 @@ class RoundLimits:
 
 
 def median_uncertainty(samples: Sequence[float]) -> float:
-    """Return the standard error of a median as a share of the median, from the quartiles of the samples."""
+    """Return the standard error of the samples' median, divided by the median; the quartiles estimate the error."""
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class TimedProblem:
-    """One problem under measurement; the device's session opens for the first sample that is not recorded."""
+    """A problem whose runs are timed; the device opens a session at the first sample that is not recorded."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
@@ -183,7 +201,7 @@ class TimedProblem:
         self._ready: set[TimedRun] = set()
 
     def sample_seconds(self, run: TimedRun) -> float:
-        """Return one sample; raise RunFailedError if the run fails, TimeUpError if the time is up."""
+        """Return the seconds of one sample; raise RunFailedError if the run fails, TimeUpError at the time limit."""
         trial = self.journal.replay_trial(self._sample_key(run)) or self._measure_run(run)
         assert trial is not None
         if trial.seconds is None:
@@ -194,7 +212,7 @@ class TimedProblem:
         return self.stage, self.problem, self.seed, run
 
     def _measure_run(self, run: TimedRun, timed: bool = True) -> Trial | None:
-        """Return the trial of a new sample or failure; None if the run was only prepared."""
+        """Prepare a run, and time one sample if `timed`; return the trial, None if the run was only prepared."""
         self.journal.start_clock()
         if self.journal.elapsed_seconds >= self.journal.limit:
             raise TimeUpError
@@ -212,7 +230,10 @@ class TimedProblem:
             return self.journal.record_trial(key, None, "out of memory")
 
     def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
-        """Return the runs that work; all are prepared before the first is timed, since a waiting device cools down."""
+        """Prepare all runs; return the runs that do not fail.
+
+        No run is timed before all are prepared: an idle device cools down and would run faster at first.
+        """
         return [
             run
             for run in runs
@@ -222,7 +243,7 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: TimedRun) -> None:
-        """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if that takes too long."""
+        """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if the wait takes too long."""
         journal = self.journal
         if run.plan == VENDOR:
             return
@@ -235,7 +256,7 @@ class TimedProblem:
             raise KernelsNotReadyError if seconds > journal.patience else TimeUpError
 
     def release_operands(self) -> None:
-        """Release the operands, since the next problem needs the memory."""
+        """Release the operands, since the next problem needs their memory."""
         self._session = None
 
     def _open_session(self) -> TimingSession:
@@ -246,7 +267,10 @@ class TimedProblem:
     def sample_rounds(
         self, runs: Sequence[TimedRun], limits: RoundLimits, drop: SelectDroppedRuns = lambda samples: ()
     ) -> SampleSeconds:
-        """Return samples of all runs in shuffled rounds; runs that fail or that `drop` returns are timed no more."""
+        """Return the samples of all runs, timed in rounds with a shuffled order of the runs.
+
+        A run that fails has no samples. After each round, the runs that `drop` returns leave the rounds.
+        """
         samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
@@ -262,7 +286,7 @@ class TimedProblem:
         return samples
 
 
-def paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
-    """Return the median paired ratio of a run over its rounds."""
+def median_paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
+    """Return the median, over all rounds, of the ratio of the vendor's seconds to the run's seconds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

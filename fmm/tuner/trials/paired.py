@@ -1,4 +1,4 @@
-"""Measure a candidate and the vendor in shuffled, paired rounds, so that the machine's drift affects both alike."""
+"""Time a candidate and the vendor in shuffled, paired rounds: a drift of the machine's speed affects both alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ProductCall = Callable[[], Any]
 
 @dataclass(frozen=True)
 class PairedRoundLimits:
-    """The number of rounds: at least `least`, then more until `seconds` have passed, at most `most`."""
+    """The number of rounds: at least `min_rounds`, then more until `seconds` have passed, at most `max_rounds`."""
 
     min_rounds: int
     max_rounds: int
@@ -25,7 +25,7 @@ class PairedRoundLimits:
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """Seconds of vendor and candidate in each round; a sample is the mean of `repeat` calls."""
+    """The seconds of vendor and candidate in each round; each sample is the mean of `repeat` calls."""
 
     vendor: tuple[float, ...]
     candidate: tuple[float, ...]
@@ -33,17 +33,17 @@ class PairedSamples:
 
     @property
     def round_speedups(self) -> tuple[float, ...]:
-        """The speedup of the candidate in each round."""
+        """Return the vendor's seconds divided by the candidate's seconds, for each round."""
         return paired_ratios(self.vendor, self.candidate)
 
     @property
     def median_speedup(self) -> float:
-        """The median speedup."""
+        """Return the median of the speedups of all rounds."""
         return median(self.round_speedups)
 
     @property
     def speedup_interval(self) -> tuple[float, float]:
-        """The 95 % interval of the median speedup."""
+        """Return the 95 % interval of the median speedup."""
         return median_interval(self.round_speedups)
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,14 +55,17 @@ class PairedSamples:
 def measure_paired_rounds(
     vendor: ProductCall, candidate: ProductCall, rounds: PairedRoundLimits, seed: int = 0
 ) -> PairedSamples:
-    """Measure both calls in shuffled rounds after one warm-up each; calls below 10 ms are repeated in a sample."""
+    """Time both calls in shuffled rounds, after one untimed call of each.
+
+    A sample of a call shorter than 10 ms is the mean of several calls.
+    """
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_mean_call_seconds(vendor, 1), _mean_call_seconds(candidate, 1), 1e-7)), 1)
     calls = (vendor, candidate)
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
     while len(samples[0]) < rounds.max_rounds:
-        order = [0, 1]  # indices, since both calls may be one function: a pair of equals measures the noise floor
+        order = [0, 1]  # indices, since both calls may be the same function: such a pair measures the noise floor
         shuffled.shuffle(order)
         for which in order:
             samples[which].append(_mean_call_seconds(calls[which], repeat))
@@ -72,6 +75,7 @@ def measure_paired_rounds(
 
 
 def _mean_call_seconds(call: ProductCall, repeat: int) -> float:
+    """Return the mean seconds of `repeat` calls."""
     start = time.perf_counter()
     for _ in range(repeat):
         call()

@@ -1,6 +1,6 @@
-"""Read and write the file of trials: every sample of a tuning is one appended line of JSON.
+"""Read and write trials.jsonl, the file of trials: every sample of a tuning is one appended line of JSON.
 
-An incomplete last line is ignored. After `gzip trials.jsonl`, both files are read: trials.jsonl.gz, then trials.jsonl.
+Readers ignore an incomplete last line. If `gzip` has packed the file, both trials.jsonl.gz and trials.jsonl are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from fmm.config.environment import log_once
 from fmm.config.reader import (
-    Check,
     ConfigError,
+    JsonCheck,
     check_text,
     check_text_values,
     choice_check,
@@ -33,17 +33,17 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.tuner.devices.device import TimedRun
 
-Size = tuple[int, int, int]
-DEFAULT_OPERATION: Operation = "product"  # the operation of most trials; it is not written to the file
+ProductSize = tuple[int, int, int]  # (m, k, n)
+DEFAULT_OPERATION: Operation = "product"  # the operation of trials whose line names no operation
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One sample, or the reason of its failure."""
+    """One timed sample of a run, or the reason why the run failed."""
 
     run: str  # identifier of the tuning
     stage: str
-    size: Size
+    size: ProductSize
     dtype: str
     plan: str
     part: str
@@ -56,18 +56,18 @@ class Trial:
 
     @property
     def problem(self) -> Problem:
-        """The problem that was measured."""
+        """Return the problem that was measured."""
         return Problem(*self.size, self.dtype, op=self.op)
 
     @property
     def timed_run(self) -> TimedRun:
-        """The plan, or part of a plan, that was measured."""
+        """Return the run that was measured: a plan, or only the sums or leaf products of a plan."""
         return TimedRun(Plan.parse(self.plan), self.part, self.twin)
 
 
 @dataclass(frozen=True)
 class TuningHeader:
-    """The first line of a tuning: device, versions of libraries, conditions and settings."""
+    """The first line of a tuning in the file of trials: device, library versions, conditions and settings."""
 
     run: str
     device: str
@@ -80,7 +80,7 @@ class TuningHeader:
 
 @dataclass(frozen=True)
 class RecordedTuning:
-    """The header and the trials of one tuning."""
+    """The header and the trials of one tuning, as read from the file of trials."""
 
     header: TuningHeader
     trials: tuple[Trial, ...]
@@ -88,14 +88,17 @@ class RecordedTuning:
 
 
 class TrialFile:
-    """A file of trials, in which lines of several tunings may be mixed."""
+    """A file of trials; lines of several tunings may alternate in the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
 
     def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Append a line by one write: lines of concurrent tunings stay whole, and a kill truncates the last at most."""
+        """Append a line of JSON with a single write.
+
+        Lines of concurrent tunings are not mixed. A killed process leaves at most its last line truncated.
+        """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,17 +113,17 @@ class TrialFile:
         self.append_record("tuning", asdict(header))
 
     def add_trial(self, trial: Trial) -> None:
-        """Append a trial, without fields that have their default."""
+        """Append a trial, without the fields that have their default value."""
         self.append_record(
             "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
         )
 
     def mark_finished(self, run: str, elapsed: float) -> None:
-        """Append the mark that a tuning is complete."""
+        """Append a line that marks a tuning as complete."""
         self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Close the file; the next appended line opens the file again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -135,14 +138,14 @@ class TrialFile:
             return False
 
     def read_tunings(self) -> tuple[RecordedTuning, ...]:
-        """Return all tunings of the file, the oldest first."""
+        """Return all tunings of the file, the oldest first; damaged lines are skipped and logged."""
         headers: dict[str, TuningHeader] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
         for kind, record in self._read_records():
             try:
                 if kind == "tuning":
-                    header = TuningHeader(**read_fields(record, kind, HEADER_CHECKS))
+                    header = TuningHeader(**read_fields(record, kind, HEADER_FIELD_CHECKS))
                     headers[header.run] = header
                 elif kind == "trial":
                     trial = _parse_trial(record)
@@ -157,32 +160,32 @@ class TrialFile:
 
     @property
     def existing_files(self) -> tuple[Path, ...]:
-        """The existing files: the plain one and the packed one."""
+        """Return the paths that exist: of the uncompressed file and of the gzip file."""
         return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
     def gzip_path(self) -> Path:
-        """The path of the packed file."""
+        """Return the path of the gzip file, trials.jsonl.gz."""
         return self.path.with_name(f"{self.path.name}.gz")
 
     def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of every complete line."""
+        """Yield the kind (tuning, trial or finished) and the JSON fields of every complete line."""
         for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # truncated by a kill
+                continue  # a killed process has truncated the line
             if isinstance(record, dict):
                 yield kind, record
 
 
 def _plain_lines(path: Path) -> list[bytes]:
-    """Return the lines of a regular file; none of anything else, since reading a device may never end."""
+    """Return the lines of a regular file; no lines for other kinds of files, since reading a pipe may never end."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 
 def _gzip_lines(path: Path) -> list[bytes]:
-    """Return the lines of a packed file; none without the file."""
+    """Return the lines of a gzip file; no lines if the file does not exist."""
     try:
         return gzip.decompress(path.read_bytes()).splitlines()
     except FileNotFoundError:
@@ -192,29 +195,29 @@ def _gzip_lines(path: Path) -> list[bytes]:
 
 
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the last first look before a tuning, which count as the tuning's own.
+    """Return the trials of the coarse tuning ("first look") before a tuning; the fit uses these trials too.
 
-    The first look must be of the same type, device and versions; without --resume also of the same command. The first
-    look itself has no earlier trials.
+    The first look must have the same type, device and library versions. Without --resume, its command must be the
+    same too. If there are several first looks, the last is used. A first look itself has no earlier trials.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
         if tuning.header.run == header.run:
             break
-        if _is_first_look_of(tuning.header, header):
+        if _is_usable_first_look(tuning.header, header):
             found = tuning.trials
     return found
 
 
-FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
+FIRST_LOOK_EFFORT = "coarse"  # the name of the effort with which a first look runs
 
 
-def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
-    """Return True if the first tuning is a first look that counts as part of the second."""
-    same_device = (first.device, first.versions, _card_identifier(first)) == (
+def _is_usable_first_look(first: TuningHeader, then: TuningHeader) -> bool:
+    """Return True if the tuning `first` is a first look whose trials the tuning `then` uses."""
+    same_device = (first.device, first.versions, _gpu_uuid(first)) == (
         then.device,
         then.versions,
-        _card_identifier(then),
+        _gpu_uuid(then),
     )
     efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != then.settings.get("effort")
     continues = first.command == then.command or "--resume" in then.command.split()
@@ -222,8 +225,8 @@ def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
     return same_device and efforts and continues and same_type
 
 
-def _card_identifier(header: TuningHeader) -> Any:
-    """Return the identifier of the card among cards of one kind; None if it was not recorded."""
+def _gpu_uuid(header: TuningHeader) -> Any:
+    """Return the UUID of the GPU on which a tuning ran; None if the header has no UUID."""
     return header.conditions.get("uuid")
 
 
@@ -247,13 +250,13 @@ def _check_plan_text(value: Any, where: str) -> str:
     return str(value)
 
 
-HEADER_CHECKS: Mapping[str, Check] = {
+HEADER_FIELD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "device", "started"), check_text),
     "versions": check_text_values,
     **dict.fromkeys(("conditions", "settings"), _check_object),
     "command": _check_long_text,
 }
-TRIAL_CHECKS: Mapping[str, Check] = {
+TRIAL_FIELD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "stage", "part"), check_text),
     "size": check_size,
     "dtype": choice_check(*DTYPES),
@@ -269,17 +272,18 @@ OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
 def _parse_trial(record: dict[str, Any]) -> Trial:
-    """Return the trial of a line; fields that this fmm does not have are ignored."""
-    own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
-    return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))
+    """Return the trial of a line's JSON fields; fields that this version of fmm does not know are ignored."""
+    own = {name: value for name, value in record.items() if name in TRIAL_FIELD_CHECKS}
+    return Trial(**read_fields(own, "trial", TRIAL_FIELD_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
 
 def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the tuning from which a section of a config was concluded; None if there is none.
+    """Return the recorded tuning from which a config section was computed; None without tunings of its type and device.
 
-    `tuned` in the section names the run. Without a recorded run, return the last tuning of this type and device.
+    The section's field `tuned` names the tuning. If the file lacks that tuning, the last of the same type and device
+    is returned.
     """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]
@@ -288,18 +292,18 @@ def tuning_of_section(
 
 
 def frame(path: Path | str) -> Any:
-    """Return all samples of a file of trials as a pandas DataFrame, one row each.
+    """Return all samples in a file of trials as a pandas DataFrame, one row each.
 
     Parameters
     ----------
     path
-        The file `trials.jsonl`, or its folder.
+        The file `trials.jsonl`, or the folder that contains the file.
 
     Returns
     -------
     pandas.DataFrame
-        The fields of the trials, with `size` as columns `m`, `k` and `n`, and `device`, `effort` and `started` of the
-        tuning.
+        Columns are the fields of a trial, with `m`, `k` and `n` instead of `size`, and `device`, `effort` and
+        `started` of its tuning.
     """
     import pandas
 
@@ -320,11 +324,13 @@ TRIAL_FRAME_COLUMNS = [
 
 
 def _header_columns(header: TuningHeader) -> dict[str, Any]:
+    """Return the columns of the DataFrame that come from the header of a tuning."""
     effort = header.settings.get("effort", "")
     return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
 
 
 def _trial_columns(trial: Trial) -> dict[str, Any]:
+    """Return the columns of the DataFrame that come from a trial."""
     m, k, n = trial.size
     found = {name: value for name, value in vars(trial).items() if name not in ("size", "run")}
     return {"m": m, "k": k, "n": n, **found}

@@ -65,21 +65,23 @@ def product(x: Sequence[Sequence[Coefficient]], y: Sequence[Sequence[Coefficient
 @given(random_programs())
 def test_matrix_is_what_running_the_lines_gives(program: AdditionProgram) -> None:
     inputs = [Fraction(7**i) for i in range(program.inputs)]
-    assert times(program.matrix(), inputs) == run(program, inputs)
+    assert times(program.coefficient_matrix(), inputs) == run(program, inputs)
 
 
 @given(random_rows())
 def test_plain_and_shared_compute_the_rows(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert separate_sums_program(rows, inputs).matrix() == tuple(rows)
-    assert shared_sums_program(rows, inputs).matrix() == tuple(rows)
+    assert separate_sums_program(rows, inputs).coefficient_matrix() == tuple(rows)
+    assert shared_sums_program(rows, inputs).coefficient_matrix() == tuple(rows)
 
 
 @given(random_rows())
 def test_sharing_never_costs_additions(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert separate_sums_program(rows, inputs).additions == sum(max(sum(1 for c in row if c) - 1, 0) for row in rows)
-    assert shared_sums_program(rows, inputs).additions <= separate_sums_program(rows, inputs).additions
+    assert separate_sums_program(rows, inputs).addition_count == sum(
+        max(sum(1 for c in row if c) - 1, 0) for row in rows
+    )
+    assert shared_sums_program(rows, inputs).addition_count <= separate_sums_program(rows, inputs).addition_count
 
 
 SHARED = [
@@ -94,21 +96,21 @@ SHARED = [
 
 @pytest.mark.parametrize(("rows", "additions"), SHARED)
 def test_shared_sums_are_counted_once(rows: list[Row], additions: int) -> None:
-    assert shared_sums_program(rows, len(rows[0])).additions == additions
+    assert shared_sums_program(rows, len(rows[0])).addition_count == additions
 
 
 def test_sharing_ends_with_floats_whose_ratio_is_rounded() -> None:
     assert (1.0 / 49.0) * 49.0 != 1.0  # the pair occurs twice, but its ratio does not give the coefficient back
     program = shared_sums_program([(49.0, 1.0), (49.0, 1.0)], 2)
-    assert program.additions == 1
-    assert program.matrix()[0] == pytest.approx((49.0, 1.0))
+    assert program.addition_count == 1
+    assert program.coefficient_matrix()[0] == pytest.approx((49.0, 1.0))
 
 
 def test_an_output_that_is_an_input_takes_no_line() -> None:
     assert separate_sums_program([(0, 1), (1, 0)], 2) == AdditionProgram(2, (), (1, 0))
     # A negated input takes a line but no addition.
     assert separate_sums_program([(0, -1)], 2).lines == (((-1, 1),),)
-    assert separate_sums_program([(0, -1)], 2).additions == 0
+    assert separate_sums_program([(0, -1)], 2).addition_count == 0
 
 
 def test_a_positive_term_comes_first() -> None:
@@ -118,7 +120,7 @@ def test_a_positive_term_comes_first() -> None:
 @given(random_programs())
 def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: AdditionProgram) -> None:
     late = order_lines_by_use(program)
-    assert late.matrix() == program.matrix()
+    assert late.coefficient_matrix() == program.coefficient_matrix()
     read = {v for terms in late.lines for _, v in terms} | set(late.outputs)
     assert read >= set(range(late.inputs, late.inputs + len(late.lines)))
     assert order_lines_by_use(late) == late
@@ -135,8 +137,8 @@ def test_by_demand_forms_a_value_just_before_its_use() -> None:
 def test_permuted_moves_the_columns(program: AdditionProgram, random: object) -> None:
     order = list(range(program.inputs))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = renumber_inputs(program, order).matrix()
-    for row, old in zip(moved, program.matrix(), strict=True):
+    moved = renumber_inputs(program, order).coefficient_matrix()
+    for row, old in zip(moved, program.coefficient_matrix(), strict=True):
         assert [row[order[i]] for i in range(program.inputs)] == list(old)
 
 
@@ -148,7 +150,7 @@ def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
     outputs = len(program.outputs)
     extra = outputs if beta else 0  # with beta = 0 the old C is no input: it must not be read
     assert updated.inputs == program.inputs + extra
-    for o, (row, old) in enumerate(zip(updated.matrix(), program.matrix(), strict=True)):
+    for o, (row, old) in enumerate(zip(updated.coefficient_matrix(), program.coefficient_matrix(), strict=True)):
         identity = [beta * (i == o) for i in range(extra)]
         assert list(row) == [alpha * c for c in old] + identity
 
@@ -166,10 +168,10 @@ def test_restricted_zeroes_columns_and_drops_rows(program: AdditionProgram, data
     small = restricted_program(program, present, wanted)
     expected = [
         tuple(c if here else 0 for c, here in zip(row, present, strict=True))
-        for row, want in zip(program.matrix(), wanted, strict=True)
+        for row, want in zip(program.coefficient_matrix(), wanted, strict=True)
         if want
     ]
-    assert list(small.matrix()) == expected
+    assert list(small.coefficient_matrix()) == expected
     read = {v for terms in small.lines for _, v in terms}
     assert not read & {v for v in range(small.inputs) if not present[v]}, "reads an absent input"
     numbers = range(small.inputs, small.inputs + len(small.lines))
@@ -184,16 +186,18 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
     pins = [(p, o) for p, program in enumerate(first) for o in range(len(program.outputs))]
     then = data.draw(st.lists(random_programs(), min_size=1, max_size=3))
     wiring = [[data.draw(st.sampled_from(pins)) for _ in range(program.inputs)] for program in then]
-    found = chain_programs(first, then, wiring).matrix()
+    found = chain_programs(first, then, wiring).coefficient_matrix()
 
     total, start, wide = sum(p.inputs for p in first), 0, []
     for program in first:  # the firsts side by side, each output a row over all inputs
-        wide += [[0] * start + list(row) + [0] * (total - start - program.inputs) for row in program.matrix()]
+        wide += [
+            [0] * start + list(row) + [0] * (total - start - program.inputs) for row in program.coefficient_matrix()
+        ]
         start += program.inputs
     rows = {pin: wide[i] for i, pin in enumerate(pins)}
     expected: list[Row] = []
     for program, wires in zip(then, wiring, strict=True):
-        expected += product(program.matrix(), [rows[pin] for pin in wires])
+        expected += product(program.coefficient_matrix(), [rows[pin] for pin in wires])
     assert list(found) == expected
 
 

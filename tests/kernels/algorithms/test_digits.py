@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.digits import (
 
 def digits_of(x: int, planes: OperandPlanes, bits: int) -> list[int]:
     """As the docstring cuts a number, in arithmetic modulo 2^bits."""
-    offsets, widths = planes.offsets, planes.widths
+    offsets, widths = planes.digit_offsets, planes.widths
     total = x + sum(1 << (o + w - 1) for o, w in zip(offsets, widths, strict=False))
     total = (total + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
     low = [(total >> o) % (1 << w) - (1 << (w - 1)) for o, w in zip(offsets, widths, strict=False)]
@@ -88,7 +88,7 @@ def test_planes_are_within_their_bounds() -> None:
 )
 def test_how_many_products(left: int, right: int, bits: int, count: int, real: str, inner: int | None) -> None:
     way, found = fastest_digit_products(left, right, 4096, bits)
-    assert (way.count, way.real) == (count, real)
+    assert (way.product_count, way.real) == (count, real)
     assert inner in (None, found)
 
 

@@ -77,7 +77,7 @@ def test_one_wrong_coefficient_is_rejected(name: str) -> None:
     for mutant in mutants:
         assert "is" in (mutant.failed_brent_equation() or "")
         with pytest.raises(SchemeError, match=r"^mutant\.txt: not a matrix multiplication: the coefficient of A"):
-            parse_scheme(mutant.text(), "mutant.txt")
+            parse_scheme(mutant.to_text(), "mutant.txt")
 
 
 def test_the_defect_names_the_first_wrong_equation() -> None:
@@ -219,12 +219,12 @@ def test_huangs_variants(expression: str) -> None:
 def test_additions(name: str, plain: int, shared: int | None) -> None:
     assert scheme(name).separate_addition_count == plain
     if shared is not None:
-        assert scheme(name).additions == shared
+        assert scheme(name).addition_count == shared
 
 
 def test_winograds_shared_additions_are_4_4_and_7() -> None:
-    programs = scheme("winograd").programs  # S1..S4; S5..S8; V1, V2 and the five of C
-    assert [programs.left.additions, programs.right.additions, programs.join.additions] == [4, 4, 7]
+    programs = scheme("winograd").addition_programs  # S1..S4; S5..S8; V1, V2 and the five of C
+    assert [programs.left.addition_count, programs.right.addition_count, programs.join.addition_count] == [4, 4, 7]
 
 
 @pytest.mark.parametrize("name", RANKS)
@@ -324,20 +324,20 @@ def test_the_leftmost_factor_is_the_outermost_level() -> None:
 @pytest.mark.parametrize("name", [*scheme_names(), *COMPOSED])
 def test_programs_compute_the_coefficients(name: str) -> None:
     found = scheme(name)
-    assert found.programs.left.matrix() == tuple(zip(*found.u, strict=True))
-    assert found.programs.right.matrix() == tuple(zip(*found.v, strict=True))
-    assert found.programs.join.matrix() == found.w
+    assert found.addition_programs.left.coefficient_matrix() == tuple(zip(*found.u, strict=True))
+    assert found.addition_programs.right.coefficient_matrix() == tuple(zip(*found.v, strict=True))
+    assert found.addition_programs.join.coefficient_matrix() == found.w
 
 
 def test_a_composition_shares_sums_level_by_level() -> None:
     # Winograd twice: 4 + 4 sums once for each of 4 inner places, then for each of 7 products; 7 joins likewise.
-    assert scheme("winograd^2").additions == 15 * (4 + 7)
-    assert scheme("winograd^2").additions < scheme("winograd^2").separate_addition_count
+    assert scheme("winograd^2").addition_count == 15 * (4 + 7)
+    assert scheme("winograd^2").addition_count < scheme("winograd^2").separate_addition_count
 
 
 @pytest.mark.parametrize("name", scheme_names())
 def test_sharing_never_adds_additions(name: str) -> None:
-    assert scheme(name).additions <= scheme(name).separate_addition_count
+    assert scheme(name).addition_count <= scheme(name).separate_addition_count
 
 
 CANONICAL = [
@@ -376,7 +376,7 @@ def test_composed_is_the_expression() -> None:
 @pytest.mark.parametrize("name", [*scheme_names(), "strassen^2", "winograd*hk223"])
 def test_text_round_trip(name: str) -> None:
     found = scheme(name)
-    again = parse_scheme(found.text(), "again")
+    again = parse_scheme(found.to_text(), "again")
     assert (again.name, again.source, again.size) == (found.name, found.source, found.size)
     assert (again.u, again.v, again.w) == (found.u, found.v, found.w)
 
@@ -386,7 +386,7 @@ def test_text_round_trip_with_ten_block_rows() -> None:
     unit = tuple(tuple(Fraction(i == p) for p in range(10)) for i in range(10))
     tall = Scheme("tall", "ten rows times one number", 10, 1, 1, unit, ((Fraction(1),) * 10,), unit)
     assert tall.failed_brent_equation() is None
-    again = parse_scheme(tall.text(), "tall.txt")
+    again = parse_scheme(tall.to_text(), "tall.txt")
     assert (again.u, again.v, again.w) == (tall.u, tall.v, tall.w)
 
 
@@ -486,7 +486,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_file_dropped_into_the_folder_is_found(folder: Path) -> None:
     assert scheme_names() == ("strassen",)
-    text = scheme("strassen").text().replace("name    strassen", "name    mine").replace("M7", "M7")
+    text = scheme("strassen").to_text().replace("name    strassen", "name    mine").replace("M7", "M7")
     (folder / "mine.txt").write_text(text, encoding="utf-8")
     MODULE._scheme_catalogue.cache_clear()
     assert scheme_names() == ("mine", "strassen")
@@ -513,7 +513,7 @@ def test_a_file_of_its_own_wins_over_a_permutation(folder: Path) -> None:
 def scheme_text(name: str) -> str:
     """hk223, or its transpose as a file of its own."""
     base = parse_scheme((FOLDER / "hk223.txt").read_text(encoding="utf-8"))
-    return replace(base if name == "hk223" else transposed_scheme(base, name), source="given").text()
+    return replace(base if name == "hk223" else transposed_scheme(base, name), source="given").to_text()
 
 
 def test_a_name_line_that_differs_from_the_file_is_refused(folder: Path) -> None:

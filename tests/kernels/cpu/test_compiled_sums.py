@@ -17,7 +17,7 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
@@ -46,7 +46,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def product(plan: Plan, a: Array, b: Array, old: Array | None = None, alpha: complex = 1, beta: complex = 0) -> Array:
     """alpha A B + beta old."""
     c = np.full((len(a), b.shape[1]), np.nan, a.dtype) if old is None else old.copy()
-    memory = aligned_block(workspace(plan, len(a), len(b), b.shape[1], a.itemsize, alpha, beta))
+    memory = aligned_block(plan_workspace_bytes(plan, len(a), len(b), b.shape[1], a.itemsize, alpha, beta))
     memory.fill(0xFF)  # NaN
     execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype), alpha, beta)
     return c
@@ -104,7 +104,7 @@ def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypat
     asked.clear()
     c = np.empty((66, 66), np.float32)
     assert c.strides[0] % compiled_sums.LINE_BYTES
-    memory = aligned_block(workspace(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
+    memory = aligned_block(plan_workspace_bytes(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
     execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
     assert False in asked, "C's rows do not"
 

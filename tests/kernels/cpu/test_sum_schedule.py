@@ -70,7 +70,7 @@ def expected(
     program: AdditionProgram, reads: Sequence[float | None], wanted: Sequence[bool]
 ) -> list[Coefficient | None]:
     values = [0 if x is None else x for x in reads]
-    outputs = [sum((c * x for c, x in zip(row, values, strict=True)), 0) for row in program.matrix()]
+    outputs = [sum((c * x for c, x in zip(row, values, strict=True)), 0) for row in program.coefficient_matrix()]
     return [x if want else None for x, want in zip(outputs, wanted, strict=True)]
 
 
@@ -108,8 +108,12 @@ IN_PLACE = [
         # the kernels of the step tables, each in place of what it updates
         (
             name,
-            kernel.program,
-            tuple((o, kernel.sources.index(w)) for o, w in enumerate(kernel.writes) if w in kernel.sources),
+            kernel.addition_program,
+            tuple(
+                (o, kernel.program_inputs.index(w))
+                for o, w in enumerate(kernel.written_blocks)
+                if w in kernel.program_inputs
+            ),
         )
         for name, kernel in kernel_table().items()
     ],
@@ -230,7 +234,7 @@ def test_sums_on_arrays_of_unequal_sizes(
     ]
     arrays = [rooms[over[o]] if o in over else room(np.nan) for o in range(len(program.outputs))]
     wanted = []
-    for place, row in zip(writes, program.matrix(), strict=True):
+    for place, row in zip(writes, program.coefficient_matrix(), strict=True):
         total: Array = np.zeros((3, 3))
         for c, read, values in zip(row, reads, rooms, strict=True):
             total[: read.rows, : read.cols] += scalar(c) * values[: read.rows, : read.cols]
@@ -271,7 +275,7 @@ def test_every_operation_on_every_stride(dtype: str) -> None:
     for stride in (1, 2, 3, 4, 5, 8, 16, 17, -1, -4, -8):
         for program in programs:
             rows = [strided(dtype, stride, value) for value in (1, 10)]
-            (c, d), (old, other) = program.matrix()[0], rows
+            (c, d), (old, other) = program.coefficient_matrix()[0], rows
             wanted = scalar(c) * old + scalar(d) * other
             BACKEND.compute_sums(Sum("test", program, (x, y), (x,)), rows, rows[:1])
             assert np.array_equal(rows[0], wanted), (stride, program)

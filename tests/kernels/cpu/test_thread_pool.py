@@ -21,7 +21,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import THREAD_VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from tests.support import ROOT
 
 
@@ -301,7 +301,7 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
     with pytest.importorskip("threadpoolctl").threadpool_limits(1):  # BLAS may differ with its own threads
         for count in (1, 2, 4):
             c = np.full((m, n), np.nan)
-            arena = Arena(aligned_block(workspace(plan, m, k, n, 8)), a.dtype)
+            arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, 8)), a.dtype)
             execute_plan(plan, a, b, c, NumpyBackend(Threads(count)), arena)
             found.append(c)
     assert np.array_equal(found[0], found[1])

@@ -21,7 +21,7 @@ from fmm.problem import Layout, Problem
 
 pytest.importorskip("cupy")
 
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -119,7 +119,7 @@ def _check(
     if not beta:
         values[2].view(np.uint8)[...] = POISON
     a, b, c = (Operand(cupy, x, layout, shift) for x, layout in zip(values, layouts, strict=True))
-    tape = record_for_device(_plan(text), Problem(m, k, n, dtype, layouts, alpha, beta))  # type: ignore[arg-type]
+    tape = record_plan_for_device(_plan(text), Problem(m, k, n, dtype, layouts, alpha, beta))  # type: ignore[arg-type]
     workspace = cupy.full(tape.workspace + GUARD, POISON, np.uint8)
     backend.run(tape, *(x.matrix.data.ptr for x in (a, b, c)), workspace.data.ptr)
     left, right, old = (_wide(x, dtype) for x in values)
@@ -321,7 +321,7 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
     n = 96
     a, b = (cupy.asarray(_random_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
     c = cupy.empty_like(a)
-    tape = record_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float32"))
+    tape = record_plan_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float32"))
     workspace = cupy.empty(tape.workspace, np.uint8)
     pointers = a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr
     graph = backend.graph(tape, *pointers)
@@ -347,7 +347,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
     a = cupy.full((n, n), 100, np.float16)
     c = cupy.empty_like(a)
     tape = _own(
-        record_for_device(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"), flagged=True)
+        record_plan_for_device(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"), flagged=True)
     )
     workspace = cupy.empty(tape.workspace, np.uint8)
     for scale, raised in ((1, 1), (0.01, 0)):
@@ -360,7 +360,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
 def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) -> None:
 
     n, failures = 160, []
-    tape = record_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float64"))
+    tape = record_plan_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float64"))
 
     def work(seed: int) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -393,7 +393,7 @@ def test_the_math_mode_is_given_back(cupy: Any) -> None:
         cublas.setMathMode(handle, mode)
         try:
             kind = {"ieee": "float32", "tf32": "tf32"}[math]
-            c = DeviceBackend().multiply("strassen.batched.pad16 > vendor", a, a, dtype=kind)
+            c = DeviceBackend().multiply_by_plan("strassen.batched.pad16 > vendor", a, a, dtype=kind)
             assert cublas.getMathMode(handle) == mode
         finally:
             cublas.setMathMode(handle, 0)

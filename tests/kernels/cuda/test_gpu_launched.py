@@ -21,14 +21,16 @@ import cupy
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compile_kernel
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
 LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
 SIZES = ((256, 512, 384), (301, 277, 303))
 # Whatever may end a plan, with every option, of numbered ones the first.
-USES = [use for row in plan_leaves() for use in row.uses if "cuda" in row.devices and not use.number and not use.order]
+USES = [
+    use for row in plan_leaves() for use in row.all_uses if "cuda" in row.devices and not use.number and not use.order
+]
 
 
 def lists(use: LeafUse) -> Iterator[LaunchList]:
@@ -38,7 +40,7 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
                 continue  # the library's own product of integers, of which no launch list is made
             for size in SIZES:
                 try:
-                    yield record_for_device(
+                    yield record_plan_for_device(
                         Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype)
                     )
                 except PlanError:
@@ -47,11 +49,11 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
 
 def captured(found: LaunchList) -> Counter[int]:
     """Count each kernel in the graph of a call, by the kernel's address."""
-    itemsize = np.dtype(found.problem.stored if found.problem.stored != "bfloat16" else "uint16").itemsize
-    sides = [x * y * itemsize for x, y in found.problem.shapes]
+    itemsize = np.dtype(found.problem.stored_type if found.problem.stored_type != "bfloat16" else "uint16").itemsize
+    sides = [x * y * itemsize for x, y in found.problem.matrix_shapes]
     memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
-    graph = DeviceBackend().graph(found, *(x.data.ptr for x in memory))
-    driver = graphs._driver_calls()
+    graph = DeviceBackend().captured_graph(found, *(x.data.ptr for x in memory))
+    driver = graphs._driver_functions()
     if driver is None:
         pytest.skip("the driver is older than CUDA 12: it does not say what a graph holds")
     return Counter(int(node.function or 0) for _, node in graphs._kernel_nodes(graph.graph.graph, driver))

@@ -161,11 +161,11 @@ CASES = (
     *(
         Case(
             name,
-            found.dtype,
+            found.float_type,
             ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
         for name, found in residue_leaves().items()
-        if found.dtype
+        if found.float_type
     ),
     Case(
         "residues(14) > bytes",
@@ -185,7 +185,7 @@ CASES = (
             ),
         )
         for name, found in residue_leaves().items()
-        if not found.dtype
+        if not found.float_type
     ),
     # Where C may get an inf or NaN that the classical product lacks.
     Case(
@@ -222,7 +222,7 @@ def test_every_leaf_has_a_case() -> None:
 LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
 VENDORS = {"vendor": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
 # Every leaf with every option, of numbered ones the first.
-USES = [use for leaf in ON_DEVICE for use in leaf.uses if not use.number and not use.order]
+USES = [use for leaf in ON_DEVICE for use in leaf.all_uses if not use.number and not use.order]
 
 
 def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:

@@ -27,7 +27,7 @@ from fmm.kernels.plans.levels.scheme_level import SchemeLevel, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, matrices, play
@@ -90,7 +90,7 @@ def _vendors(plan: Plan) -> Plan:
 
 
 def _needed(plan: Plan, problem: Problem) -> int:
-    return workspace(plan, problem.m, problem.k, problem.n, problem.itemsize, problem.alpha, problem.beta)
+    return plan_workspace_bytes(plan, problem.m, problem.k, problem.n, problem.itemsize, problem.alpha, problem.beta)
 
 
 PLANS = (
@@ -172,7 +172,7 @@ def test_products_with_their_updates_compute_what_the_executor_does(text: str) -
         problem = Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
         found, expected, tape = _both(plan, problem)
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
-        needed = workspace(plan, *size, 4, alpha, beta)
+        needed = plan_workspace_bytes(plan, *size, 4, alpha, beta)
         assert tape.workspace <= needed if "peel" in text else tape.workspace == needed
 
 
@@ -186,7 +186,7 @@ def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
         assert isinstance(op, TileOp if step.kernel.product else SumOp)
         if isinstance(op, TileOp):
             assert (len(op.left), len(op.right)) == (1, 1)
-            assert len(op.dest) == len({*step.kernel.reads, *step.kernel.writes})
+            assert len(op.dest) == len({*step.kernel.read_blocks, *step.kernel.written_blocks})
 
 
 OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > strassen", "hk223 > dps.overlapped.pad")
@@ -373,7 +373,7 @@ def test_a_leaf_chooses_the_layout_of_its_operands(
     tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
-    assert gemm.leaf_use.product == leaf.partition(".")[0]
+    assert gemm.leaf_use.kernel_text == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
     assert [op.label for op in sums if op.kernel.column_major] == (

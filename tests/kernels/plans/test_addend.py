@@ -20,8 +20,8 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, steps_with_addend
-from fmm.kernels.plans.sums import ADDEND, COPY, Place, Sum, whole_matrix
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, Sum, whole_matrix
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import buffer, matrices, play
 from tests.support.marks import quick_and_slow
@@ -63,7 +63,7 @@ def drawn_added(rng: np.random.Generator, m: int, n: int, kind: tuple[int, int],
 
 def on_host(plan: Plan, a: Any, b: Any, c: Any, added: Any, alpha: float, beta: float) -> None:
     (m, k), n = a.shape, b.shape[1]
-    arena = Arena(aligned_block(workspace(plan, m, k, n, c.itemsize, alpha, beta) + 64), c.dtype)
+    arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, c.itemsize, alpha, beta) + 64), c.dtype)
     execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), arena, alpha, beta, added=added)
 
 
@@ -136,7 +136,7 @@ def test_a_block_that_was_written_is_read_there() -> None:
     first = Product(whole_matrix("A", 4, 2), whole_matrix("B", 2, 4), c, leaf, GemmParams(1, 1))
     second = Product(Place("A", 0, 2, 4, 2), Place("B", 2, 0, 2, 4), c, leaf, GemmParams(1, 1))
     assert [p.has_addend for p in steps_with_addend(LevelSteps((), (first, second))).products] == [True, False]
-    copy = Sum("copy", COPY, (c,), (whole_matrix("M", 4, 4),))
+    copy = Sum("copy", COPY_PROGRAM, (c,), (whole_matrix("M", 4, 4),))
     (found, *_) = steps_with_addend(LevelSteps((("M", 4, 4),), (copy, first))).steps
     assert isinstance(found, Sum) and found.reads[0].name == ADDEND
 
@@ -151,8 +151,8 @@ def test_real_and_imaginary_parts_are_different_numbers() -> None:
 
 
 def test_old_and_new_numbers_at_once_are_refused() -> None:
-    half = Sum("write", COPY, (whole_matrix("M", 4, 4),), (Place("C", 0, 0, 2, 4),))
-    whole = Sum("read", COPY, (whole_matrix("C", 4, 4),), (whole_matrix("M", 4, 4),))
+    half = Sum("write", COPY_PROGRAM, (whole_matrix("M", 4, 4),), (Place("C", 0, 0, 2, 4),))
+    whole = Sum("read", COPY_PROGRAM, (whole_matrix("C", 4, 4),), (whole_matrix("M", 4, 4),))
     with pytest.raises(PlanError, match="both old numbers of C and"):
         steps_with_addend(LevelSteps((("M", 4, 4),), (half, whole)))
 

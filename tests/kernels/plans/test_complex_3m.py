@@ -22,7 +22,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import count_multiplications, workspace
+from fmm.kernels.plans.workspace import count_multiplications, plan_workspace_bytes
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.calibration import ProductRate
@@ -68,7 +68,7 @@ def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
         memory, (a, b, c) = matrices(problem, np.random.default_rng(1))
         alpha, beta = scalars
         expected = alpha * (a.astype(np.complex128) @ b) + (beta * c if beta else 0)
-        needed = workspace(plan, *size, problem.itemsize, alpha, beta)
+        needed = plan_workspace_bytes(plan, *size, problem.itemsize, alpha, beta)
         recorded, found = record_operations(plan, problem), np.array(c)
         assert recorded.workspace <= needed if 0 in (*size, alpha) else recorded.workspace == needed
         execute_plan(plan, a, b, found, NumpyBackend(Threads(1)), Arena(aligned_block(needed), a.dtype), alpha, beta)
@@ -121,13 +121,13 @@ def test_conjugated_operands_cost_no_copy(text: str, conjugated: str, rng: np.ra
     plan = Plan.parse(f"{text} > vendor")
     assert str(plan) == f"{text} > vendor"
     expected = a.conj() @ b if conjugated == "a" else a @ b.conj()
-    arena, found = Arena(aligned_block(workspace(plan, 40, 40, 40, 16)), a.dtype), np.empty_like(a)
+    arena, found = Arena(aligned_block(plan_workspace_bytes(plan, 40, 40, 40, 16)), a.dtype), np.empty_like(a)
     execute_plan(plan, a, b, found, NumpyBackend(Threads(1)), arena)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     with pytest.raises(PlanError, match="multiplies conjugates"):  # which a product has none of
         fmm.matmul(a, b, plan=plan)
     plain = Plan.parse(str(plan).replace(f".conj-{conjugated}", ""))
-    assert workspace(plan, 40, 40, 40, 16) == workspace(plain, 40, 40, 40, 16)
+    assert plan_workspace_bytes(plan, 40, 40, 40, 16) == plan_workspace_bytes(plain, 40, 40, 40, 16)
     assert cost(plan, 40, 40, 40, 16) == cost(plain, 40, 40, 40, 16)
 
 
@@ -211,7 +211,7 @@ def test_it_is_counted_exactly() -> None:
         assert found.leaf_bytes == 3 * 8 * (mk + kn + mn) and found.leaves == ((size, 3),)
         problem, plan = Problem(*size, "complex128"), Plan.parse(f"{text} > strassen.batched > vendor")
         assert estimated_work(plan, problem).traffic == pytest.approx(counted_work(plan, problem).traffic)
-        assert estimated_workspace(plan, problem) == pytest.approx(workspace(plan, *size, 16), rel=0.1)
+        assert estimated_workspace(plan, problem) == pytest.approx(plan_workspace_bytes(plan, *size, 16), rel=0.1)
     # In one pass with a scheme's level, what is written and read between the two is saved.
     one, two = (Plan.parse(f"{text} > vendor") for text in ("3m(strassen.pad16)", "3m > strassen.batched.pad16"))
     problem = Problem(1024, 1024, 1024, "complex64")

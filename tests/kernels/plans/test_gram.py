@@ -22,14 +22,14 @@ from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum
-from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, plan_workspace_bytes
 from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
 from fmm.runtime.decisions.decide import check_runnable
-from fmm.runtime.overflow import growth_bound
+from fmm.runtime.overflow import intermediate_growth_bound
 
 LOOSE, FULL = GemmParams(op="gram", fill="loose"), GemmParams(op="gram")
 BACKEND = NumpyBackend(Threads(1))
@@ -56,7 +56,7 @@ Matrix = np.ndarray[Any, Any]
 def test_plans_are_read_and_written(text: str, short: str) -> None:
     plan = Plan.parse(text)
     assert str(plan) == (short or text)
-    assert Plan.parse(str(plan)) == plan and plan.for_gram
+    assert Plan.parse(str(plan)) == plan and plan.is_gram_plan
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_facts_of_sforzas_recursion(recursion: int) -> None:
 def test_explain_counts_grams_products() -> None:
     steps = lower_level(Plan.parse("gram^2 > vendor"), 64, 16, 64, 1, 0, "gram", "loose")
     assert steps is not None
-    assert gram_level(2).describe(steps) == "4 blocks on the diagonal, 3 products below it"
+    assert gram_level(2).describe_steps(steps) == "4 blocks on the diagonal, 3 products below it"
 
 
 def test_sforzas_base_case() -> None:
@@ -202,16 +202,16 @@ def test_error_and_growth() -> None:
     assert error_bound(Plan.parse("gram^2 > vendor"), 64, 64, 64, "gram") == error_bound(VENDOR, 64, 64, 64)
     inside = error_bound(Plan.parse("winograd > vendor"), 32, 64, 32)
     assert error_bound(Plan.parse("gram > winograd > vendor"), 64, 64, 64, "gram") == inside
-    assert growth_bound(Plan.parse("gram > winograd > vendor"), 64, 64, 64, "gram") > 1
-    assert growth_bound(Plan.parse("gram^2 > vendor"), 64, 64, 64, "gram") == 1
+    assert intermediate_growth_bound(Plan.parse("gram > winograd > vendor"), 64, 64, 64, "gram") > 1
+    assert intermediate_growth_bound(Plan.parse("gram^2 > vendor"), 64, 64, 64, "gram") == 1
 
 
 def test_candidates_are_plans_of_halves() -> None:
     for device in ("cpu", "cuda"):
         found = gram_candidates(device)
         assert found[0] == VENDOR and len(found) == len(set(found)) > 6
-        assert all(plan.for_gram or plan.leaf_use.leaf.kernel_triangles for plan in found[1:])
-        assert all(plan.for_gram for plan in found[1:] if plan.levels)
+        assert all(plan.is_gram_plan or plan.leaf_use.leaf.kernel_triangles for plan in found[1:])
+        assert all(plan.is_gram_plan for plan in found[1:] if plan.levels)
 
 
 # ---- the steps
@@ -262,7 +262,7 @@ def test_a_smaller_product_has_a_level_less() -> None:
         ("winograd*hk223 > vendor", "hk223 > vendor"),
         ("vendor", "vendor"),
     ):
-        assert str(Plan.parse(text).shallower) == less
+        assert str(Plan.parse(text).shallower_plan) == less
 
 
 def test_what_is_full_is_mirrored_and_what_is_lower_is_kept() -> None:
@@ -307,7 +307,7 @@ def computed(plan: Plan, x: Matrix, order: str, c: Matrix, asked: GemmParams) ->
     n, k = x.shape
     a = np.asarray(x, order=order)  # type: ignore[call-overload]
     b = a.conj().copy(order="K").T
-    arena = Arena(aligned_block(workspace(plan, n, k, n, c.itemsize, *asked)), c.dtype)
+    arena = Arena(aligned_block(plan_workspace_bytes(plan, n, k, n, c.itemsize, *asked)), c.dtype)
     arena.memory[:] = 255
     execute_plan(plan, a, b, c, BACKEND, arena, *asked)
 
@@ -340,7 +340,7 @@ def test_a_symmetric_product_reads_both_factors() -> None:
     a, b = x + x.T, (x + x.T) @ (x + x.T)
     for text in ("vendor", "gram^2 > strassen > vendor"):
         plan, c = Plan.parse(text), np.full((12, 12), np.nan)
-        needed = workspace(plan, 12, 12, 12, 8, 1, 0, "symmetric")
+        needed = plan_workspace_bytes(plan, 12, 12, 12, 8, 1, 0, "symmetric")
         execute_plan(plan, a, b, c, BACKEND, Arena(aligned_block(needed), c.dtype), 1, 0, "symmetric", "full")
         np.testing.assert_array_equal(c, a @ b)
 
@@ -374,7 +374,7 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
             made.append(step.label)
             super().compute_sums(step, reads, writes)
 
-    c, needed = np.full((13, 13), np.nan), workspace(plan, 13, 7, 13, 8, 1, 0, op, "full")
+    c, needed = np.full((13, 13), np.nan), plan_workspace_bytes(plan, 13, 7, 13, 8, 1, 0, op, "full")
     arena = Arena(aligned_block(needed), c.dtype)
     execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
     np.testing.assert_array_equal(c, x @ x.T)
@@ -392,5 +392,5 @@ def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
 def test_readers_of_a_product_of_nothing(text: str) -> None:
     plan, size = Plan.parse(text), (0, 5, 0)
     assert plan_table(plan, *size, 8, FULL).endswith("workspace 0 B")
-    assert workspace(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
+    assert plan_workspace_bytes(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
     assert estimated_work(plan, Problem(*size, op="gram")).smallest_leaf_side == 0

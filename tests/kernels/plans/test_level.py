@@ -23,8 +23,8 @@ from fmm.kernels.plans.lower import LevelWithSteps, lower_level, require_level_w
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Sum, whole_matrix
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.sums import COPY_PROGRAM, Sum, whole_matrix
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import Calibration, Problem, cost, predict
 from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.choose import rank_candidates
@@ -39,12 +39,12 @@ class Narrow(LevelWithSteps):
     def itemsize_below(self, itemsize: int) -> int:
         return itemsize // 2
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         left, right, product = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
-        steps: list[Sum | Product] = [Sum("narrow", COPY, (whole_matrix("A", m, k),), (left,))]
-        steps.append(Sum("narrow", COPY, (whole_matrix("B", k, n),), (right,)))
-        steps.append(Product(left, right, product, plan.rest))
-        steps.append(Sum("widen", COPY, (product,), (whole_matrix("C", m, n),)))
+        steps: list[Sum | Product] = [Sum("narrow", COPY_PROGRAM, (whole_matrix("A", m, k),), (left,))]
+        steps.append(Sum("narrow", COPY_PROGRAM, (whole_matrix("B", k, n),), (right,)))
+        steps.append(Product(left, right, product, plan.inner_plan))
+        steps.append(Sum("widen", COPY_PROGRAM, (product,), (whole_matrix("C", m, n),)))
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
@@ -65,10 +65,14 @@ def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
     (level,) = narrow.levels
     assert level.saves_products and level.splits and level.depth == 1
     assert not (
-        level.takes_alpha_beta or level.batched or level.has_independent_products or level.fused or level.side_by_side
+        level.takes_alpha_beta
+        or level.is_batched
+        or level.has_independent_products
+        or level.has_fused_sums
+        or level.needs_extra_streams
     )
-    assert level.streams == 1 and level.launches == level.products and level.bilinear is None
-    assert require_level_with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
+    assert level.stream_count == 1 and level.launch_count == level.products and level.bilinear is None
+    assert require_level_with_steps(level).estimate_footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 
 
 def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:
@@ -76,10 +80,10 @@ def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:
     assert Plan.parse("strassen > narrow > vendor").leaf_type("complex128") == "complex64"
     size = 96, 64, 80
     below = sum(temporary_bytes(*shape, 4) for shape in ((96, 64), (64, 80), (96, 80)))
-    assert workspace(narrow, *size, 8) == cost(narrow, *size, 8).workspace == below
+    assert plan_workspace_bytes(narrow, *size, 8) == cost(narrow, *size, 8).workspace == below
     assert cost(narrow, *size, 8).leaf_bytes == cost(VENDOR, *size, 4).leaf_bytes
     # What is around it is of the type that was asked for.
-    assert workspace(narrow, *size, 8, 2, 1) == temporary_bytes(96, 80, 8) + below
+    assert plan_workspace_bytes(narrow, *size, 8, 2, 1) == temporary_bytes(96, 80, 8) + below
 
 
 def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
@@ -122,7 +126,7 @@ NON_RECURSIVE = [
 @pytest.mark.parametrize(("text", "products", "splits", "saves"), NON_RECURSIVE)
 def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, splits: bool, saves: bool) -> None:
     level = parse_level(text)
-    assert not level.depth and level.shallower is None
+    assert not level.depth and level.shallower_level is None
     assert (level.products, level.splits, level.saves_products) == (products, splits, saves)
     assert Plan.parse(f"{text} > strassen > vendor").depth == 1
 
@@ -145,7 +149,7 @@ def test_what_a_leafs_text_says(
     text: str, product: str, number: int | None, options: tuple[str, ...], order: str | None
 ) -> None:
     use = leaf_use(text)
-    assert (str(use), use.product, use.number, use.options, use.order) == (text, product, number, options, order)
+    assert (str(use), use.kernel_text, use.number, use.options, use.order) == (text, product, number, options, order)
     assert Plan((), text).leaf_use is use
 
 
@@ -172,13 +176,13 @@ TYPES = [
     ("quarters > residues > bytes", set(INTEGERS)),  # without sums
     ("quarters > quarters > digits", set(INTEGERS)),
     ("quarters > strassen > digits", set(RING_TYPES)),
-    ("quarters > vendor", set(Plan.parse("strassen > vendor").types)),
+    ("quarters > vendor", set(Plan.parse("strassen > vendor").leaf_types)),
 ]
 
 
 @pytest.mark.parametrize(("text", "types"), TYPES)
 def test_which_types_a_leaf_multiplies(text: str, types: set[str]) -> None:
-    assert set(Plan.parse(text).types) == types
+    assert set(Plan.parse(text).leaf_types) == types
 
 
 def test_a_leaf_that_comes_is_named_in_every_message() -> None:

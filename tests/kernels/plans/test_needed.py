@@ -12,7 +12,7 @@ from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelNeeds, level_needs
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 PLANS = (
     "strassen > vendor",
@@ -61,7 +61,7 @@ def test_steps_of_a_large_batch_are_not_made(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "lower_level", noted)
     below = ("strassen^3.batched.pad16 > vendor", "strassen^2.batched.pad16 > strassen > vendor", "winograd > vendor")
     for text in below:
-        assert workspace(Plan.parse(f"li-fig23.pad16 > {text}"), 30011, 20011, 10011, 4) > 0
+        assert plan_workspace_bytes(Plan.parse(f"li-fig23.pad16 > {text}"), 30011, 20011, 10011, 4) > 0
     outer = [text for text in lowered if text.startswith("li-fig23")]
     assert len(outer) == 1, "once for all plans below it"
     assert not any(text.startswith(("strassen^3.batched", "strassen^2.batched")) for text in lowered)

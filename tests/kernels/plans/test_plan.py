@@ -56,12 +56,17 @@ def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
     plans = [*candidate_plans(device), *gram_candidates(device), *peer_plans(device)]
     for plan in plans:
         assert Plan.parse(str(plan)) == plan
-        below = [plan.rest, plan.gram_plan, plan.shallower, Plan(plan.levels[:1], plan.leaf) if plan.levels else plan]
+        below = [
+            plan.inner_plan,
+            plan.gram_plan,
+            plan.shallower_plan,
+            Plan(plan.levels[:1], plan.leaf) if plan.levels else plan,
+        ]
         for part in below:
             assert Plan.parse(str(part)) == part and str(Plan.parse(str(part))) == str(part)
 
 
-@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.uses}))
+@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_uses}))
 def test_every_leaf_below_gram_reads_back(leaf: str) -> None:
     """A leaf alone, below the level gram, and as the leaf of the blocks on the diagonal, if it can be that."""
     for plan in (Plan(leaf=leaf), Plan((gram_level(2),), leaf)):
@@ -148,13 +153,13 @@ UNIT = [("strassen", 1), ("strassen.pad", 1), ("strassen.peel", 1), ("strassen.p
 
 @pytest.mark.parametrize(("text", "unit"), UNIT)
 def test_units(text: str, unit: int) -> None:
-    assert level_with_options(*text.split(".")).unit == unit
+    assert level_with_options(*text.split(".")).pad_unit == unit
 
 
 def test_a_level_knows_its_grid_and_products() -> None:
-    assert (level_with_options("hk223").size, level_with_options("hk223").products) == ((2, 2, 3), 11)
-    assert (level_with_options("strassen^2").size, level_with_options("strassen^2").products) == ((4, 4, 4), 49)
-    assert (level_with_options("li-fig3").size, level_with_options("li-fig3").products) == ((2, 2, 2), 7)
+    assert (level_with_options("hk223").block_grid, level_with_options("hk223").products) == ((2, 2, 3), 11)
+    assert (level_with_options("strassen^2").block_grid, level_with_options("strassen^2").products) == ((4, 4, 4), 49)
+    assert (level_with_options("li-fig3").block_grid, level_with_options("li-fig3").products) == ((2, 2, 2), 7)
 
 
 DEPTHS = [("vendor", 0), ("balanced > vendor", 0), ("strassen > vendor", 1), ("strassen^2 > li-fig3 > vendor", 3)]
@@ -167,8 +172,8 @@ def test_depth(text: str, depth: int) -> None:
 
 def test_the_rest_is_the_plan_without_its_first_level() -> None:
     plan = Plan.parse("strassen^2 > hasa > vendor")
-    assert str(plan.rest) == "hasa > vendor"
-    assert plan.rest.rest == VENDOR == Plan() == Plan.parse("vendor")
+    assert str(plan.inner_plan) == "hasa > vendor"
+    assert plan.inner_plan.inner_plan == VENDOR == Plan() == Plan.parse("vendor")
 
 
 BAD = [

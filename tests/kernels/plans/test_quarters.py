@@ -15,7 +15,7 @@ from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import check_plan_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
 from tests.support.integers import drawn, laid_out
 
 PLAN = Plan.parse("quarters > residues > bytes")
@@ -32,7 +32,7 @@ def test_blocks_of_c_are_whole_products(size: tuple[int, int, int]) -> None:
         a, b, c = p.left, p.right, p.dest
         assert (a.row, a.rows, a.col, a.cols) == (c.row, c.rows, 0, k)
         assert (b.col, b.cols, b.row, b.rows) == (c.col, c.cols, 0, k)
-        assert c.rows and c.cols and p.plan == PLAN.rest
+        assert c.rows and c.cols and p.plan == PLAN.inner_plan
         seen[c.row : c.row + c.rows, c.col : c.col + c.cols] += 1
     assert (seen == 1).all()
 
@@ -51,7 +51,7 @@ def test_products_are_numpys(dtype: str, plan: str) -> None:
 def test_less_workspace() -> None:
     for below in ("residues > bytes", "residues > strassen > bytes"):
         whole, half, quarter = (
-            workspace(Plan.parse(f"{'quarters > ' * i}{below}"), 8192, 8192, 8192, 4) for i in range(3)
+            plan_workspace_bytes(Plan.parse(f"{'quarters > ' * i}{below}"), 8192, 8192, 8192, 4) for i in range(3)
         )
         assert half <= 0.51 * whole and quarter <= 0.51 * half
 
@@ -86,6 +86,6 @@ def test_alpha_and_beta_are_the_blocks(plan: str, dtype: str, alpha: int, beta: 
         if alpha != 1:
             continue
         expected = (np.matmul(a, b) + beta * c).astype(dtype)
-        arena = Arena(aligned_block(workspace(Plan.parse(plan), m, k, n, a.itemsize, alpha, beta)), a.dtype)
+        arena = Arena(aligned_block(plan_workspace_bytes(Plan.parse(plan), m, k, n, a.itemsize, alpha, beta)), a.dtype)
         execute_plan(Plan.parse(plan), a, b, c, NumpyBackend(Threads(1)), arena, alpha, beta)
         np.testing.assert_array_equal(c, expected)

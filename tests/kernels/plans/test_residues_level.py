@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.residues import moduli
+from fmm.kernels.algorithms.residues import first_moduli
 from fmm.kernels.plans.explain import plan_rows, plan_table
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import leaf_use, plan_leaves
@@ -28,7 +28,12 @@ from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
-from fmm.kernels.plans.workspace import check_plan_type, count_leaf_products, count_multiplications, workspace
+from fmm.kernels.plans.workspace import (
+    check_plan_type,
+    count_leaf_products,
+    count_multiplications,
+    plan_workspace_bytes,
+)
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -51,7 +56,7 @@ def test_texts_are_read_as_they_are_printed(text: str) -> None:
     levels = tuple(parse_level(part) for part in parts[:-1])
     assert isinstance(levels[0], ResiduesLevel) and Plan(levels, "bytes") == found
     above = Plan((parse_level("strassen.batched.pad16"), *levels), "bytes")
-    assert str(above) == f"strassen.batched.pad16 > {text}" and above.rest == found
+    assert str(above) == f"strassen.batched.pad16 > {text}" and above.inner_plan == found
 
 
 WRONG = [
@@ -77,11 +82,11 @@ def test_what_cannot_stand_there_is_refused(text: str, said: str) -> None:
 
 
 def test_types() -> None:
-    assert Plan.parse("residues(14) > bytes").types == ("float64",)
-    assert Plan.parse("residues(8) > strassen > bytes").types == ("float32",)
+    assert Plan.parse("residues(14) > bytes").leaf_types == ("float64",)
+    assert Plan.parse("residues(8) > strassen > bytes").leaf_types == ("float32",)
     assert Plan.parse("3m > residues(14) > bytes").accepts_type("complex128")
-    assert Plan.parse("residues > bytes").types == INTEGERS
-    assert Plan.parse("residues > strassen > bytes").types == ("int16", "int32", "uint16", "uint32")
+    assert Plan.parse("residues > bytes").leaf_types == INTEGERS
+    assert Plan.parse("residues > strassen > bytes").leaf_types == ("int16", "int32", "uint16", "uint32")
     for dtype in DTYPES:  # integers alone, where no level stands above
         assert not Plan.parse("strassen > residues > bytes").accepts_type(dtype)
 
@@ -152,7 +157,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """C by the steps, one by one with Python's integers: sums, residues, products of planes, and C from these."""
     held = {"A": a, "B": b, "C": c}
     held |= {name: np.full((rows, cols), 99, dtype=object) for name, rows, cols in steps.temporaries}
-    numbers = moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoPlanes)))
+    numbers = first_moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoPlanes)))
     for step in steps.steps:
         if isinstance(step, SplitIntoPlanes):
             values = _compared_values(step, held)
@@ -221,7 +226,7 @@ def test_two_levels_below_are_the_product_too() -> None:
     a, b = (rng.integers(-(2**49), 2**49, shape).astype(object) for shape in ((5, 6), (6, 3)))
     found = steps_of("residues(14) > strassen^2 > bytes", (5, 6, 3), "float64")
     measures = [step for step in found.steps if isinstance(step, NormExponents)]
-    assert [(step.source.name, step.axis) for step in measures] == [("A", 0), ("B", 1)]
+    assert [(step.source_place.name, step.axis) for step in measures] == [("A", 0), ("B", 1)]
     rest = replace(found, steps=tuple(step for step in found.steps if step not in measures))
     assert (computed(rest, a, b, np.full((5, 3), 77, dtype=object)) == a @ b).all()
 
@@ -249,7 +254,7 @@ def test_counts() -> None:
     assert found.flops == 2 * 98 * 512**3 and found.leaf_bytes == 3 * 98 * plane
     assert found.bytes_read == 4 * item * n * n + 98 * plane
     assert found.bytes_written == 2 * 98 * plane + item * n * n + 2 * n  # with two bytes a line for the exponents
-    assert found.launches == 6 and found.workspace == workspace(plan, n, n, n, item)
+    assert found.launches == 6 and found.workspace == plan_workspace_bytes(plan, n, n, n, item)
     # Sums are formed once for A and B, and for C modulo each number; then the 14 residues are added up, by weights.
     assert found.additions == (10 + 14 * 8 + 4 * 13) * plane
     assert count_multiplications(plan, n, n, n) == 7 / 8 * n**3
@@ -302,7 +307,7 @@ def test_explained() -> None:
         ("bytes", "512 x 512 x 512", 1),
     ]
     assert rows[1].does == "residues modulo 14 numbers"
-    assert rows[1].temporaries == workspace(plan.rest, 1024, 1024, 1024, 8) > 0 == rows[2].temporaries
+    assert rows[1].temporaries == plan_workspace_bytes(plan.inner_plan, 1024, 1024, 1024, 8) > 0 == rows[2].temporaries
     table = plan_table(plan, 1024, 1024, 1024, 16)
     assert "65.6% of the classical multiplications, 294 leaf products, workspace" in table
 

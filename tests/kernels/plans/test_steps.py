@@ -23,7 +23,7 @@ from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, temp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
-from fmm.kernels.plans.workspace import count_leaf_products, leaf_flops, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, leaf_flops, plan_workspace_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -117,7 +117,7 @@ def test_recipes_stay_inside_their_places(text: str) -> None:
 def check_recipe(recipe: LevelSteps, m: int, k: int, n: int) -> None:
     room = {"A": (m, k), "B": (k, n), "C": (m, n), **{name: (r, c) for name, r, c in recipe.temporaries}}
     assert len(room) == 3 + len(recipe.temporaries), "a temporary's name is taken"
-    for step in recipe.flat:
+    for step in recipe.flattened_steps:
         assert not isinstance(step, Mirror)
         places = (*step.reads, *step.writes) if isinstance(step, Sum) else (step.left, step.right, step.dest)
         for place in places:
@@ -172,7 +172,7 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = schedule_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    found = schedule_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.in_place_pairs)
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
@@ -208,7 +208,7 @@ def test_temporaries_of_one_level(text: str, names: set[str]) -> None:
 
 def test_the_leaf_has_no_recipe_unless_it_must_update() -> None:
     assert lower_level(Plan(), 5, 4, 3) is None
-    assert workspace(Plan(), 5, 4, 3, 8) == 0
+    assert plan_workspace_bytes(Plan(), 5, 4, 3, 8) == 0
     assert lower_level(Plan(), 5, 4, 3, 2, 0) is not None
 
 
@@ -219,7 +219,11 @@ def test_an_updating_leaf_works_in_bands(n: int, beta: int) -> None:
     m, k = 5000, 7
     recipe = lower_level(Plan(), m, k, n, 2, beta)
     assert recipe is not None
-    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * max(BAND_ELEMENTS, MIN_BAND_ROWS * n) * 8 < m * n * 8 / 2
+    assert (
+        plan_workspace_bytes(Plan(), m, k, n, 8, 2, beta)
+        <= 1.02 * max(BAND_ELEMENTS, MIN_BAND_ROWS * n) * 8
+        < m * n * 8 / 2
+    )
     assert {s.writes[0].rows >= MIN_BAND_ROWS for s in recipe.steps[:-2] if isinstance(s, Sum)} == {True}
     bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
     assert [row for row, _ in bands] == [sum(rows for _, rows in bands[:i]) for i in range(len(bands))]
@@ -288,16 +292,16 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
             shapes = ((m, k), (k, n), (m, n))
             a, b, c = (make(small_integers(rng, s, dtype.str)) for make, s in zip(layout, shapes, strict=True))
             wanted = alpha * (a @ b) + beta * c
-            arena = Arena(aligned_block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
+            arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
             execute_plan(plan, a, b, c, backend, arena, alpha, beta)
-            assert (arena.peak, arena.used) == (arena.memory.nbytes, 0)
+            assert (arena.peak, arena.used_bytes) == (arena.memory.nbytes, 0)
             assert np.array_equal(c, wanted)
 
 
 def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None:
     plan = Plan.parse("strassen > vendor")
     a = small_integers(rng, (8, 8), "f8")
-    arena = Arena(aligned_block(workspace(plan, 8, 8, 8, 8) - ALIGN_BYTES), np.dtype("f8"))
+    arena = Arena(aligned_block(plan_workspace_bytes(plan, 8, 8, 8, 8) - ALIGN_BYTES), np.dtype("f8"))
     with pytest.raises(AssertionError, match="too small"):
         execute_plan(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
 
@@ -321,7 +325,7 @@ def test_arena_gives_aligned_views_in_either_order() -> None:
     assert first.strides == second.strides[::-1] == (64, 4)
     assert first.ctypes.data % ALIGN_BYTES == second.ctypes.data % ALIGN_BYTES == 0
     assert not np.shares_memory(first, second)
-    mark = arena.used
+    mark = arena.used_bytes
     third = arena.allocate(100, 20)
     arena.free_temporaries_since(mark)
     assert np.shares_memory(third, arena.allocate(3, 3))
@@ -334,7 +338,7 @@ def test_two_temporaries_a_level_take_at_most_two_thirds_of_c(name: str) -> None
     n = 384  # no row of a half, a quarter or an eighth needs rounding up to cache lines
     for depth in (1, 2, 3):
         plan = Plan.parse(" > ".join([name] * depth + ["vendor"]))
-        elements = workspace(plan, n, n, n, 8) / 8
+        elements = plan_workspace_bytes(plan, n, n, n, 8) / 8
         assert elements == sum(2 * (n >> i) ** 2 for i in range(1, depth + 1))
         assert elements < 2 * n * n / 3
 
@@ -343,7 +347,7 @@ def test_two_temporaries_a_level_take_at_most_two_thirds_of_c(name: str) -> None
 def test_odd_sides_add_little_more_than_cache_lines(name: str) -> None:
     plan = Plan.parse(" > ".join([name] * 3 + ["vendor"]))
     rows = sum(2 * -(-1001 // 2**i) for i in (1, 2, 3))
-    assert workspace(plan, 1001, 1001, 1001, 8) / 8 <= 2 * 1008**2 / 3 + rows * 2 * ALIGN_BYTES / 8
+    assert plan_workspace_bytes(plan, 1001, 1001, 1001, 8) / 8 <= 2 * 1008**2 / 3 + rows * 2 * ALIGN_BYTES / 8
 
 
 MEMORY = [
@@ -358,15 +362,17 @@ MEMORY = [
 
 @pytest.mark.parametrize(("leaner", "hungrier"), MEMORY)
 def test_workspace_orders_the_traversals(leaner: str, hungrier: str) -> None:
-    assert workspace(Plan.parse(leaner), 512, 512, 512, 8) < workspace(Plan.parse(hungrier), 512, 512, 512, 8)
+    assert plan_workspace_bytes(Plan.parse(leaner), 512, 512, 512, 8) < plan_workspace_bytes(
+        Plan.parse(hungrier), 512, 512, 512, 8
+    )
 
 
 def test_temporaries_follow_the_layout_of_what_they_are_formed_from() -> None:
     recipe = lower_level(Plan.parse("strassen > vendor"), 4, 4, 4)
     assert recipe is not None
-    assert {recipe.layouts[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
-    assert {recipe.layouts[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
-    assert {recipe.layouts[f"M{p}"] for p in (2, 3, 6)} == {"C"}
+    assert {recipe.layout_operands[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
+    assert {recipe.layout_operands[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
+    assert {recipe.layout_operands[f"M{p}"] for p in (2, 3, 6)} == {"C"}
 
 
 # ---- leaf products
@@ -417,10 +423,10 @@ def test_a_batch_is_equal_blocks_at_equal_distances(text: str, size: Size) -> No
     (batch,) = [step for step in recipe.steps if isinstance(step, ProductBatch)]
     assert tuple(recipe.products) == batch.products
     assert len(batch.products) == level.products
-    sides = [block_side(x, parts, level.unit) for x, parts in zip(size, level.size, strict=True)]
+    sides = [block_side(x, parts, level.pad_unit) for x, parts in zip(size, level.block_grid, strict=True)]
     assert {p.size for p in batch.products} == {tuple(sides)}
-    assert len(batch.places) == 3
-    for places in batch.places:
+    assert len(batch.operand_places) == 3
+    for places in batch.operand_places:
         assert len({place.name for place in places}) == 1
         assert [place.row for place in places] == [i * places[0].rows for i in range(len(places))]
 
@@ -431,7 +437,7 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     plan = Plan.parse(f"{name}.peel > vendor")
     (level,) = plan.levels
     assert isinstance(level, SchemeLevel)
-    parts = level.size
+    parts = level.block_grid
     core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
     inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))
     if 0 in core:
@@ -462,4 +468,4 @@ def test_balanced_adds_up_an_inner_split() -> None:
     assert (first.left, first.right) == (Place("A", 0, 0, 4, 5), Place("B", 0, 0, 5, 4))
     assert (second.left, second.right) == (Place("A", 0, 5, 4, 4), Place("B", 5, 0, 4, 4))
     assert first.dest == second.dest == whole_matrix("C", 4, 4)
-    assert (first.accumulate, second.accumulate) == (False, True)
+    assert (first.reads_dest, second.reads_dest) == (False, True)

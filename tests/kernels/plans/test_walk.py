@@ -28,7 +28,7 @@ from fmm.kernels.plans.level import Traversal
 from fmm.kernels.plans.levels.scheme_level import build_scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from tests.support.marks import quick_and_slow
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -94,7 +94,7 @@ def whole_numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) 
 
 
 def poisoned_arena(plan: Plan, size: Size, dtype: np.dtype[Any], alpha: Coefficient, beta: Coefficient) -> Arena:
-    memory = aligned_block(workspace(plan, *size, dtype.itemsize, alpha, beta))
+    memory = aligned_block(plan_workspace_bytes(plan, *size, dtype.itemsize, alpha, beta))
     memory[:] = 255  # NaN in every format
     return Arena(memory, dtype)
 
@@ -114,7 +114,7 @@ def check(
     assert np.array_equal(z, wanted), where
     assert np.array_equal(x, a), f"A changed: {where}"
     assert np.array_equal(y, b), f"B changed: {where}"
-    assert (arena.used, arena.peak) == (0, arena.memory.nbytes), where
+    assert (arena.used_bytes, arena.peak) == (0, arena.memory.nbytes), where
     z[...] = np.nan
     assert np.isnan(base_of(z)).all(), f"wrote outside C: {where}"
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.arrays.library import product_shape
-from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
+from fmm.arrays.numpy_library import BLAS_DTYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
 from fmm.runtime.prepare import PreparedCall, prepare_uncached
-from fmm.runtime.run_host import _products
+from fmm.runtime.run_host import _matrix_products
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
@@ -33,7 +33,7 @@ def new_result(a: Array, b: Array, order: str = "K") -> Any:
     """As fmm.matmul allocates it."""
     library, shape = NUMPY.with_options({"order": order}), product_shape(a.shape, b.shape)
     assert shape is not None
-    return library.new_array(library.result_operand(a, b, shape, np.result_type(a, b).name))
+    return library.new_array(library.describe_result(a, b, shape, np.result_type(a, b).name))
 
 
 def numbered(*shape: int) -> Any:
@@ -69,7 +69,7 @@ STACKS: list[tuple[str, Any, bool]] = [
 def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
     tall = x.reshape(-1, x.shape[-1])
     assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
-    assert (tall_matrix(NUMPY.operand(x)) is not None) is collapses
+    assert (tall_matrix(NUMPY.describe_operand(x)) is not None) is collapses
 
 
 @st.composite
@@ -86,7 +86,7 @@ def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
 @given(views())
 def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
     """Wrong the one way, a product would be written into a copy of out and be lost."""
-    if tall_matrix(NUMPY.operand(x)) is not None:
+    if tall_matrix(NUMPY.describe_operand(x)) is not None:
         assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
 
 
@@ -114,8 +114,8 @@ READY: list[tuple[str, Any, bool]] = [
 
 @pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
 def test_blas_ready(what: str, x: Array, ready: bool) -> None:
-    operand = NUMPY.operand(x)
-    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
+    operand = NUMPY.describe_operand(x)
+    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_DTYPES}) is ready
 
 
 TRANSPOSES: list[tuple[str, Callable[[Any], tuple[Any, Any]], bool]] = [
@@ -194,7 +194,7 @@ def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...],
     call = prepared(a, b, constraints=LEVEL)
     c = np.full(call.shape, np.nan)
     made = 0
-    for x, y, part in _products(call, a, b, c):
+    for x, y, part in _matrix_products(call, a, b, c):
         assert x.ndim == y.ndim == part.ndim == 2
         assert np.isnan(part).all(), "a part is computed twice"
         np.matmul(x, y, out=part)
@@ -215,7 +215,7 @@ def test_a_fold_copies_nothing() -> None:
     call = prepared(a, b, constraints=LEVEL)
     c = np.empty(call.shape)
     assert size(call) == (12, 5, 6)
-    ((x, y, part),) = _products(call, a, b, c)
+    ((x, y, part),) = _matrix_products(call, a, b, c)
     assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
     swapped = prepared(a.swapaxes(0, 1), b, constraints=LEVEL)
     assert not swapped.flattens_stack and size(swapped) == (3, 5, 6)
@@ -295,8 +295,10 @@ def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
     shifted = np.ndarray((5, 6), np.float64, memory, 3, (48, 8))
     for x in (strided, strided[::-2, 1:], shifted, shifted.T, np.zeros((4, 5))[::-1, ::2]):
         low, high = np.lib.array_utils.byte_bounds(x)
-        assert byte_span(NUMPY.operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
-    assert NUMPY.operand(strided).strides is NUMPY.operand(shifted).strides is None
+        assert byte_span(NUMPY.describe_operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
+    assert NUMPY.describe_operand(strided).strides is NUMPY.describe_operand(shifted).strides is None
     a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
     call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
-    assert not call.overlap(a.ctypes.data, 0, c.ctypes.data) and call.overlap(a.ctypes.data, 0, a.ctypes.data + 2047)
+    assert not call.can_overlap_out(a.ctypes.data, 0, c.ctypes.data) and call.can_overlap_out(
+        a.ctypes.data, 0, a.ctypes.data + 2047
+    )

@@ -10,7 +10,7 @@ import pytest
 import fmm
 from fmm.kernels.plans.explain import plan_rows
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
@@ -60,7 +60,7 @@ def test_an_expected_error_has_two_digits_and_an_origin(plan: str, line: str) ->
 def test_the_temporaries_of_the_rows_add_up_to_the_workspace(plan: str) -> None:
     size = (4096, 2048, 3072)
     rows = list(plan_rows(Plan.parse(plan), *size, 4))
-    assert sum(row.temporaries for row in rows) == workspace(Plan.parse(plan), *size, 4)
+    assert sum(row.temporaries for row in rows) == plan_workspace_bytes(Plan.parse(plan), *size, 4)
     assert all(row.temporaries >= 0 for row in rows)
 
 

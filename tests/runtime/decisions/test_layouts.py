@@ -12,11 +12,11 @@ import pytest
 from fmm.arrays.library import Library
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
-from fmm.config.schema import Tuned, read_section
+from fmm.config.schema import Tuning, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, ranking_problem
 from fmm.perfmodel.predict import COLUMN_MAJOR_B_FACTOR, is_slow_on_column_major_b, predict
-from fmm.problem import Layout, Problem, without_layouts
+from fmm.problem import Layout, Problem, problem_without_layouts
 from fmm.runtime.decisions.decide import Decision, decide_by_model, decide_plan, find_certified_entry
 from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from tests.support.configs import entry
@@ -53,7 +53,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
     raw = files.read_config(SHIPPED_CONFIG)[H200.identity.key]["float32"]
-    known = read_section(raw, "float32", H200.identity, "float32").trusted
+    known = read_section(raw, "float32", H200.identity, "float32").trusted_calibration
     rows, columns = (decide_by_model(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"
     assert rows.leaf == "tile" or rows == columns == VENDOR
@@ -71,16 +71,21 @@ def test_the_model_says_by_how_much() -> None:
     assert H200.guess is not None
     tile, problem = Plan.parse("tile"), laid("N", "T", 4096)
     turned, plain = (
-        predict(tile, x, H200.guess).products for x in (ranking_problem(problem, True), without_layouts(problem))
+        predict(tile, x, H200.guess).products
+        for x in (ranking_problem(problem, True), problem_without_layouts(problem))
     )
     assert turned == pytest.approx(COLUMN_MAJOR_B_FACTOR * plain)
-    assert ranking_problem(laid("T", "N", 4096), True) == ranking_problem(problem, False) == without_layouts(problem)
+    assert (
+        ranking_problem(laid("T", "N", 4096), True)
+        == ranking_problem(problem, False)
+        == problem_without_layouts(problem)
+    )
     assert not is_slow_on_column_major_b(Plan.parse("tile.outer").leaf_use, "float32")
 
 
 def test_an_entry_was_measured_on_rows() -> None:
     known = entry((4096, 4096, 4096), "strassen.batched.pad16 > tile")
-    tuned = Tuned(H200.identity, "float32", None, {known.key: known})
+    tuned = Tuning(H200.identity, "float32", None, {known.entry_key: known})
     found = [find_certified_entry(laid(a, b, 4096), IEEE, tuned) for a, b in product("NT", "NT")]
     assert [x is not None for x in found] == [True, False, True, False]
 

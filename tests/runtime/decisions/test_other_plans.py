@@ -11,8 +11,14 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import cpu_calibration
-from fmm.problem import Problem, without_layouts
-from fmm.runtime.decisions.decide import RETRY_SHARE, Decision, decide_without_vendor, next_plans, smaller_plans
+from fmm.problem import Problem, problem_without_layouts
+from fmm.runtime.decisions.decide import (
+    RETRY_WORKSPACE_SHARE,
+    Decision,
+    decide_without_vendor,
+    next_winning_plans,
+    smaller_plans,
+)
 from fmm.runtime.devices import Device, cpu_device
 
 PROBLEM = Problem(2048, 2048, 2048, "float32")
@@ -33,9 +39,9 @@ def vendors(problem: Problem = PROBLEM) -> Decision:
 
 def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> None:
     limits = Limits(1 << 27, 6.0)
-    considered = choose(without_layouts(PROBLEM), FREE_SUMS, limits).candidates
+    considered = choose(problem_without_layouts(PROBLEM), FREE_SUMS, limits).candidates
     fastest = considered[0].plan
-    found = list(next_plans(PROBLEM, fastest, limits, device))
+    found = list(next_winning_plans(PROBLEM, fastest, limits, device))
     assert found and fastest not in found and VENDOR not in found
     allowed = [c for c in considered if c.plan in found]
     assert [c.plan for c in allowed] == found and all(c.beats_vendor for c in allowed)
@@ -51,11 +57,11 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 
 
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
-    fastest = choose(without_layouts(PROBLEM), FREE_SUMS, LARGE).best
+    fastest = choose(problem_without_layouts(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace_bytes]
     for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
-    assert len(rooms) > 1 and all(y <= RETRY_SHARE * x for x, y in pairwise(rooms))
+    assert len(rooms) > 1 and all(y <= RETRY_WORKSPACE_SHARE * x for x, y in pairwise(rooms))
 
 
 def test_nothing_is_leaner_than_no_workspace(device: Device) -> None:
@@ -66,7 +72,7 @@ def test_the_only_choice_need_not_win(device: Device) -> None:
     slow = replace(device, guess=replace(FREE_SUMS, stream=1.0))
     found = decide_without_vendor(vendors(), LARGE, slow)
     assert found.plan != VENDOR and found.reason == "the library has no product of this type"
-    plans = [c.plan for c in choose(without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
+    plans = [c.plan for c in choose(problem_without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
     assert found.plan == next(plan for plan in plans if plan != VENDOR)
 
 
@@ -84,5 +90,5 @@ def test_no_other_choice_where_fmm_is_switched_off(device: Device, monkeypatch: 
 def test_nothing_else_where_nothing_is_known(device: Device) -> None:
     for guess in (None, replace(FREE_SUMS, rates=MappingProxyType({"float64": FREE_SUMS.rates["float64"]}))):
         unknown = replace(device, guess=guess)
-        assert list(next_plans(PROBLEM, Plan.parse("winograd > vendor"), LARGE, unknown)) == []
+        assert list(next_winning_plans(PROBLEM, Plan.parse("winograd > vendor"), LARGE, unknown)) == []
         assert decide_without_vendor(vendors(), LARGE, unknown) == vendors()

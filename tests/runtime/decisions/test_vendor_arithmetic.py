@@ -9,7 +9,7 @@ import pytest
 
 from fmm.config import environment
 from fmm.config.files import active_configs
-from fmm.config.schema import Tuned, read_section
+from fmm.config.schema import Tuning, read_section
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -57,20 +57,20 @@ def test_only_the_types_that_a_variable_changes_are_left_alone(
 def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     assert plan_of("float64").plan != VENDOR
-    shipped = active_configs().tuned(H200.identity, "float64")
+    shipped = active_configs().find_tuning(H200.identity, "float64")
     assert shipped is not None
     taken = replace(shipped, vendor_arithmetic=environment.vendor_arithmetic("float64", EAGER))
     other = active_configs().__class__
 
-    def tuned(self: object, identity: object, dtype: str) -> Tuned | None:
+    def tuned(self: object, identity: object, dtype: str) -> Tuning | None:
         return taken if dtype == "float64" else None
 
-    monkeypatch.setattr(other, "tuned", tuned)
-    assert in_force.untuned_arithmetic("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
+    monkeypatch.setattr(other, "find_tuning", tuned)
+    assert in_force.untuned_arithmetic_variables("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
     assert plan_of("float64").plan == VENDOR
     for name, value in EAGER.items():
         monkeypatch.setenv(name, value)
-    assert in_force.untuned_arithmetic("float64", H200) == "" and plan_of("float64").plan != VENDOR
+    assert in_force.untuned_arithmetic_variables("float64", H200) == "" and plan_of("float64").plan != VENDOR
 
 
 def test_a_section_says_under_which_variables_it_was_taken() -> None:

@@ -19,9 +19,9 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.runtime import overflow
-from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
+from fmm.runtime.overflow import frobenius_norm_bound, intermediate_growth_bound, largest_magnitude, may_overflow
 
 Array = np.ndarray[Any, Any]
 PLANS = (
@@ -369,11 +369,11 @@ def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -
     parsed = Plan.parse(plan)
     for left, right in ((1.0, 1.0), (2.0**600, 2.0**-600), (2.0**-600, 2.0**600)):
         backend, c = Magnitudes(), np.zeros((m, n))
-        arena = Arena(aligned_block(workspace(parsed, m, k, n, 8)), np.dtype("f8"))
+        arena = Arena(aligned_block(plan_workspace_bytes(parsed, m, k, n, 8)), np.dtype("f8"))
         arena.memory[...] = 0
         execute_plan(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
         top = max(backend.largest, float(c.max()))
-        assert top <= growth_bound(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
+        assert top <= intermediate_growth_bound(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
 
 
 TWELVE = ("strassen", "strassen.sequential", "li-fig2", "li-fig12", "li-fig16", "hasa")
@@ -386,7 +386,7 @@ def test_the_gain_of_strassens_and_winograds_levels(algorithm: str, gain: float,
     """12^k and 18^k, whatever else a table keeps in the blocks of C while it goes on."""
     for levels in (1, 2, 3):
         plan = Plan.parse(" > ".join([algorithm] * levels + ["vendor"]))
-        assert growth_bound(plan, n, n, n) == gain**levels
+        assert intermediate_growth_bound(plan, n, n, n) == gain**levels
 
 
 @pytest.mark.parametrize("size", [(64, 64, 64), (61, 43, 57)], ids=str)
@@ -396,7 +396,7 @@ def test_a_given_plan_of_tables_runs_on_ordinary_numbers(
 ) -> None:
     m, k, n = size
     a, b = normal((m, k), "f4"), normal((k, n), "f4")
-    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied instead"))
+    monkeypatch.setattr(NUMPY, "vendor_product", lambda *operands: pytest.fail("NumPy multiplied instead"))
     np.testing.assert_allclose(fmm.matmul(a, b, plan=plan), np.matmul(a, b), atol=1e-3)
 
 
@@ -404,13 +404,13 @@ def test_a_given_plan_of_tables_runs_on_ordinary_numbers(
 def test_gain_is_not_wasteful(plan: str) -> None:
     """A bound without sense would send ordinary data to the vendor: the fast plan would never run."""
     parsed = Plan.parse(plan)
-    assert 1 <= growth_bound(parsed, 64, 64, 64) <= 500.0 ** max(parsed.depth, 1)
+    assert 1 <= intermediate_growth_bound(parsed, 64, 64, 64) <= 500.0 ** max(parsed.depth, 1)
     for dtype in TYPES:
         assert not may_overflow(parsed, normal((64, 64), dtype), normal((64, 64), dtype), ONE)
 
 
 def test_gain_of_the_vendor_is_one() -> None:
-    assert growth_bound(VENDOR, 5, 6, 7) == 1
+    assert intermediate_growth_bound(VENDOR, 5, 6, 7) == 1
 
 
 @pytest.mark.parametrize(("dtype", "a", "b", "expected"), [
@@ -445,22 +445,22 @@ def test_the_norm_is_bounded_from_both_sides(kind: str, scale: float, rng: np.ra
     lost = float(np.sqrt(np.finfo(kind).tiny * 4 * x.size))  # what squares that underflow can hide
     for view in (x, x.T, x[:, 100:4000], x[5:50], np.asfortranarray(x)):
         if view.shape == x.shape or view.shape == x.T.shape:
-            assert exact <= norm_bound(view, ONE) <= exact * 1.03 + lost
+            assert exact <= frobenius_norm_bound(view, ONE) <= exact * 1.03 + lost
         else:
-            assert largest_magnitude(view, ONE) <= norm_bound(view, ONE) <= exact * 1.03 + lost
+            assert largest_magnitude(view, ONE) <= frobenius_norm_bound(view, ONE) <= exact * 1.03 + lost
 
 
 def test_a_norm_by_two_threads_is_that_of_one(rng: np.random.Generator) -> None:
     x = rng.standard_normal((1500, 3000)).astype(np.float32)  # more than one task
     for view in (x, x[:, :2900], x.T):
-        assert norm_bound(view, Threads(2)) == pytest.approx(norm_bound(view, ONE), rel=1e-6)
+        assert frobenius_norm_bound(view, Threads(2)) == pytest.approx(frobenius_norm_bound(view, ONE), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     x = np.ones((4, 300_000))
     x[3, -1] = bad
-    assert not np.isfinite(norm_bound(x, ONE))
+    assert not np.isfinite(frobenius_norm_bound(x, ONE))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     ],
 )
 def test_where_the_norm_does_not_help_the_maxima_decide(x: Array) -> None:
-    assert norm_bound(x, ONE) == np.inf
+    assert frobenius_norm_bound(x, ONE) == np.inf
     assert not may_overflow(Plan.parse("winograd > vendor"), x, np.ones((300, 300), x.dtype), ONE)
 
 
@@ -500,8 +500,8 @@ def test_the_check_uses_no_threads_of_blas(
     x: Any = rng.standard_normal((600, 600)).astype(kind)
     for view in (x, x.T, x[:, :500]):
         assert not may_overflow(Plan.parse("winograd > vendor"), view, view.T, ONE)
-    assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
-    assert not np.isfinite(norm_bound(np.full((600, 600), np.inf), ONE))
+    assert frobenius_norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
+    assert not np.isfinite(frobenius_norm_bound(np.full((600, 600), np.inf), ONE))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
@@ -519,5 +519,5 @@ def test_no_sum_of_squares_waits_for_threads_that_all_callers_share(
     for name in ("dot", "vdot", "inner", "matmul", "tensordot"):
         monkeypatch.setattr(np, name, lambda *operands, **options: pytest.fail("BLAS's threads take part"))
     x = np.ones((600, 700), dtype)
-    assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt(x.size), rel=0.03)
+    assert frobenius_norm_bound(x, Threads(2)) == pytest.approx(np.sqrt(x.size), rel=0.03)
     assert types == ({"float32"} if dtype in ("float32", "complex64") else set())

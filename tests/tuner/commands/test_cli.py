@@ -150,7 +150,7 @@ def test_predict_says_of_a_processor_that_is_not_tuned_what_a_call_goes_by(
     ("variable", "value", "obeyed", "broken", "said"),
     [
         ("FMM_COMPONENTWISE", "1", has_componentwise_bound, "error", "error"),
-        ("FMM_EMULATION", "0", lambda plan: not plan.emulates, "emulation", "FMM_EMULATION=0"),
+        ("FMM_EMULATION", "0", lambda plan: not plan.uses_emulation, "emulation", "FMM_EMULATION=0"),
     ],
     ids=["every entry right", "no emulation"],
 )

@@ -85,7 +85,7 @@ def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
 class SmallEffort(SimulatedDevice):
     """A tuning of it is over in a moment."""
 
-    efforts = MappingProxyType({"small": SMALL})
+    efforts_by_name = MappingProxyType({"small": SMALL})
 
 
 def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> None:

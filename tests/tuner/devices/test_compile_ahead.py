@@ -130,7 +130,12 @@ def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
 
 
 def test_each_source_is_compiled_once(tmp_path: Path) -> None:
-    assert [compile_worker.claim_source(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
+    assert [compile_worker.claim_kernel_source(text, tmp_path) for text in ("x", "y", "x", "y")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_job_that_fails_is_said_and_the_next_is_done(

@@ -29,7 +29,7 @@ from fmm.tuner.findings.summary import (
     speedup_table,
     tuning_command,
 )
-from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_plan, smallest_side_from_which
+from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_threshold_plan, smallest_side_from_which
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.marks import quick_and_slow
@@ -49,12 +49,12 @@ def text_of(dtype: str, *entries: Any, **found: Any) -> SectionText:
 
 
 def table_of(text: SectionText, title: str) -> TextTable:
-    (table,) = (table for table in text.tables if table.title == title)
+    (table,) = (table for table in text.section_tables if table.title == title)
     return table
 
 
 def titles(text: SectionText) -> set[str]:
-    return {table.title for table in text.tables}
+    return {table.title for table in text.section_tables}
 
 
 def squares(text: SectionText) -> dict[int, tuple[str, ...]]:
@@ -124,7 +124,7 @@ def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) ->
     chosen = float(table_of(text_of(dtype), "crossover sides of squares").rows[0][5])
     first = first_gaining_side(known, dtype)
     assert first is not None and chosen >= first
-    assert (chosen == first) == bool(choose_square_plan(known, dtype, first).plan.splits)
+    assert (chosen == first) == bool(choose_square_plan(known, dtype, first).plan.has_smaller_products)
 
 
 @pytest.mark.parametrize("side", [257, 990, 4321, 60000])
@@ -158,7 +158,7 @@ def test_the_tables_of_a_recorded_tuning_agree(path: Path) -> None:
         first, one = first_gaining_side(known.calibration, dtype), int(rows[0][5])
         assert first is not None
         between = [choose_square_plan(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
-        assert one >= first and (one > first) == any(not choice.plan.splits for choice in between), dtype
+        assert one >= first and (one > first) == any(not choice.plan.has_smaller_products for choice in between), dtype
         for answer in decide_squares(known, squares(text)):
             assert answer.has_gain and answer.speedup > 1, (dtype, answer.side)
             operands = 3 * DTYPES[dtype].itemsize * answer.side**2
@@ -182,7 +182,10 @@ def test_thresholds_without_emulation_have_a_column() -> None:
     assert float(table.rows[0][-1]) == pytest.approx(found.without_emulation["tau1"], abs=0.5)
     assert len(table_of(text_of("bfloat16"), "crossover sides of squares").columns) == len(table.columns) - 1
     side = int(found.tau1.value) - 16
-    assert li_plan("winograd", side, found, "vendor").levels and not li_plan("winograd", side, found, "f16x3").levels
+    assert (
+        li_threshold_plan("winograd", side, found, "vendor").levels
+        and not li_threshold_plan("winograd", side, found, "f16x3").levels
+    )
 
 
 # ---- what is rejected

@@ -91,7 +91,7 @@ def test_epsilon_is_the_same_in_all_outputs(
     path = configs.write(tmp_path / "config.json", "cpu-a", found=section)
     text = {None: "not determined", 0.0: "0"}.get(value, "-12.5")
     assert row_of(section["thresholds"])[5] == text
-    (table,) = (t for t in SectionText(section, "float64", "cpu-a").tables if t.title == "recursion point")
+    (table,) = (t for t in SectionText(section, "float64", "cpu-a").section_tables if t.title == "recursion point")
     assert dict((row[0], row[1]) for row in table.rows)["epsilon"] == text
     assert main(["show", "--json", str(path)]) == 0
     (shown,) = json.loads(capsys.readouterr().out)

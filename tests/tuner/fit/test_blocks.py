@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.runtime.devices import datasheet_model, tuned_chip
+from fmm.runtime.devices import chip_with_tuned_terms, datasheet_model
 from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
@@ -111,13 +111,13 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", section)
     files.clear_config_cache()
-    chip = tuned_chip(DEVICE)
+    chip = chip_with_tuned_terms(DEVICE)
     assert chip and asdict(chip.fitted) == pytest.approx(section["blocks"]["fitted"])
     tuned.write(
         tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": {"fitted": {"wait": 1}}}
     )
     files.clear_config_cache()
-    assert tuned_chip(DEVICE) == DEVICE.chip  # damaged: as built in
+    assert chip_with_tuned_terms(DEVICE) == DEVICE.chip  # damaged: as built in
 
 
 # ---- what is shown is what is launched

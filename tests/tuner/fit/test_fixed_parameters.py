@@ -66,7 +66,9 @@ def test_the_table_has_no_value_that_no_source_gave() -> None:
         intervals={**INTERVALS, "rate.fill": [1.0, 1e8]},
         conditions={"device": "NVIDIA H200"},
     )
-    (table,) = (t for t in SectionText(section, "float64", "cuda-9.0-132sm-nvidia-h200").tables if "fixed" in t.title)
+    (table,) = (
+        t for t in SectionText(section, "float64", "cuda-9.0-132sm-nvidia-h200").section_tables if "fixed" in t.title
+    )
     rows = {name: cells for name, *cells in table.rows}
     assert rows["rate.fill"] == rows["rate.memory"] == ["", "", "not determined"]
     assert rows["rate.pipe"] == ["0", "steps of k", "neutral"] and rows["small"] == ["14.4", "Mbytes", DATASHEET]

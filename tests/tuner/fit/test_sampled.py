@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.config import schema
-from fmm.config.schema import TAU_NAMES, Interval, Thresholds, read_thresholds
+from fmm.config.schema import TAU_NAMES, ThresholdInterval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED_STAGES
@@ -52,7 +52,7 @@ def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> No
     assert models == sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
     assert {"rate.flops", "stream"} <= section["intervals"].keys()
     for name, (low, high) in section["intervals"].items():
-        if FIT_PARAMETERS_BY_NAME[name].is_determined_by(low, high):
+        if FIT_PARAMETERS_BY_NAME[name].is_determined_by_interval(low, high):
             inside = sum(low <= FIT_PARAMETERS_BY_NAME[name].value_in(model, TYPE) <= high for model in models) / len(
                 models
             )
@@ -73,7 +73,7 @@ def test_a_tuning_writes_intervals_around_its_thresholds() -> None:
     found = thresholds_of(tuned()[0])
     assert set(POINTS) <= found.intervals.keys()
     for name in POINTS:
-        value, (low, high) = found.value(name), found.intervals[name]
+        value, (low, high) = found.threshold_value(name), found.intervals[name]
         assert value is not None and low is not None and low <= value * 1.001, name
         assert high is None or value <= high * 1.001, name
     assert found.intervals["n1"][0] != found.intervals["n1"][1]
@@ -84,7 +84,7 @@ def test_more_noise_makes_wider_intervals() -> None:
     assert all(share(loud[name]) > 1.5 * share(quiet[name]) for name in ("alpha", "pi", "n1"))
 
 
-def share(interval: Interval) -> float:
+def share(interval: ThresholdInterval) -> float:
     low, high = interval
     assert low is not None and high is not None
     return high / low - 1
@@ -114,7 +114,7 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     for seed in range(12):
         found = thresholds_of(tuned(seed)[0])
         for name in held:
-            (low, high), value = found.intervals[name], true.value(name)
+            (low, high), value = found.intervals[name], true.threshold_value(name)
             assert low is not None and high is not None and value is not None
             held[name] += low / 1.01 <= value <= high * 1.01
     assert min(held.values()) >= 9, held
@@ -130,5 +130,5 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     ],
     ids=["few: the least and the largest", "many", "never in some", "never"],
 )
-def test_the_middle_of_draws(values: list[float | None], ends: Interval) -> None:
+def test_the_middle_of_draws(values: list[float | None], ends: ThresholdInterval) -> None:
     assert central_interval_95(values) == ends

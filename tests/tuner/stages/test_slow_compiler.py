@@ -13,7 +13,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import MIN_HEAVY_PRODUCTS, largest_level_products
 from fmm.tuner.devices.device import TimedRun
-from fmm.tuner.stages.probes import probe_rates
+from fmm.tuner.stages.probes import measure_probes
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.tune_type import tune_type
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
@@ -73,7 +73,7 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
     effort = replace(cold.efforts_by_name["quick"], held_out=5)
     journal = Journal("run", cold, limit=effort.most, clock=cold.clock)
     with pytest.raises(TimeUpError):
-        probe_rates(journal, "float64", 8192, effort)
+        measure_probes(journal, "float64", 8192, effort)
     assert max(largest_level_products(Plan.parse(t.plan)) for t in journal.recorded) < MIN_HEAVY_PRODUCTS
     for stage in ("held out", "probe"):
         seen = {t.size for t in journal.recorded if t.stage == stage and Plan.parse(t.plan).levels}

@@ -37,7 +37,7 @@ from fmm.tuner.devices.device import (
 )
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_plan
+from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_threshold_plan
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
 from fmm.tuner.search.certify import entries_of_operation
@@ -46,7 +46,7 @@ from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
 from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, median_paired_speedup
 from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
 from fmm.tuner.tune_type import TypeOutcome, tune_type
 from tests.support.configs import SMALL
@@ -494,7 +494,7 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
 def test_speedups_are_paired() -> None:
     vendor, run = TimedRun(), TimedRun(Plan.parse("hasa > vendor"))
-    assert paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
+    assert median_paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
 
 
 # ---- the fit
@@ -661,18 +661,18 @@ def test_where_nothing_pays_a_threshold_is_never() -> None:
     slow = replace(SIMULATED_CALIBRATION, stream=1e7)
     found = compute_thresholds(slow, "float64")
     assert found.recursion_points == (None, None, None) and str(found.tau1) == "never"
-    assert str(li_plan("strassen", 30000, found, "vendor")) == "vendor"
+    assert str(li_threshold_plan("strassen", 30000, found, "vendor")) == "vendor"
 
 
 def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
     found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
-    assert read_thresholds(json.loads(json.dumps(found.fields))) == found
+    assert read_thresholds(json.loads(json.dumps(found.json_fields))) == found
     assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
     assert found.tau1.value and found.tau2.value
     between = round((found.tau1.value + found.tau2.value) / 2)
-    assert li_plan("winograd", between, found, "vendor").depth == 1
-    assert li_plan("winograd", round(found.tau1.value) - 9, found, "vendor") == VENDOR
-    assert li_plan("winograd", round(1.5 * found.tau2.value), found, "vendor").depth == 2
+    assert li_threshold_plan("winograd", between, found, "vendor").depth == 1
+    assert li_threshold_plan("winograd", round(found.tau1.value) - 9, found, "vendor") == VENDOR
+    assert li_threshold_plan("winograd", round(1.5 * found.tau2.value), found, "vendor").depth == 2
 
 
 # ---- the search's space

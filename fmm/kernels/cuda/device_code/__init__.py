@@ -1,1 +1,1 @@
-"""The CUDA headers. Each header includes what it uses; Python adds entry points of a few lines (entry_source.py)."""
+"""The CUDA headers with all device code. entry_source.py generates short entry points that call the headers."""

@@ -1,14 +1,13 @@
-// One pass of additions: a straight-line program over elements at the same place of many blocks.
+// Sums of submatrices ("blocks"): every thread runs the same straight-line program at one position of all blocks.
 //
-// Index map: blockIdx.y and z are rows, blockIdx.x and the thread columns. A thread owns LANES elements at one position
-// of every block: it reads each input block once, runs the program in registers, and writes each output block once.
-// Elements beyond the edge of an array count as zero and are never accessed, so operands of any size look padded.
+// Index map: blockIdx.y and z are rows, blockIdx.x and the thread are columns. A thread computes LANES elements at one
+// position of every block. The thread reads each input block once, runs the program in registers, and writes each
+// output block once. Elements beyond the edge of an array count as zero and are never accessed.
 //
-// Compile-time parameters: the generated `Step` (the program, and which array and block each value belongs to), the
-// element type, LANES, and the access width. Addresses and sizes of the arrays come with the launch.
+// Compile-time parameters: the generated `Step` (the program, and the array and block of each value), the element type,
+// LANES, and the access width. Addresses and sizes of the arrays are launch parameters.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it: conversions of the 16-bit types are a few lines of
-// PTX.
+// The file includes no CUDA header, so NVRTC needs no include path. A few lines of PTX convert the 16-bit types.
 #pragma once
 
 #include "ieee_arith.cuh"
@@ -26,7 +25,7 @@ struct Complex {
 };
 
 template <class Element>
-struct Traits {  // float and double are stored and added as they are
+struct Traits {  // float and double: one type in memory and in sums
     using Stored = Element;
     using Sum = Element;
 };
@@ -68,12 +67,12 @@ struct Convert<bfloat16> {
     }
     __device__ static __forceinline__ unsigned short narrow(float x) {
 #if __CUDA_ARCH__ >= 800
-        unsigned y;  // the one-number form of this instruction came only with sm_90
+        unsigned y;  // before sm_90, only the instruction for two numbers exists
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
         return static_cast<unsigned short>(y);
 #else
         const unsigned bits = __float_as_uint(x);
-        if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // NaN must not be rounded to infinity
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // rounding could turn a NaN into inf
         return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 #endif
     }
@@ -95,7 +94,7 @@ __device__ __forceinline__ Complex<Real> mul(Complex<Real> x, Complex<Real> y) {
 }
 
 template <class Number>
-struct Make {  // a number from a coefficient
+struct Make {  // conversion of a coefficient to the type of sums
     __device__ static __forceinline__ Number from(double re, double) { return static_cast<Number>(re); }
 };
 template <class Real>
@@ -141,12 +140,12 @@ __device__ __forceinline__ bool finite(Complex<Real> x) {
     return finite(x.re) && finite(x.im);
 }
 
-// ---- arrays: a grid of blocks of one matrix, or equal matrices at a constant distance
+// ---- arrays: a grid of blocks of one matrix, or equal blocks at a constant distance
 
 struct Array {
     void* data;
-    long long row, col;     // elements from one row, and from one column, to the next
-    long long down, right;  // elements from one block to the next one below, and to the next one on the right
+    long long row, col;     // elements from one row to the next, and from one column to the next
+    long long down, right;  // elements from one block to the block below, and to the block on the right
     int rows, cols;         // size of the array
     int height, width;      // size of a block
 };
@@ -154,29 +153,29 @@ struct Array {
 template <int ARRAYS, int SCALARS>
 struct Parameters {
     Array arrays[ARRAYS];
-    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients that come with the launch
-    int* flag;                        // raised where an output is not finite (only in kernels with FLAG)
+    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients that are launch parameters
+    int* flag;                        // set to 1 if an output is inf or NaN (only in kernels with FLAG)
     int rows, cols;                   // size of the largest output block
-    int inner_rows, inner_cols;  // no block ends within these rows and columns, so that no bounds are checked there
+    int inner_rows, inner_cols;  // size of the smallest block: positions inside need no bounds checks
 };
 
 // ---- memory access
 
 enum class Access {
-    VECTOR,  // a thread's lanes are neighbours, accessed together; row-major and aligned
-    SCALAR,  // a thread's lanes are THREADS columns apart, one access each; any strides and alignment
+    VECTOR,  // one access moves a thread's LANES adjacent elements; the blocks are row-major and aligned
+    SCALAR,  // one access moves one element; a thread's elements are THREADS columns apart; any strides and alignment
 };
 
-// All threads of a block are in one row, so that a thread block writes one long piece of a row to each output. With 128
-// threads, two thread blocks have up to 255 registers for each thread.
+// All threads of a thread block are in one row, so a thread block writes a long part of a row to each output. With 128
+// threads, a multiprocessor holds two thread blocks whose threads have 255 registers.
 constexpr int THREADS = 128;
 
-// For column-major inputs and row-major outputs, the threads of a block have a tile. A warp reads whole 32-byte sectors
-// of every column, and writes a few adjacent wide words of every row.
+// Arrangement of a thread block's threads for column-major inputs and row-major outputs. A warp reads complete 32-byte
+// sectors of every column, and writes a few adjacent wide words of every row.
 template <int ITEM, int WARP_ROWS>
 struct Tile {
     static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // rows and columns of threads in a warp
-    static constexpr int HEIGHT = WARP_ROWS * DOWN;  // rows of a thread block: WARP_ROWS warps are below each other
+    static constexpr int HEIGHT = WARP_ROWS * DOWN;  // rows of a thread block, which has WARP_ROWS rows of warps
 };
 
 template <int BYTES>
@@ -198,7 +197,7 @@ struct Word<16> {
     using Type = uint4;
 };
 
-// Start an asynchronous copy from global to shared memory; with `valid` = 0 nothing is read and zeros are stored.
+// Start an asynchronous copy of `valid` bytes from global to shared memory. Zeros fill the rest of the BYTES bytes.
 template <int BYTES>
 __device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid) {
 #if __CUDA_ARCH__ >= 800
@@ -207,8 +206,8 @@ __device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid)
 #endif
 }
 
-// Accesses only `inside` a block, as predicated instructions. Plain C++ would compile to a branch for each access, and
-// loads could not be in flight together.
+// Loads and stores that access memory only if `inside` is true, as predicated instructions. C++ would compile to a
+// branch for each access, and only one load would be in flight at a time.
 #define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
     __device__ __forceinline__ TYPE load_if(const TYPE* q, bool inside) {                                         \
         TYPE x = 0;                                                                                               \
@@ -226,7 +225,7 @@ FMM_IF_INSIDE(unsigned short, "u16", "h")
 FMM_IF_INSIDE(float, "f32", "f")
 FMM_IF_INSIDE(double, "f64", "d")
 
-// Numbers that are read or written once are the first to leave the caches (streaming accesses).
+// Streaming accesses: the caches replace these numbers first, because each is read or written once.
 template <class Stored>
 __device__ __forceinline__ Stored load_once(const Stored* q) {
     return __ldcs(q);
@@ -255,13 +254,13 @@ __device__ __forceinline__ void store_if(Complex<Real>* q, Complex<Real> x, bool
     store_if(&q->im, x.im, inside);
 }
 
-// A thread's shared memory for one value.
+// Shared memory of one thread for one prefetched value.
 template <class Stored, int LANES>
 struct alignas(LANES * sizeof(Stored)) Cell {
     Stored s[LANES];
 };
 
-// The interface of a program: inputs, outputs and coefficients at this thread's position (r, c) of every block.
+// The functions that a generated program calls: loads, stores and coefficients at the thread's position (r, c).
 template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
 struct Io {
     using Stored = typename Traits<Element>::Stored;
@@ -269,13 +268,13 @@ struct Io {
     using Values = Value<Number, LANES>;
 
     static constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    static constexpr int STEP = VECTOR || Step::TRANSPOSES ? 1 : THREADS;  // columns from one lane to the next
+    static constexpr int STEP = VECTOR || Step::TRANSPOSES ? 1 : THREADS;  // columns between a thread's elements
     static constexpr int ITEM = static_cast<int>(sizeof(Stored));
     static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
     using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
     using Cell = fmm::Cell<Stored, LANES>;
 
-    // Early loads go through shared memory, and take no registers while they are in flight.
+    // True if loads are prefetched to shared memory. Such loads occupy no registers while they are in flight.
 #if __CUDA_ARCH__ >= 800
     static constexpr bool AHEAD = PIECE >= 4;
 #else
@@ -284,15 +283,15 @@ struct Io {
 
     const Params& p;
     const int r, c;
-    Cell* const cells;  // this thread's cells, THREADS apart
+    Cell* const cells;  // this thread's cells: every THREADS-th cell from here on
     const int none;
     bool finite_so_far = true;
 
     __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
         : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
 
-    // A zero that the compiler does not know. In the loop over separate lanes, the compiler would otherwise compute the
-    // addresses of dozens of blocks in advance and keep them in registers.
+    // Return a zero that the compiler cannot see. Otherwise the compiler would compute the addresses of dozens of
+    // blocks before the loop over a thread's elements, and keep them in registers.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
         if constexpr (Step::ONE_BY_ONE && !VECTOR) asm volatile("" : "+r"(x));
@@ -312,7 +311,7 @@ struct Io {
         return v;
     }
 
-    // Compiler barrier for sums in place: loads before a store stay before it.
+    // Compiler barrier for outputs that overwrite inputs: loads are not moved behind the following store.
     __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
     template <int A, int I, int J, int PART = 0>
@@ -336,8 +335,8 @@ struct Io {
         return widened(s);
     }
 
-    // A load in two parts: `fetch` starts it, and `take` returns the values after a `wait` for all but the last PENDING
-    // `commit`s.
+    // A prefetched load: `fetch` starts the load and `commit` ends a batch of loads. `wait` waits for all batches
+    // except the last PENDING ones. Then `take` returns the values.
     template <int A, int I, int J>
     __device__ __forceinline__ void fetch(int slot) const {
         if constexpr (AHEAD) {
@@ -393,7 +392,7 @@ struct Io {
         if constexpr (FLAG) check<A, I, J>(s);
     }
 
-    // Real and imaginary parts of LANES complex numbers, which are neighbours in an array of parts.
+    // Load the real and imaginary parts of LANES adjacent complex numbers.
     template <int A, int I, int J>
     __device__ __forceinline__ void load_parts(Values& re, Values& im) const {
         if constexpr (VECTOR && !tested<A>()) {
@@ -438,7 +437,7 @@ struct Io {
         }
     }
 
-    // One write a warp at most, and none once the flag is up.
+    // Raise the flag if an output was inf or NaN. At most one thread of a warp writes, and only if the flag is down.
     __device__ __forceinline__ void report() const {
         if (finite_so_far) return;
         const unsigned active = __activemask();
@@ -453,14 +452,14 @@ private:
         return v;
     }
 
-    // True if accesses to this array need bounds checks. They need none within inner_rows and inner_cols, and none in
-    // layers as large as the launch, unless a thread's lanes are THREADS columns apart and may be beyond the launch.
+    // True if accesses to this array need bounds checks. Positions within inner_rows and inner_cols need none. Blocks
+    // as large as the launch need none, unless a thread's elements are THREADS columns apart.
     template <int A>
     __device__ static constexpr bool tested() {
         return EDGE && !(Step::unchecked(A) && (STEP == 1 || LANES == 1));
     }
 
-    // True if a thread's lanes are side by side in this array.
+    // True if a thread's elements are adjacent in this array.
     template <int A>
     __device__ static constexpr bool wide() {
         return VECTOR && !Step::column_major(A) && !Step::parts(A);
@@ -479,7 +478,7 @@ private:
         return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * down + J * right);
     }
 
-    // Columns of the block from this thread's first element on.
+    // Return the number of the block's columns from this thread's first element on.
     template <int A, int I, int J>
     __device__ __forceinline__ int room() const {
         const Array& x = p.arrays[A];
@@ -487,7 +486,7 @@ private:
         return r < rows ? cols - c : 0;
     }
 
-    // Check the stored numbers, not the sums before rounding: a float16 can overflow when it is narrowed.
+    // Check the stored numbers. The sums themselves do not suffice, because rounding to float16 can overflow.
     template <int A, int I, int J>
     __device__ __forceinline__ void check(const Stored (&s)[LANES]) {
 #pragma unroll
@@ -511,7 +510,7 @@ __device__ __forceinline__ void sum(const Params& p) {
     using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::WARP_ROWS>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
     constexpr int STEP = VECTOR || Step::TRANSPOSES ? 1 : THREADS;
-    // If the addresses of all lanes do not fit in registers, one lane after the other.
+    // If registers cannot hold the addresses of all elements of a thread, each pass processes one element.
     constexpr int PASSES = Step::ONE_BY_ONE && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
     __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
     int r = blockIdx.z * gridDim.y + blockIdx.y, first;
@@ -527,7 +526,7 @@ __device__ __forceinline__ void sum(const Params& p) {
     for (int pass = 0; pass < PASSES; ++pass) {
         const int c = first + pass * STEP, last = c + (WIDTH - 1) * STEP;
         if (c >= p.cols) return;
-        // A program of hundreds of lines is compiled once only: twice would cost compile time and registers.
+        // A program of hundreds of lines is compiled only with bounds checks: a second version costs compile time.
         if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
             run<Step, Element, WIDTH, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
         else

@@ -1,11 +1,11 @@
-// Shortest paths among the nodes of one tile by the Floyd-Warshall algorithm: the leaf of R-Kleene.
+// Shortest paths among the nodes of one tile with the Floyd-Warshall algorithm. R-Kleene's recursion ends here.
 //
-// Index map: one thread block of 16 x 16 threads; the tile is in registers, SIDE / 16 rows and columns in each thread.
-// Step k needs row k and column k of all threads. Their owners write them to shared memory right after the previous
-// step, into one of two buffers in turn, so that each step has one barrier. With arguments, each number comes with the
-// last node before its column on the path.
+// Index map: one thread block of 16 x 16 threads. The tile is in registers: a thread has SIDE / 16 rows and columns.
+// Step k needs row k and column k. The threads that have them write them to shared memory right after step k - 1. There
+// are two buffers, used alternately, so each step needs one barrier. With ARGS, each number has an argument: the last
+// node before the number's column on the path.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it.
+// The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -26,7 +26,7 @@ struct DiagonalTile {
 };
 
 template <class Element, int SIDE, bool ARGS>
-struct Lane {  // row k and column k, double-buffered
+struct Lane {  // row k and column k in shared memory, in two buffers
     Element row[2][SIDE], col[2][SIDE];
     int args[2][ARGS ? SIDE : 1];
 };
@@ -34,7 +34,7 @@ struct Lane {  // row k and column k, double-buffered
 template <class Ring, class Stored, int SIDE, bool ARGS>
 struct TileCloser {
     using Element = typename Ring::Element;
-    // A thread's numbers are in groups of four neighbours, which are read together; groups are 64 apart.
+    // A thread's rows and columns are groups of four neighbours. A vector access reads a group. Groups are 64 apart.
     static constexpr int EACH = SIDE / 16, FOUR = 4, GROUPS = EACH / FOUR, APART = 16 * FOUR;
     static_assert(SIDE % APART == 0, "whole groups");
 
@@ -71,7 +71,7 @@ struct TileCloser {
             }
     }
 
-    // Write row and column k to shared memory; called by all, done by the threads that have them as number I.
+    // Write row k and column k to shared memory. All threads call; only those write whose I-th row or column is k.
     template <int I>
     __device__ __forceinline__ void publish(int k) {
         const int mine = k % APART / FOUR * FOUR, turn = k % 2;
@@ -115,7 +115,7 @@ struct TileCloser {
             }
     }
 
-    // Steps 64 G .. 64 G + 63.
+    // Do steps 64 G to 64 G + 63.
     template <int G>
     __device__ __forceinline__ void group(int n) {
 #pragma unroll 1
@@ -129,7 +129,7 @@ struct TileCloser {
             __syncthreads();
         }
     }
-    // Beyond the last node all numbers are "no edge", which changes nothing.
+    // Do step k and publish row and column k + 1. Beyond the last node all numbers are "no edge" and change nothing.
     template <int NEXT>
     __device__ __forceinline__ void one(int k) {
         step(k);

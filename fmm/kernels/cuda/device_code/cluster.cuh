@@ -1,5 +1,5 @@
-// Thread block clusters: rank, barrier, and loads from another thread block's shared memory. Tests on the host replace
-// these functions.
+// Thread block clusters: the rank of a thread block, a barrier, and loads from another thread block's shared memory.
+// Tests on the host replace these functions.
 #pragma once
 
 namespace fmm {
@@ -14,7 +14,7 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Load a value at the same place in the shared memory of thread block `rank` of the cluster.
+// Load the value at the same address in the shared memory of the cluster's thread block `rank`.
 __device__ __forceinline__ int load_remote(const int* here, int rank) {
     int x;
     asm volatile(

@@ -1,9 +1,9 @@
-// The matrix of edges of a graph: entries that are no edges become `missing`, and the diagonal zero. On request also the
-// first predecessors: the row of each edge.
+// The edge lengths of a graph from a matrix: entries that are no edges become `missing`, the diagonal becomes zero. If
+// `predecessors` is not null, the kernel also writes the initial predecessors: the row number of each edge.
 //
-// One kernel does the work of about ten of CuPy's element-wise kernels, each of which a first call would compile.
+// This kernel replaces about ten element-wise kernels of CuPy. A first call would compile each of the ten.
 //
-// The file includes no header, so that NVRTC alone compiles it.
+// The file includes no header, so NVRTC needs no include path.
 #pragma once
 
 namespace fmm::tropical {
@@ -11,19 +11,19 @@ namespace fmm::tropical {
 template <class Number>
 struct Lengths {
     const Number* source;
-    Number* dest;          // n x n numbers, row-major without gaps
-    int* predecessors;     // likewise, or null
-    long long row, col;    // of the source: numbers from one row, and from one column, to the next
+    Number* dest;          // n x n numbers, row-major and contiguous
+    int* predecessors;     // n x n numbers, row-major and contiguous; or null
+    long long row, col;    // of the source: numbers from one row to the next, and from one column to the next
     double missing;        // the value for "no edge", exact in every type
-    double smallest;       // of floating-point numbers: larger magnitudes are edges
+    double smallest;       // threshold of floating-point types: numbers with a larger magnitude are edges
     int n;
     int unweighted;        // 1 if every edge has length 1
-    int none;              // the predecessor where there is no edge
+    int none;              // the predecessor of entries that are no edges
     int unused;
 };
 
-// Floating-point entries are edges if they are finite and above `smallest` in magnitude; integers if they are neither zero
-// nor `missing`. (NaN fails both comparisons.)
+// Write edge lengths and predecessors. A floating-point entry is an edge if it is finite and its magnitude is above
+// `smallest`; a NaN fails this comparison. An integer is an edge if it is neither zero nor `missing`.
 template <class Number>
 __device__ __forceinline__ void write_edges(const Lengths<Number>& p) {
     constexpr bool FLOATING = static_cast<Number>(0.5) != 0;

@@ -1,7 +1,7 @@
-// A float32 number as two float16 numbers, x 2^e = hi + lo / 2048, and the arrangements of hi and lo in memory.
+// A float32 number x as two float16 numbers hi and lo: x 2^e = hi + lo / 2048. Arrangements of hi and lo in memory.
 //
-// Arithmetic is that of ieee_arith.cuh. Under CuPy's -ftz=true, plain operations would flush subnormal numbers to zero;
-// an operand with numbers about 2^-126 has nothing else.
+// Arithmetic uses ieee_arith.cuh, which keeps subnormal numbers. CuPy compiles with -ftz=true, and C++ operators would
+// flush subnormal numbers to zero. In an operand with magnitudes about 2^-126, every number can be subnormal.
 #pragma once
 
 #include "ieee_arith.cuh"
@@ -9,26 +9,26 @@
 namespace fmm {
 namespace planes {
 
-constexpr int TOP = 14;        // exponent of the largest number after scaling
+constexpr int TOP = 14;        // exponent of a line's largest number after scaling: this number is in [2^14, 2^15)
 constexpr int CHUNK = 64;      // hi and lo alternate in chunks of this many numbers
-constexpr float BELOW = 2048;  // factor of the remainder x - hi in lo
+constexpr float BELOW = 2048;  // lo is the remainder x 2^e - hi times this factor
 
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
-// The exponent that scales numbers with largest magnitude x; 0 for zero, inf and NaN.
+// Return the exponent e with x 2^e in [2^14, 2^15), for the largest magnitude x of a line; 0 for zero, inf and NaN.
 __device__ __forceinline__ int scaling(float x) {
     const int up = __float_as_int(x) >> 23 < 27 ? 64 : 0;
     const int bits = __float_as_int(mul(x, power_of_two(up))), e = bits >> 23 & 255;
     return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
 }
 
-// x 2^e, rounded once (twice in the subnormal range).
+// Return x 2^e, rounded once; in the subnormal range it may be rounded twice.
 __device__ __forceinline__ float scaled_by(float x, int e) {
     const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
     return mul(mul(mul(x, power_of_two(first)), power_of_two(second)), power_of_two(max(min(third, 120), -120)));
 }
 
-// Multiplication by 2^e, in two steps because 2^e may be outside of float32.
+// Multiplication by 2^e as two multiplications, because 2^e may be outside the range of float32.
 struct Scale {
     float first, second;
     __device__ __forceinline__ explicit Scale(int e) : first(power_of_two(e / 2)), second(power_of_two(e - e / 2)) {}
@@ -65,9 +65,9 @@ struct Four {
     float x[4];
 };
 
-// Arrangements of hi and lo: alternating in chunks of 64 numbers of a line, or all hi before all lo.
+// The arrangements of hi and lo in memory: Alternating in chunks of 64 numbers of a line, or Separate planes.
 struct Alternating {
-    static constexpr int STEP = 2;  // planes that share a line of memory
+    static constexpr int STEP = 2;  // number of planes (hi and lo) in a line of memory
     static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }
     template <class Params>
     static __device__ __forceinline__ long long low(const Params&) {
@@ -83,10 +83,10 @@ struct Separate {
     }
 };
 
-// The value of lo: the remainder x - hi times BELOW.
+// Return lo for a scaled number x: the remainder x - hi times BELOW.
 __device__ __forceinline__ float low_part(float x, float hi) { return mul(sub(x, hi), BELOW); }
 
-// Store hi and lo of four neighbours; hi at `to`, and lo `low` numbers behind.
+// Store hi of four adjacent numbers at `to`, and lo of these numbers at `to + low`.
 __device__ __forceinline__ void store_four(unsigned short* to, long long low, const Four& v) {
     const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
     *reinterpret_cast<uint2*>(to) = {a, b};

@@ -1,16 +1,16 @@
-// Split float32 operands into float16 planes: x 2^e = hi + lo / 2048, with e chosen for each row of A and column of B
-// so that its largest number is between 2^14 and 2^15.
+// Split float32 operands into float16 planes hi and lo: x 2^e = hi + lo / 2048. Each row of A and each column of B has
+// an exponent e. The exponent scales the largest number of the row or column to between 2^14 and 2^15.
 //
 //   Operand         one operand: addresses, strides, sizes
-//   LineScaling     the scaling rule (f16_spread.cuh has another one, which records the spread of exponents)
-//   by_line         K-major operands: an exponent for each line
-//   by_position     MN-major operands: an exponent for each position in a line
+//   LineScaling     the usual scaling rule; f16_spread.cuh has a second rule, which records the spread of exponents
+//   by_line         splits a K-major operand, with an exponent for each line
+//   by_position     splits an MN-major operand, with an exponent for each position in a line
 //
-// Index map: by_line uses GROUP threads for each line, 256 / GROUP lines for a thread block. by_position uses a cluster
-// of 8 thread blocks for each strip of 64 positions; each of its thread blocks has an eighth of the lines.
+// Index map: in by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In by_position,
+// a cluster of 8 thread blocks processes a strip of 64 positions; each thread block has an eighth of the lines.
 //
-// Planes are in one buffer: for every 64 numbers of a line first their hi, then their lo, 256 bytes in all. K-major
-// lines are padded with zeros to a multiple of 64 numbers.
+// Both planes are in one buffer: for every 64 numbers of a line, 64 numbers of hi and then 64 numbers of lo, 256 bytes
+// together. K-major lines are padded with zeros to a multiple of 64 numbers.
 #pragma once
 
 #include "cluster.cuh"
@@ -25,16 +25,16 @@ constexpr int CLUSTER = 8;      // thread blocks that share the lines of a strip
 struct Operand {
     const float* source;
     unsigned short* planes;
-    int* exponents;        // one for each line, or each position, of all products of a batch
+    int* exponents;        // an exponent for each line (or each position) of all products of a batch
     long long leading;     // numbers from one line of the source to the next
     long long layer;       // numbers from one product of a batch to the next
-    long long pitch;        // numbers from one line of the planes to the next, hi and lo counted as one
+    long long pitch;        // numbers of one plane from one line to the next; the memory of a line holds hi and lo
     int lines, length;
     int layers;
     int blocks;            // thread blocks of this operand
 };
 
-// Four neighbours of a line; zeros follow its end.
+// Load four adjacent numbers of a line; numbers beyond the line's end are zero.
 template <bool WIDE>
 __device__ __forceinline__ Four four_of(const float* line, int at, int length) {
     Four v;
@@ -50,8 +50,8 @@ __device__ __forceinline__ Four four_of(const float* line, int at, int length) {
 
 // ---- the scaling rule
 
-// Scale each number by the exponent of its line or position. `inner` is the number's position along the inner
-// dimension. BLOCKS thread blocks share the lines of a strip of positions.
+// The usual scaling rule: the exponent of a line or position scales all its numbers. BLOCKS thread blocks share the
+// lines of a strip of positions.
 template <class Arrangement, int BLOCKS>
 struct LineScaling {
     using Layout = Arrangement;
@@ -66,10 +66,10 @@ struct LineScaling {
     __device__ __forceinline__ float scaled(float x, const Factor& by, int) const { return by(x); }
 };
 
-// Counts of a thread, of a line or of a position.
+// The counts that record the spread of a line or position (f16_spread.cuh).
 struct SpreadCounts {
-    int large = 0;  // count of large numbers
-    int small = 0;  // 1 if there are small numbers
+    int large = 0;  // number of large numbers
+    int small = 0;  // 1 if at least one number is small, else 0
 };
 
 // ---- reductions over a warp and a thread block
@@ -93,8 +93,8 @@ __device__ __forceinline__ SpreadCounts sum_counts(SpreadCounts x) {
 
 // ---- lines along the inner dimension
 
-// A group of GROUP threads for each line: a warp or a thread block. A thread keeps the first LOADS loads of its share in
-// registers, and reads the rest again.
+// Split lines with GROUP threads for each line: a warp or a thread block. A thread holds its first LOADS loads in
+// registers, and reads its other numbers a second time.
 template <class Rule, int GROUP, int LOADS, bool WIDE, class Params>
 __device__ __forceinline__ void by_line(const Params& p, int block) {
     constexpr int GROUPS = THREADS / GROUP, STEP = GROUP * 4, WARPS = THREADS / 32;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
 
 // ---- lines along the outer dimension
 
-// Add up the counts of each position over threads, then over the cluster, and store them beside the exponent.
+// Add up the counts of each position over the threads and over the cluster. Store the counts with the exponent.
 template <class Rule, class Params>
 __device__ __forceinline__ void record_positions(const Params& p, const SpreadCounts (&found)[4], int down, int column, int rank, int* e,
                                                const typename Rule::Most* most, int layer, int first) {
@@ -185,7 +185,7 @@ __device__ __forceinline__ void record_positions(const Params& p, const SpreadCo
     cluster_sync();
 }
 
-// Synchronize the SHARING thread blocks that share a strip.
+// Synchronize the SHARING thread blocks that split one strip.
 template <int SHARING>
 __device__ __forceinline__ void sync_sharing() {
     if constexpr (SHARING > 1)
@@ -194,9 +194,9 @@ __device__ __forceinline__ void sync_sharing() {
         __syncthreads();
 }
 
-// A cluster (or one thread block) splits 64 positions of all lines; each of its thread blocks has a part of the lines.
-// First pass: the largest number of every position. Second pass, from the last line back because that is still in the
-// cache: hi and lo.
+// Split a strip of 64 positions with a cluster or one thread block. Each thread block processes a part of the lines.
+// The first pass finds the largest number of every position. The second pass writes hi and lo, from the last line to
+// the first, because the cache still holds the last lines.
 template <class Rule, bool WIDE, class Params>
 __device__ __forceinline__ void by_position(const Params& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;

@@ -1,22 +1,24 @@
-// float16 planes (f16_planes.cuh) for componentwise products, where every entry must be accurate: record the spread of
-// each row of A and each column of B beside its exponent, and scale the inner dimension too if needed.
+// float16 planes (f16_planes.cuh) for products with a componentwise error bound. The split records the spread of each
+// row of A and each column of B together with the exponent. If necessary, a second split also scales the inner
+// dimension.
 //
-// A number keeps a relative precision of 2^-22 if it is at least 2^-28 of the largest of its row (A) or column (B). Of
-// smaller numbers, up to 2^-50 of the largest is lost. An entry of C is therefore accurate to a few 2^-22 of the same
-// entry of |A| |B| if
-//   - neither its row of A nor its column of B has numbers that small (zeros do not count), or
-//   - its row and its column have so many large numbers (at least 2^-12 of the largest) that these coincide in a
-//   quarter of the inner dimension. The entry of |A| |B| is then at least 2^-26 K times both largest numbers, and all
-//   small numbers together lose at most 2^-49 K times these.
-// A row or column records this in 16 bits: 1 bit if no number is small (CLEAN), and 15 bits for the share of large
-// numbers in units of 2^-14.
+// Let m be the largest magnitude of a row of A or column of B. Numbers of at least 2^-28 m keep a relative precision of
+// 2^-22. Smaller numbers lose up to 2^-50 m. So the error of an entry of C is a few 2^-22 times the same entry of
+// |A| |B| if one of two conditions holds:
+//   - Neither the row of A nor the column of B has nonzero numbers below 2^-28 m.
+//   - The row and the column have large numbers (at least 2^-12 m) at the same positions in a quarter of the inner
+//     dimension K. The entry of |A| |B| is then at least 2^-26 K times the product of both m. All small numbers
+//     together lose at most 2^-49 K times this product.
+// The word of a row or column has 16 bits for these conditions: 1 bit (CLEAN) if no number is small, and 15 bits for
+// the fraction of large numbers in units of 2^-14.
 //
-// If some pair of a row and a column satisfies neither condition, the inner dimension is balanced: column k of A is
-// multiplied by 2^d and row k of B by 2^-d, so that their largest numbers are of one size. This changes no entry of |A|
-// |B|. The operands are then split again. Pairs that still fail are found by the product's kernel (gemm_f16x3.cuh).
+// If a pair of a row and a column satisfies neither condition, the inner dimension is balanced: column k of A is
+// multiplied by 2^d and row k of B by 2^-d, so that both have about the same largest number. No entry of |A| |B|
+// changes. The operands are then split again. The product's kernel (gemm_f16x3.cuh) raises the flag for pairs that
+// still satisfy neither condition.
 //
-//   Spread    the scaling rule that records the spread, with or without d
-//   Balance   parameters of the launch between both splits: decides whether to balance
+//   Spread    the scaling rule that records the spread, with d (BALANCED) or without d
+//   Balance   parameters of the launch between both splits, which decides whether the inner dimension is balanced
 #pragma once
 
 #include "f16_planes.cuh"
@@ -24,26 +26,26 @@
 namespace fmm {
 namespace planes {
 
-constexpr float LARGE = 8, SMALL = 6.103515625e-05f;  // 2^3 and 2^-14; the largest number is between 2^14 and 2^15
+constexpr float LARGE = 8, SMALL = 6.103515625e-05f;  // 2^3 and 2^-14, for scaled numbers; the largest is >= 2^14
 constexpr int WHOLE = 1 << 14, CLEAN = 1 << 15, MEETING = WHOLE + WHOLE / 4;
-constexpr int FURTHEST = 80;  // upper bound of |d|, so that balancing itself never causes an overflow
-constexpr int LEVELS = 128;   // added to exponents, so that all are positive, after scaling too
+constexpr int FURTHEST = 80;  // upper bound of |d|: balancing itself never overflows
+constexpr int LEVELS = 128;   // offset that makes all exponents positive, also after scaling
 
 struct SpreadOperand : Operand {
-    int* inner;              // largest exponent of every position of the inner dimension, in all products; zero: none
-    const int* other;        // the same of the other operand
-    const int* balanced;     // nonzero if the inner dimension must be balanced; else the second split does nothing
+    int* inner;              // largest exponent at every position of the inner dimension; zero: all numbers are zero
+    const int* other;        // `inner` of the other operand
+    const int* balanced;     // nonzero if the inner dimension is balanced; zero: the second split does nothing
     int depth, sign;         // length of the inner dimension; sign of d
 };
 
-// The exponent of x plus LEVELS + 127; 0 for zero. Inf and NaN have the largest value.
+// Return the exponent of x plus LEVELS + 127, or 0 for zero. Inf and NaN have the largest result.
 __device__ __forceinline__ int level_of(float x) {
     const int bits = __float_as_int(x) & 0x7fffffff;
     if (bits == 0) return 0;
     return bits >> 23 ? (bits >> 23) + LEVELS : LEVELS + 9 - __clz(bits);
 }
 
-// Multiplication by 2^e in three steps, because neither 2^e nor its root need be a float32 number.
+// Multiplication by 2^e as three multiplications, because 2^e and 2^(e / 2) may be outside the range of float32.
 struct LongScale {
     int e;
     __device__ __forceinline__ explicit LongScale(int e) : e(e) {}
@@ -53,13 +55,13 @@ struct LongScale {
     }
 };
 
-// Counts of a number x, and the word of a row or column.
+// Counting of large and small numbers, and the word that records the counts of a row or column.
 struct RecordsSpread {
     static __device__ __forceinline__ void count(SpreadCounts& found, float x, float scaled) {
         found.large += fabsf(scaled) >= LARGE;
         found.small |= __float_as_int(x) << 1 && fabsf(scaled) < SMALL;
     }
-    // A row of zeros is CLEAN, with the share of a row of large numbers.
+    // Return the word of a row or column. Rows of zeros are CLEAN and have the largest fraction.
     template <class Most>
     static __device__ __forceinline__ int packed(int e, Most most, const SpreadCounts& found, int length) {
         const int share = most != 0 ? static_cast<int>((static_cast<long long>(found.large) << 14) / length) : WHOLE;
@@ -67,14 +69,14 @@ struct RecordsSpread {
     }
 };
 
-// Scaled by line or position only.
+// The rule that scales by line or position.
 template <bool BALANCED>
 struct Spread : LineScaling<Alternating, CLUSTER>, RecordsSpread {
     static constexpr bool RECORDS = true;
     __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : LineScaling<Alternating, CLUSTER>(p, layer) {}
 };
 
-// Scaled along the inner dimension too.
+// The rule that also scales along the inner dimension.
 template <>
 struct Spread<true> : RecordsSpread {
     using Most = int;
@@ -91,7 +93,7 @@ struct Spread<true> : RecordsSpread {
     __device__ __forceinline__ int shift(int inner) const {
         const int x = own[inner], y = other[inner];
         if (x == 0) return 0;
-        if (y == 0) return -FURTHEST;  // numbers that meet only zeros must not determine how the others are scaled
+        if (y == 0) return -FURTHEST;  // numbers multiplied by zeros only must not determine the exponent of the row
         return sign * min(max((sign > 0 ? y - x : x - y) >> 1, -FURTHEST), FURTHEST);
     }
     static __device__ __forceinline__ int most_of(int x, int y) { return max(x, y); }
@@ -120,7 +122,7 @@ struct Balance {
     int* balanced;
 };
 
-// The least share of large numbers in all rows or columns, and whether all are CLEAN.
+// Return a word with the smallest fraction of large numbers of all rows (or columns). It is CLEAN if all are.
 __device__ __forceinline__ int least_spread(const int* exponents, int count) {
     int share = WHOLE, clean = CLEAN;
 #pragma unroll 8
@@ -145,14 +147,14 @@ __device__ __forceinline__ int least_spread(const int* exponents, int count) {
     return (share | clean) << 16;
 }
 
-// The largest exponent of every position of the inner dimension, for lines along it (ALONG) or across it.
+// Find the largest exponent at every position of the inner dimension. ALONG: lines run along the inner dimension.
 template <bool ALONG>
 __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     const int warp = (blockIdx.x * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32), lane = threadIdx.x % 32;
     const int strips = (p.length + 31) / 32, parts = ALONG ? max(warps / (strips * p.layers), 1) : strips;
     const int work = ALONG ? strips * p.layers * parts : p.lines * p.layers;
     for (int unit = warp; unit < work; unit += warps) {
-        if (ALONG) {  // 32 positions, and a part of the lines
+        if (ALONG) {  // a warp has 32 positions in a part of the lines
             const int layer = unit / parts / strips, at = unit / parts % strips * 32 + lane, part = unit % parts;
             int most = 0;
             if (at < p.length) {
@@ -160,7 +162,7 @@ __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
                     most = max(most, level_of(p.source[layer * p.layer + line * p.leading + at]));
                 atomicMax(p.inner + layer * p.depth + at, most);
             }
-        } else {  // one line
+        } else {  // a warp has one line
             const int layer = unit / p.lines, line = unit % p.lines;
             int most = 0;
             for (int at = lane; at < p.length; at += 32)
@@ -171,7 +173,7 @@ __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     }
 }
 
-// Every thread block decides by itself whether to balance; mostly there is nothing to do.
+// Decide whether the inner dimension is balanced; if so, find its largest exponents. Every thread block decides alone.
 template <bool LEFT_ALONG, bool RIGHT_ALONG>
 __device__ __forceinline__ void balance(const Balance& p) {
     const SpreadOperand &a = p.left, &b = p.right;
@@ -183,7 +185,7 @@ __device__ __forceinline__ void balance(const Balance& p) {
     largest_inner<RIGHT_ALONG>(b);
 }
 
-// During the first split: clear the largest exponents of the inner dimension.
+// Set the largest exponents of the inner dimension to zero, during the first split.
 __device__ __forceinline__ void reset_inner(const SpreadOperand& p, int block) {
     const int count = p.depth * p.layers;
     for (int i = block * THREADS + threadIdx.x; i < count; i += p.blocks * THREADS) p.inner[i] = 0;

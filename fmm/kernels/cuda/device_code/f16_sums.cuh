@@ -1,12 +1,12 @@
-// Splits that store their sums of blocks as float16 planes (f16_numbers.cuh), without a float32 sum in memory, for a
-// level above f16x3 products. The largest number of a sum is bounded beforehand by the largest numbers of its blocks.
+// Sums of submatrices ("blocks") that are stored as float16 planes (f16_numbers.cuh), for a level above f16x3 products.
+// No float32 sum is written to memory. The largest numbers of the blocks give a bound of a sum's largest number.
 //
-//   Extent, line_maxima, position_maxima   the largest number of every line or position of each block of an operand
-//   Bounds, bound_sums                     scaling exponents of all sums' lines or positions, from these
-//   Planes, sum_to_planes                  the split of block_sums.cuh, stored as planes
+//   Extent, line_maxima, position_maxima   find the largest number of every line or position of each block
+//   Bounds, bound_sums                     computes from these the scaling exponents of the lines or positions of sums
+//   Planes, sum_to_planes                  computes the sums as block_sums.cuh does, and stores them as planes
 //
-// A bound is at most a few bits too large. float16 numbers have exponents for 2^29 below the largest, and lo for 2^11
-// more.
+// The bound of a sum exceeds the sum's largest number by a few bits. hi covers numbers down to 2^-29 of the largest
+// number, and lo another factor of 2^-11.
 #pragma once
 
 #include "block_sums.cuh"
@@ -21,18 +21,18 @@ constexpr int EXTENT_THREADS = 256, STRIP = 32;  // positions of a thread block 
 
 struct Extent {
     const float* source;
-    int* found;             // by block, then by line or position: bits of the largest magnitude
+    int* found;             // the bits of the largest magnitude, by block and then by line or position
     long long leading;      // numbers from one line to the next
-    long long down, right;  // numbers from one block to the next one below, and to the next one on the right
+    long long down, right;  // numbers from one block to the block below, and to the block on the right
     int rows, cols;         // size of the matrix; blocks are padded with zeros at its edge
     int height, width;      // size of a block
     int blocks_across, blocks;
 };
 
-// the bits of NaN are the largest
+// Return the bits of |x|, which have the order of the magnitudes. NaN has the largest bits.
 __device__ __forceinline__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-struct Most {  // largest bits of four neighbours, or of numbers four apart
+struct Most {  // four maxima: x[i] is the largest bits of the numbers at positions i, i + 4, ...
     int x[4] = {};
     __device__ __forceinline__ void update_four(const float* from) {
         const float4 v = *reinterpret_cast<const float4*>(from);
@@ -48,7 +48,7 @@ struct Most {  // largest bits of four neighbours, or of numbers four apart
     }
 };
 
-// The largest number of each line of each block: a warp for each line.
+// Find the largest number of each line of each block. A warp processes a line.
 template <bool WIDE>
 __device__ __forceinline__ void line_maxima(const Extent& p) {
     const int unit = blockIdx.x * (EXTENT_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void line_maxima(const Extent& p) {
     if (lane == 0) p.found[unit] = found;
 }
 
-// The largest number of each position of each block: a thread block for STRIP positions.
+// Find the largest number of each position of each block. A thread block processes STRIP positions.
 template <bool WIDE>
 __device__ __forceinline__ void position_maxima(const Extent& p) {
     constexpr int ACROSS = STRIP / 4, DOWN = EXTENT_THREADS / ACROSS;
@@ -98,10 +98,10 @@ __device__ __forceinline__ void position_maxima(const Extent& p) {
 template <int SUMS>
 struct Bounds {
     const int* found;
-    int* exponents;                  // by sum, then by line or position
-    int outer;                       // lines or positions of a block
+    int* exponents;                  // the result, by sum and then by line or position
+    int outer;                       // number of lines or positions of a block
     int blocks;
-    unsigned long long wanted[SUMS];  // bit mask of the blocks in each sum, each block once at most
+    unsigned long long wanted[SUMS];  // bit mask of the blocks in each sum; a block occurs at most once
 };
 
 template <class Params>
@@ -119,18 +119,18 @@ __device__ __forceinline__ void bound_sums(const Params& p) {
 struct Planes {
     unsigned short* planes;
     const int* exponents;
-    long long pitch;             // numbers from one line of the planes to the next, hi and lo counted as one
+    long long pitch;             // numbers of one plane from one line to the next; the memory of a line holds hi and lo
     int lines, length, layers;  // size of a sum, and number of sums
 };
 
 template <class Sums>
-struct PlaneSumParams {  // parameters of a launch
+struct PlaneSumParams {  // parameters of a launch of sum_to_planes
     Sums sums;
     Planes to;
 };
 
-// The interface of a split (`Io` of block_sums.cuh) with one output, stored as planes. LINES: lines run along the
-// inner dimension.
+// The functions that a generated program calls (`Io` of block_sums.cuh), with outputs stored as planes. LINES: lines
+// run along the inner dimension.
 template <class Step, class Arrangement, int LANES, bool EDGE, bool LINES, class Params>
 struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
     using Base = Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params>;
@@ -165,7 +165,8 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
     }
 };
 
-// Thread blocks below each other come first, because they read the same exponents of positions.
+// Compute the sums of a program and store them as planes. blockIdx.x is the row, because consecutive thread blocks then
+// read the same exponents of positions.
 template <class Step, class Arrangement, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
     using Inside = PlaneIo<Step, Arrangement, LANES, false, LINES, Params>;

@@ -1,5 +1,5 @@
-// The end of a product of float16 planes by the vendor (f16_planes.cuh): C = factor T / 2^(row + column), with the
-// scaling exponents of A's rows and B's columns. Thread blocks take rows in turn.
+// C from the vendor's product T of float16 planes (f16_planes.cuh): Cij = factor Tij / 2^(ei + fj), with the scaling
+// exponents ei of A's rows and fj of B's columns. Thread block b processes the rows b, b + gridDim.x, ...
 #pragma once
 
 #include "f16_planes.cuh"
@@ -12,7 +12,7 @@ struct Unscaled {
     const float* source;         // T; may be C itself
     float* dest;
     const int *rows, *columns;   // scaling exponents of A's rows and B's columns
-    int* flag;                   // raised where C gets an inf or NaN
+    int* flag;                   // set to 1 if C gets an inf or NaN; null: not checked
     long long leading, layer;    // of T and C: numbers from one row to the next, and from one product to the next
     int m, n, layers;
     float factor;

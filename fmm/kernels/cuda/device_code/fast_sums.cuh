@@ -1,7 +1,7 @@
-// Coefficients 0, 1 and -1 of a fast <2,2,2> scheme as compile-time constants: 2 bits each (1 for 1, 2 for -1), first
-// product lowest. Loops over them unroll to additions.
+// The coefficients 0, 1 and -1 of a fast <2,2,2> scheme as compile-time constants. A coefficient takes 2 bits: 1 stands
+// for 1, and 2 for -1. The lowest bits belong to the first product. Unrolled loops over coefficients become additions.
 //
-// The file includes no header, so that NVRTC alone compiles it.
+// The file includes no header, so NVRTC needs no include path.
 #pragma once
 
 namespace fmm {
@@ -13,9 +13,9 @@ struct FastSums {
         const int code = static_cast<int>(table >> (8 * product + 2 * block)) & 3;
         return (code & 1) - (code >> 1);
     }
-    // Sign of a block in an operand (A or B) of a product.
+    // Return the coefficient of a block of A or B in a product's operand.
     __device__ static constexpr int of(bool right, int product, int block) { return sign(right ? B : A, product, block); }
-    // Sign of a product in a block of C.
+    // Return the coefficient of a product in a block of C.
     __device__ static constexpr int in(int product, int block) { return sign(C, product, block); }
 };
 

@@ -1,7 +1,7 @@
-// What all tiled products share: the description of a block of a matrix, tile sizes, vector accesses, the order of
-// tiles in a launch, and a thread's reads of a tile in shared memory.
+// Code that all tiled products use: the description of a submatrix, tile sizes, vector accesses, the order of the tiles
+// in a launch, and reads of a tile from shared memory to registers.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it.
+// The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
 namespace fmm {
@@ -9,11 +9,11 @@ namespace fmm {
 // ---- parameters of a launch
 
 template <class Element>
-struct Block {  // a matrix of `rows` x `cols` numbers
+struct Block {  // a submatrix of `rows` x `cols` numbers
     Element* data;
     int rows, cols;
-    Element factor;  // coefficient of the block in a sum (1 for the first block), or of the product in a destination
-    Element keep;    // coefficient of a destination's old value; with 0 the old value is not read
+    Element factor;  // of an operand: coefficient in a sum (1 for the first term); of a destination: of the product
+    Element keep;    // of a destination: coefficient of the old value; with 0 the old value is not read
 };
 
 enum class Along {  // the dimension along which an operand is contiguous
@@ -21,9 +21,10 @@ enum class Along {  // the dimension along which an operand is contiguous
     OUTER,          // the other dimension: columns of A, rows of B
 };
 
-// Tile sizes of one kernel (Huang, Yu, van de Geijn, Figure 3): a thread block computes M_S x N_S numbers of C in steps
-// of K_S along the inner dimension. A thread computes M_R x N_R numbers; a warp is WARP_M x WARP_N threads. Shared
-// memory holds STAGES tiles of A and of B. TRANSPOSED: sums of K-major blocks are stored transposed in shared memory.
+// Tile sizes of one kernel (Huang, Yu, van de Geijn, Figure 3). A thread block computes M_S x N_S numbers of C, with
+// K_S numbers of the inner dimension at a time. A thread computes M_R x N_R numbers. A warp has WARP_M x WARP_N
+// threads. Shared memory holds STAGES tiles of A and STAGES tiles of B. TRANSPOSED: sums of K-major blocks are
+// transposed in shared memory.
 template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TRANSPOSED_>
 struct Strategy {
     static constexpr int HEIGHT = M_S, WIDTH = N_S, DEPTH = K_S, ROWS = M_R, COLS = N_R, STAGES = STAGES_;
@@ -58,15 +59,16 @@ struct Tile {  // position of a thread block's tile
     int layer, row, col;
 };
 
-// The tiles of a C that is its own adjoint.
+// The tiles that are computed of a C that is its own adjoint.
 enum class Triangle {
     NONE,   // all of C
-    LOWER,  // on and below the diagonal; nothing above is written
-    FULL,   // the same tiles, and their mirror above the diagonal
+    LOWER,  // the tiles on and below the diagonal; numbers above the diagonal are not written
+    FULL,   // the tiles on and below the diagonal; their mirror is written above the diagonal
 };
 
-// The tile with this number. Tiles are numbered down the `group` rows of a group, then across the columns, group by
-// group, product by product of a batch. Tiles with neighbouring numbers share what they read in the L2 cache.
+// Return the tile with this number. A group has `group` rows of tiles. Tiles are numbered down the columns of a group,
+// then group by group, then product by product of a batch. So tiles with close numbers read the same data from the L2
+// cache.
 template <class Params>
 __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     const int tiles = p.down * p.across, layer = number / tiles, within = number % tiles;
@@ -74,12 +76,15 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// The tiles of TILE_HEIGHT x TILE_WIDTH numbers that touch the lower triangle of C, numbered in the order of tile_of. A
-// group of rows is as high as a whole number of tiles is wide. Left of the group's diagonal columns, all its rows have
-// tiles. Of the diagonal columns, column c lacks the first c TILE_WIDTH / TILE_HEIGHT rows.
+// The tiles of TILE_HEIGHT x TILE_WIDTH numbers that touch the lower triangle of C, numbered in the order of tile_of.
+// The height of a group of rows is a multiple of TILE_WIDTH. The columns of tiles that cross the diagonal within the
+// group are its diagonal columns. Columns left of them have tiles in all rows of the group. Diagonal column c has no
+// tiles in the first c TILE_WIDTH / TILE_HEIGHT rows.
 template <int TILE_HEIGHT, int TILE_WIDTH>
 struct LowerTiles {
-    const int group, down, across, wide, last, whole, tiles;  // last group; diagonal tiles of a whole group; all tiles
+    // wide: diagonal columns of a group; last: number of the last group; whole: tiles in the diagonal columns of a
+    // complete group; tiles: number of all tiles
+    const int group, down, across, wide, last, whole, tiles;
 
     template <class Params>
     __device__ __forceinline__ explicit LowerTiles(const Params& p)
@@ -101,7 +106,8 @@ struct LowerTiles {
 private:
     __device__ __forceinline__ int height(int g) const { return min(down - g * group, group); }
     __device__ __forceinline__ int before(int g) const { return group * wide * (g * (g - 1) / 2) + g * whole; }
-    __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // number of tiles in the diagonal columns
+    // Return the number of tiles in the diagonal columns of group g, which has this number of rows.
+    __device__ __forceinline__ int on_diagonal(int g, int rows) const {
         int found = 0;
         for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * TILE_WIDTH / TILE_HEIGHT, 0);
         return found;
@@ -110,9 +116,9 @@ private:
 
 // ---- from shared memory to registers
 
-// A thread's registers for one operand at a step of the inner dimension: REGS numbers, for LANES threads side by side.
-// K-major (INNER): 16 bytes are several steps of one line. Otherwise 16 bytes are neighbours of one step, read one step
-// ahead.
+// A thread's registers for one operand at one position ("step") of the inner dimension: REGS numbers. LANES threads of
+// a warp are side by side. In a K-major tile (INNER), 16 bytes hold several steps of one line. In an MN-major tile, 16
+// bytes hold adjacent numbers of one step, and are read one step before their use.
 template <class Element, class Lines, int REGS, int LANES>
 struct Fragment {
     static constexpr bool INNER = Lines::INNER;
@@ -122,17 +128,17 @@ struct Fragment {
                                                            : 1;
     Element x[INNER ? REGS : 2][INNER ? PACK : REGS];
 
-    // Line or position of the thread's i-th number, relative to its first one.
+    // Return the distance of the thread's i-th number from its first number, in lines or positions.
     __device__ static __forceinline__ constexpr int place(int i) {
         return INNER ? i * LANES : i / PACK * PACK * LANES + i % PACK;
     }
-    // First place of the thread with this lane number.
+    // Return the line or position of the first number of the thread with this lane number.
     __device__ static __forceinline__ int first(int lane) { return INNER ? lane : lane * PACK; }
     __device__ static __forceinline__ int offset(int place) { return INNER ? place * Lines::PITCH : place; }
 
     __device__ __forceinline__ Element get(int i, int k) const { return INNER ? x[i][k % PACK] : x[k % 2][i]; }
 
-    // MN-major: read step k, one step before its use.
+    // MN-major: read the numbers of step k, one step before their use. K-major: do nothing.
     __device__ __forceinline__ void read_step(const Element* tile, int k) {
         if constexpr (!INNER) {
 #pragma unroll
@@ -144,7 +150,7 @@ struct Fragment {
         }
     }
 
-    // K-major: read number i for step k and the steps behind it, when the previous vector is used up.
+    // K-major: if k begins a vector, read the thread's i-th line for step k and the next steps. MN-major: do nothing.
     __device__ __forceinline__ void read_ahead(const Element* tile, int i, int k) {
         if constexpr (INNER) {
             if (k % PACK == 0) {

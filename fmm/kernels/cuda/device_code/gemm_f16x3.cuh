@@ -1,17 +1,17 @@
 // float32 GEMM as three float16 products on the tensor cores of Hopper's warpgroups (wgmma, sm_90a): C = factor A B +
 // keep C.
 //
-// With A = hi + lo / 2048 and B likewise (f16_planes.cuh), A B = hi hi + (hi lo + lo hi) / 2048. The term lo lo is
-// below the rounding of float32. Tensor cores truncate what they add to their accumulators, so long sums drift. The
-// sums of hi hi are therefore added in ordinary float32 registers after every tile of the inner dimension; the other
-// terms are so small that their drift does not matter.
+// A and B are split into planes: A = hi + lo / 2048, and so is B (f16_planes.cuh). Then A B = hi hi + (hi lo + lo hi) /
+// 2048. The term lo lo is smaller than the rounding error of float32. Tensor cores truncate sums in their accumulators,
+// so long sums drift. After every tile of the inner dimension, the sums of hi hi are therefore added to float32
+// registers. The other two terms are so small that their drift does not matter.
 //
-// Index map: clusters, thread blocks and warpgroups have the tiles that they have in gemm_wgmma.cuh.
+// Index map: clusters, thread blocks and warpgroups have the same tiles as in gemm_wgmma.cuh.
 //
 //   Product3         tensor maps of the planes, C, exponents, sizes and scalars
-//   load_planes      one thread: tiles of hi and lo to shared memory; planes of B are multicast in a cluster
-//   multiply_planes  warpgroups 1 and 2, 64 rows each
-//   store_result     these: from their registers to C; of a symmetric C to the lower triangle, and with MIRROR to both
+//   load_planes      one thread loads tiles of hi and lo to shared memory; the planes of B are multicast in a cluster
+//   multiply_planes  warpgroups 1 and 2 multiply 64 rows each
+//   store_result     writes registers to C; of a symmetric C only the lower triangle, or both triangles with MIRROR
 #pragma once
 
 #include "f16_spread.cuh"
@@ -22,17 +22,17 @@ namespace fmm {
 struct Product3 {
     Map left, right;            // planes of float16 numbers
     float* dest;
-    // scaling exponents of A's rows and B's columns, and the spread of CHECKED products (f16_spread.cuh)
+    // scaling exponents of A's rows and B's columns; for CHECKED products also their spread (f16_spread.cuh)
     const int *rows, *columns;
-    int* flag;                  // raised where C gets an inf or NaN, or (CHECKED) an entry that may be inaccurate
+    int* flag;                  // set to 1 for an inf or NaN in C, and (CHECKED) for an entry that may be inaccurate
     const float* old;           // C or the addend, read only if `keep` is not zero
     long long leading, layer;   // of C: numbers from one row to the next, and from one product of a batch to the next
     long long old_leading;      // of `old`: numbers from one row to the next; 0 if all rows are the same
     int m, n;
-    int steps;         // tiles along the inner dimension
-    int down, across;  // rows and columns of clusters' tiles
-    int group;         // rows of clusters' tiles in a group, which share what they read in the L2 cache
-    int units;         // clusters' tiles of all products of a batch
+    int steps;         // number of tiles along the inner dimension
+    int down, across;  // rows and columns of cluster tiles
+    int group;         // rows of cluster tiles in a group (tile_of); the tiles of a group share data in the L2 cache
+    int units;         // number of cluster tiles of all products of a batch
     float factor, keep;
 };
 
@@ -43,7 +43,7 @@ struct Sizes3 {
     static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
 };
 
-// The same for a symmetric C: of its upper triangle nothing is written, or, with MIRROR, the mirror of the lower one.
+// Sizes3 for a symmetric C. The kernel writes the lower triangle; with MIRROR also its mirror in the upper triangle.
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 struct LowerSizes3 : Sizes3<M_S, N_S, CLUSTER_, STAGES_> {};
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
@@ -51,8 +51,8 @@ constexpr bool LOWER_ONLY<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = tr
 template <int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool MIRRORED<LowerSizes3<M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
-// Load 64 numbers of every line of a plane at a time. They are at twice their place in the line, because lo follows hi
-// in chunks of 64.
+// Load 64 numbers of every line of a plane at a time. In memory, chunks of 64 numbers of hi and lo alternate, so the
+// numbers from x on begin at 2 x (hi) or 2 x + 64 (lo).
 template <class S, class Left, class Right>
 __device__ __forceinline__ void load_planes(const Product3& p, half* memory, const Barriers& barriers) {
     static_assert(S::CLUSTER <= 2, "there are two planes");
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_planes(const Product3& p, half* memory, con
                 Left::template copy_part<S::HEIGHT>(
                     to + plane * Left::SIZE, 0, place.row, t * S::DEPTH,
                     [&](half* there, int x, int y) { load_tile(there, &p.left, 2 * x + beside, y, place.layer, full); });
-                // of B, one thread block of a cluster loads hi for both, the other one lo
+                // one thread block of a cluster loads hi of B for both thread blocks, the other thread block loads lo
                 if (plane % S::CLUSTER == rank)
                     Right::template copy_part<S::WIDTH>(
                         to + 2 * Left::SIZE + plane * Right::SIZE, 0, place.col, t * S::DEPTH,
@@ -83,11 +83,11 @@ __device__ __forceinline__ void load_planes(const Product3& p, half* memory, con
     });
 }
 
-// Store a thread's numbers of a tile, in rows `first` and `first` + 8, to C. Returns true if all are finite, and
-// (CHECKED) if each is accurate relative to its own size (f16_spread.cuh).
+// Store a thread's numbers in rows `first` and `first` + 8 of a tile to C. Return true if all numbers are finite and,
+// with CHECKED, satisfy the componentwise bound (f16_spread.cuh).
 //
-// The loop over parts of 16 columns stays a loop, since NVRTC needs twice the time for the unrolled code. The words of
-// the next part's columns are loaded a part ahead, so that no part waits for memory.
+// The loop over parts of 16 columns is not unrolled, because NVRTC needs twice the time for the unrolled code. The
+// exponents of a part's columns are loaded during the previous part, so that no part waits for memory.
 template <class S, bool CHECKED, int COUNT>
 __device__ __forceinline__ bool store_result(const Product3& p, const Place& place, int first, float (&sum)[COUNT]) {
     constexpr int PART = 16, NUMBERS = PART / 2, WORDS = PART / 4;
@@ -114,7 +114,7 @@ __device__ __forceinline__ bool store_result(const Product3& p, const Place& pla
         load_words(left + (part + 1) * PART);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // end of the columns to write in this row
+            // number of columns that are written in this row
             const int line = first + r * 8, end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;
             if (line >= p.m) continue;
             float* const to = dest + line * p.leading;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
             wgmma_commit();
             Step::template multiply_low<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT, LOW_A, LOW_B>(low, left, right, t);
             wgmma_commit();
-            wgmma_wait<1>();  // hi hi of this step, and all of the previous stage
+            wgmma_wait<1>();  // for hi hi of this step, and for all products of the previous stage
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
             before = round.stage;
 #pragma unroll
@@ -190,7 +190,8 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
     });
 }
 
-// `memory`: for every stage tiles of hi and lo of A, then of hi and lo of B; barriers.
+// Compute all tiles of a thread block. `memory` is shared memory: for every stage, tiles of hi and lo of A and then
+// tiles of hi and lo of B; behind all stages, the barriers.
 template <class Step, class S, Along LEFT, Along RIGHT, bool CHECKED>
 __device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
     using Left = Panel<half, LEFT, S::HEIGHT>;

@@ -1,11 +1,11 @@
 // Tiled float64 GEMM on the tensor cores (mma.sync), with the fused sums and the epilogue of gemm_simt.cuh.
 //
-// Index map: the thread block's tile, its copies and its sums are those of gemm_simt.cuh; only a thread's numbers
-// differ. The 32 lanes of a warp are arranged 8 x 4, with g = lane / 4 and t = lane % 4. An instruction multiplies 16
-// rows by 8 columns. Of A, a lane has rows g and g + 8, of B column g, both at every fourth step from t. Of C, a lane
-// has columns 2 t and 2 t + 1 of rows g and g + 8.
+// Index map: tiles, copies and sums of a thread block are the same as in gemm_simt.cuh. The numbers of a thread differ:
+// the 32 lanes of a warp are arranged 8 x 4, with g = lane / 4 and t = lane % 4. An instruction multiplies 16 rows by 8
+// columns. A lane has rows g and g + 8 of A and column g of B, at the positions t, t + 4, ... of the inner dimension. A
+// lane has columns 2 t and 2 t + 1 of rows g and g + 8 of C.
 //
-// DEEP: steps of the inner dimension in one instruction (4, 8 or 16).
+// DEEP: positions of the inner dimension in one instruction (4, 8 or 16).
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -15,13 +15,13 @@ namespace fmm {
 // ---- the mma instruction
 
 #ifdef __CUDACC__
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // only these have mma instructions of 16 rows
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // only sm_90 has float64 mma instructions of 16 rows
 #define FMM_ROWS 16
 #else
 #define FMM_ROWS 8
 #endif
 
-// c += a b, with a[step][row] and b[step]; c has its first row before its second.
+// Compute c += a b with a[step][row] and b[step]. c holds two numbers of the first row, then two of the second row.
 template <int STEPS>
 __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
 #if FMM_ROWS == 8 && __CUDA_ARCH__ >= 800
@@ -55,26 +55,26 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2],
 
 // ---- from shared memory to registers
 
-// Where a lane reads a tile: a half-warp's reads of 8 bytes, four lines at four steps, use all banks.
+// The positions in a tile that a lane reads. A half-warp reads four lines at four steps, 8 bytes each, from all banks.
 template <class Lines>
 struct Lanes {
     static constexpr int LINE = Lines::INNER ? Lines::PITCH : 1, STEP = Lines::INNER ? 1 : Lines::PITCH;
     __device__ static __forceinline__ int first(int line, int lane) {
         return (line + lane / 4) * LINE + lane % 4 * STEP;
     }
-    // Offset of the lane's number in the i-th group of eight lines and the k-th group of four steps.
+    // Return the offset of the lane's number in the i-th group of eight lines and the k-th group of four steps.
     __device__ static __forceinline__ constexpr int place(int i, int k) { return i * 8 * LINE + k * 4 * STEP; }
 };
 
-// Rows and columns of a lane's numbers of the product, relative to its first one.
+// The rows (Down) and columns (Across) of a lane's numbers of C, relative to its first number.
 struct Down {
-    static constexpr bool INNER = true;  // for store_triangle: rows are not adjacent
+    static constexpr bool INNER = true;  // tells store_triangle that a lane's rows are not adjacent
     static constexpr int PACK = 1;
     __device__ static __forceinline__ constexpr int place(int i) { return i * 8; }
     __device__ static __forceinline__ int first(int lane) { return lane / 4; }
 };
 struct Across {
-    static constexpr bool INNER = false;  // for store_run: two adjacent columns are one access
+    static constexpr bool INNER = false;  // tells store_run that one access writes two adjacent columns
     static constexpr int PACK = 2;
     __device__ static __forceinline__ constexpr int place(int j) { return j / 2 * 8 + j % 2; }
     __device__ static __forceinline__ int first(int lane) { return lane % 4 * 2; }
@@ -82,9 +82,9 @@ struct Across {
 
 // ---- the kernel
 
-// As `multiply` in gemm_simt.cuh, in passes of DEEP steps. A pass starts with its numbers in registers, and each number
-// is replaced by the next pass's after its last use. Before the last pass, a tile has been read completely: the threads
-// synchronize there, and the stage can be filled again.
+// Compute a tile as `multiply` of gemm_simt.cuh does, in passes of DEEP steps. At the start of a pass, registers hold
+// its numbers. After the last use of a number, the number of the next pass is read to its register. At the start of the
+// last pass of a tile, all numbers of the tile have been read. The threads synchronize, and the stage is filled again.
 template <class Product, class Element, class S, int DEEP, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS, true>;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     constexpr int HIGH = S::ROWS * S::WARP_HEIGHT, WIDE = S::COLS * S::WARP_WIDTH;  // rows and columns of a warp
     constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;  // in instructions
     static_assert(HIGH % 16 == 0 && WIDE % 8 == 0 && S::DEPTH % DEEP == 0, "whole instructions");
-    // The sums of the next tile are spread over the second half of the pass before the threads synchronize.
+    // The sums of the next tile are distributed over the second half of the pass before the threads synchronize.
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
     constexpr int AT_ONCE = max_of((SUMS + ROWS * COLS / 2 - 1) / max_of(ROWS * COLS / 2, 1), 1);
     constexpr int FIRST = ROWS * COLS - (SUMS + AT_ONCE - 1) / AT_ONCE;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     const Element* const left_mine = left.tiles + LeftLanes::first(down, lane);
     const Element* const right_mine = right.tiles + RightLanes::first(across, lane);
 
-    // The thread's i-th sum, of A's first and then of B's, written to the tile at `stage`.
+    // Form the thread's i-th sum and write it to the tile at `stage`. Sums of A come before sums of B.
     auto add = [&](int i, int stage) {
         Piece held[BLOCKS];
         if (i < LeftTiles::SUMS) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
         for (int i = 0; i < SUMS; ++i) add(i, 0);
         copy_terms();
     }
-    // Copies past the last tile bring zeros.
+    // Copies beyond the last tile fill shared memory with zeros.
 #pragma unroll
     for (int t = 0; t < S::STAGES; ++t) {
         if constexpr (!LeftTiles::SUMMED) left.copy(t);
@@ -205,7 +205,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
                     }
                 }
                 read_row(left_now, i, next);
-                // Copies of one operand at a time, so that multiplications continue.
+                // The copies of A and of B start at different rows, so that multiplications continue in between.
                 if constexpr (!LeftTiles::SUMMED)
                     if (copies && i == 0) left.copy(here);
                 if constexpr (!RightTiles::SUMMED)

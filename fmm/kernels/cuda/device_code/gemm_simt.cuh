@@ -1,24 +1,24 @@
-// Tiled GEMM on CUDA cores with fused sums: C_d = keep_d C_d + c_d (sum of a_i A_i) (sum of b_j B_j), for up to DEST
-// destinations.
+// Tiled GEMM on CUDA cores with fused sums. For each destination d (up to DEST): C_d = keep_d C_d + c_d P with the
+// product P = (sum of a_i A_i) (sum of b_j B_j). A_i, B_j and C_d are submatrices ("blocks") of A, B and C.
 //
-// Index map: a thread block computes one M_S x N_S tile of the product; blockIdx.x numbers the tiles through all
-// products of a batch (tile_of), so that the last round of thread blocks is as full as possible. blockIdx.z is the
-// product, where one launch has several. Warps are arranged down the tile first; a thread has M_R x N_R numbers,
-// interleaved with those of its warp.
+// Index map: a thread block computes one M_S x N_S tile of the product. blockIdx.x numbers the tiles of all products of
+// a batch (tile_of), so the last wave of thread blocks is as full as possible. blockIdx.z is the index of the product
+// in launches with several products. Warps are numbered down the tile first. A thread has M_R x N_R numbers,
+// interleaved with the numbers of the other threads of its warp.
 //
-// Memory: tiles of A and B go through shared memory, STAGES - 1 tiles ahead of their use. Sums of blocks are formed on
-// the way there, and the epilogue adds the product to every destination. The additions of a fast algorithm therefore
-// need no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1). Numbers beyond the edge of a block count as
-// zero and are never accessed.
+// Memory: tiles of A and B are loaded to shared memory STAGES - 1 tiles before their use. Sums of blocks are formed in
+// shared memory, and the epilogue adds the product to every destination. So the additions of a fast algorithm need no
+// temporaries (Huang, Yu, van de Geijn 2020, Algorithm 1). Numbers beyond the edge of a block count as zero and are
+// never accessed.
 //
-// Compile-time parameters: the generated `Product` (counts of blocks, epilogue), `Strategy` (tile sizes), the layouts
-// of A and B, and the access width. Blocks and coefficients come with the launch, so that all products of a variant
-// share one kernel.
+// Compile-time parameters: the generated `Product` (numbers of blocks, epilogue), `Strategy` (tile sizes), the layouts
+// of A and B, and the access width. Blocks and coefficients are launch parameters, so products of one variant use one
+// kernel.
 //
-// CuPy compiles with -ftz=true, so subnormal numbers count as zero here. cuBLAS keeps them, and so do our other
-// kernels. (With the instructions of ieee_arith.cuh, the loops of kernels with sums take up to 2 % longer.)
+// CuPy compiles with -ftz=true, so this file's arithmetic flushes subnormal numbers to zero. cuBLAS and our other
+// kernels keep subnormal numbers. With ieee_arith.cuh, the loops of kernels with sums would take up to 2 % longer.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it.
+// The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -40,24 +40,24 @@ struct Parameters {
     long long layer[2 + DEST];    // elements from one product of a batch to the next
     int m, n, k;
     int down, across;  // rows and columns of tiles
-    int group;         // rows of tiles in a group, which share what they read in the L2 cache
-    int* flag;         // raised where a stored number is not finite (only by kernels with RAISES)
+    int group;         // rows of tiles in a group (tile_of); the tiles of a group share data in the L2 cache
+    int* flag;         // set to 1 if a stored number is inf or NaN (only by kernels with RAISES)
 };
 
 enum class Access {
-    VECTOR,  // 16 bytes at a time; lines begin at multiples of 16 bytes
-    SCALAR,  // one number at a time; any alignment
+    VECTOR,  // an access moves 16 bytes; lines begin at multiples of 16 bytes
+    SCALAR,  // an access moves one number; any alignment
 };
 
-enum class Path {  // how a single block's tiles get from global to shared memory
-    ASYNC,         // by asynchronous copies (cp.async), some tiles ahead
-    PLAIN,         // through registers: loaded before a tile's multiply-adds, stored after them
-    TEXTURE,       // the same with loads of the read-only path, formerly the texture path (Li, Ranka, Sahni 2011)
+enum class Path {  // the path of tiles from global to shared memory, for operands that are one block
+    ASYNC,         // asynchronous copies (cp.async), some tiles ahead
+    PLAIN,         // through registers: loaded before the multiply-adds of a tile, stored after them
+    TEXTURE,       // as PLAIN, with loads of the read-only path, formerly the texture path (Li, Ranka, Sahni 2011)
 };
 
 // ---- memory access
 
-// Start an asynchronous copy of COUNT numbers from global to shared memory; zeros follow the first `valid` numbers.
+// Start an asynchronous copy from global to shared memory: `valid` numbers, then zeros up to COUNT numbers.
 template <class Element, int COUNT>
 __device__ __forceinline__ void copy_some(Element* cell, const Element* q, int valid) {
 #if __CUDA_ARCH__ >= 800
@@ -76,7 +76,7 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #if __CUDA_ARCH__ >= 800
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
     constexpr int BYTES = COUNT * static_cast<int>(sizeof(Element));
-    if constexpr (BYTES == 16)  // bypass the L1 cache: no other thread block of this multiprocessor reads the tile
+    if constexpr (BYTES == 16)  // bypass the L1 cache: other thread blocks of the multiprocessor do not read the tile
         asm volatile("cp.async.cg.shared.global [%0], [%1], %2;" ::"r"(to), "l"(q), "n"(BYTES) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(q), "n"(BYTES) : "memory");
@@ -85,7 +85,7 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #endif
 }
 
-// Load COUNT neighbours with one instruction.
+// Load COUNT adjacent numbers with one instruction.
 template <Path PATH, class Element, int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
 #ifdef __CUDA_ARCH__
@@ -99,7 +99,7 @@ __device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
     return pack<Element, COUNT>(q);
 }
 
-// Load COUNT neighbours; zeros follow the first `valid` numbers.
+// Load the first `valid` of COUNT adjacent numbers; the others are zero.
 template <Path PATH, class Element, int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
     if (valid == COUNT) return load<PATH, Element, COUNT>(q);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void commit() {
 #endif
 }
 
-// Wait for all of the thread's own copies, except those of its last PENDING `commit`s.
+// Wait for this thread's copies, except for copies of its last PENDING `commit`s.
 template <int PENDING>
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 800
@@ -123,14 +123,13 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
-// Consecutive launches may overlap (programmatic dependent launch): the next one may start once all thread blocks of
-// this one have started.
+// Let the next launch start when all thread blocks of this launch have started (programmatic dependent launch).
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// Wait until the previous launch has ended, before writing what both may write. Without overlap this does not wait.
+// Wait until the previous launch has ended: both may write the same memory. If launches do not overlap, do nothing.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -139,9 +138,9 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // ---- from global to shared memory
 
-// Layout of one operand's tile in shared memory, and each thread's accesses to it. A tile has the layout of global
-// memory: lines along the contiguous dimension. K-major lines are padded, so that neighbouring lines are in different
-// banks. SPACED: all lines are padded by 32 bytes, as gemm_mma_f64.cuh reads them.
+// The layout of one operand's tile in shared memory, and the accesses of each thread to the tile. A tile has the layout
+// of global memory: lines along the contiguous dimension. K-major lines are padded, so that neighbouring lines are in
+// different banks. SPACED: all lines are padded by 32 bytes, for gemm_mma_f64.cuh.
 template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS, bool SPACED = false>
 struct Lines {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -152,10 +151,11 @@ struct Lines {
     static constexpr int COPY = ACCESS == Access::VECTOR ? WIDE : 1;  // numbers in one access
     static constexpr int ACROSS = LENGTH / COPY, COPIES = COUNT * ACROSS, EACH = (COPIES + THREADS - 1) / THREADS;
     static constexpr bool EVEN = COPIES % THREADS == 0;
-    static constexpr bool STRAIGHT = THREADS % ACROSS == 0;  // true if a thread's accesses are all in one column
+    static constexpr bool STRAIGHT = THREADS % ACROSS == 0;  // true if all accesses of a thread are in one column
     static_assert(LENGTH % WIDE == 0 && SIZE % WIDE == 0, "lines of whole accesses");
 
-    // Line, and position in the line, of this thread's i-th access; and its distance from the first one.
+    // Return the line (line) and the position in the line (along) of this thread's i-th access, and the distance of
+    // this access from the first access in lines (down) and in positions (across).
     __device__ static __forceinline__ int line(int i) {
         return STRAIGHT ? threadIdx.x / ACROSS + i * (THREADS / ACROSS) : (threadIdx.x + i * THREADS) / ACROSS;
     }
@@ -172,15 +172,15 @@ struct Lines {
     }
 };
 
-// Copies the tiles of BLOCKS blocks, one after the other along the inner dimension. Few values stay in registers: at an
-// edge, the launch's parameters are read again.
+// Copies the tiles of BLOCKS blocks, in order along the inner dimension. To save registers, the parameters of the
+// launch are read again at an edge.
 template <class Element, class Lines, int BLOCKS, bool LEFT>
 struct Source {
     const Block<Element> (&blocks)[BLOCKS];
     const long long leading;
     const int first;   // first row (of A) or column (of B) of the tile
     int position;      // position of the next tile along the inner dimension
-    int inner_whole;   // end of the tiles that are whole in all blocks
+    int inner_whole;   // tiles that end here or before are complete in all blocks
     long long offset;  // from a block's start to this thread's first number in the next tile
 
     __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
@@ -191,7 +191,7 @@ struct Source {
         for (int b = 0; b < BLOCKS; ++b) inner_whole = outer(b) < Lines::OUTER ? 0 : min(inner_whole, inner(b));
     }
 
-    // Start all copies of the next tile; block b is copied to `tiles` + b * Lines::SIZE.
+    // Start all copies of the next tile. The tile of block b is copied to `tiles` + b * Lines::SIZE.
     __device__ __forceinline__ void next(Element* tiles) {
         if (whole()) {
 #pragma unroll
@@ -225,7 +225,7 @@ private:
         position += Lines::DEPTH;
         offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
     }
-    // Number of valid elements in this thread's i-th access.
+    // Return the number of elements of this thread's i-th access that are inside block b.
     __device__ __forceinline__ int valid(int b, int i) const {
         const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
         const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
@@ -247,8 +247,8 @@ private:
     }
 };
 
-// Layout of the tiles that the multiply-adds read. Sums of K-major blocks may be TRANSPOSED when they are written.
-// Reading them then takes fewer registers, but addresses and stores cost more.
+// The layout of the tiles that the multiply-adds read. Sums of K-major blocks can be stored TRANSPOSED. Multiply-adds
+// then need fewer registers, but addresses and stores take more time.
 template <class Lines, bool TRANSPOSED_>
 struct UsedTile {
     static constexpr bool TRANSPOSED = TRANSPOSED_, INNER = Lines::INNER && !TRANSPOSED;
@@ -256,16 +256,16 @@ struct UsedTile {
     static constexpr int SIZE = TRANSPOSED ? Lines::DEPTH * PITCH : Lines::SIZE;
 };
 
-// One operand's tiles in shared memory. Tiles of a single block are copied to where they are used, STAGES - 1 tiles
-// ahead. Tiles of several blocks are copied beside each other two tiles ahead. One tile ahead, each thread adds up the
-// numbers that it copied itself, which needs no barrier.
+// One operand's tiles in shared memory. If the operand is one block, its tiles are copied STAGES - 1 tiles before their
+// use. If the operand is a sum, the tiles of all blocks are copied side by side, two tiles before their use. One tile
+// before its use, the sum is formed. Each thread adds the numbers that it copied itself, which needs no barrier.
 template <class Element, class Lines, int BLOCKS, int STAGES, bool TRANSPOSED, Path PATH, bool LEFT>
 struct Operand {
     static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
     static_assert(!(SUMMED && HELD), "blocks of a sum are copied asynchronously");
     using TileLayout = UsedTile<Lines, TRANSPOSED && SUMMED && Lines::INNER>;
     static constexpr int SIZE = STAGES * TileLayout::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
-    static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // accesses of a thread for the sums of a tile
+    static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // number of vectors that a thread adds up for a tile
     using Piece = Pack<Element, Lines::COPY>;
 
     Element* const tiles;
@@ -275,7 +275,7 @@ struct Operand {
     __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * TileLayout::SIZE; }
     __device__ __forceinline__ Element* copies() const { return tile(STAGES); }
 
-    // Start the copies of the next tile; tiles that go through registers are complete after `store`.
+    // Start the copies of the next tile. Tiles that go through registers are in shared memory after `store`.
     __device__ __forceinline__ void copy(int stage) {
         if constexpr (HELD)
             source.template load<PATH>(held);
@@ -290,14 +290,14 @@ struct Operand {
         }
     }
 
-    // A sum is formed in two halves, so that loads have time to arrive. First half: read this thread's i-th piece of
-    // every block.
+    // Read this thread's i-th vector of every block. A sum takes two calls, read_terms and write_sum, so that the reads
+    // have time to arrive.
     __device__ __forceinline__ void read_terms(int i, Piece* held) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
             if (Lines::has(i)) held[b] = pack<Element, Lines::COPY>(copies() + b * Lines::SIZE + Lines::cell(i));
     }
-    // Second half: add up the pieces and write the sum.
+    // Add up the vectors of all blocks and write the sum.
     __device__ __forceinline__ void write_sum(int i, int stage, const Piece* held) const {
         if (!Lines::has(i)) return;
         Piece sum;
@@ -319,8 +319,8 @@ struct Operand {
 
 // ---- from registers to C
 
-// Detects an inf or NaN among all numbers that a thread stores: times zero both are NaN, and all other numbers are
-// zero. Numbers that are added atomically are not checked.
+// Detects an inf or NaN among all numbers that a thread stores: inf and NaN times zero are NaN, other numbers times
+// zero are zero. Numbers that are added atomically are not checked.
 template <class Element, bool RAISES>
 struct FiniteCheck {
     Element nothing = Element(0);
@@ -348,7 +348,8 @@ __device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v
 }
 #endif
 
-// Load or store neighbours in a row of a destination. Only the first `valid` of them exist; the others read as zero.
+// Load or store COUNT adjacent numbers in a row of a destination. Only the first `valid` numbers are inside the block:
+// the others are loaded as zeros and not stored.
 template <class Element, int COUNT, Access ACCESS>
 __device__ __forceinline__ Pack<Element, COUNT> load_run(const Element* q, int valid) {
     if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
@@ -379,17 +380,17 @@ __device__ __forceinline__ void store_run(Element* q, int valid, const Pack<Elem
         }
 }
 
-// Neighbours in a row of the product that one thread has, and their addresses in every destination.
+// Adjacent numbers of one thread in a row of the product, and their addresses in every destination.
 template <class Element, int DEST, int PACK>
 struct Run {
     Element* at[DEST];
-    int valid[DEST];  // numbers of the run that exist in the destination
+    int valid[DEST];  // number of the numbers that are inside the destination
     Pack<Element, PACK> value[DEST];
 };
 
-// The epilogue: update all destinations with this thread's part `x` of the product. Each destination is read at most
-// once and written at most once; `Product::update` computes the new values. Several runs are read before the first is
-// written, because loads take long and the compiler cannot know that runs do not overlap.
+// The epilogue: update all destinations with this thread's numbers `x` of the product. Each destination is read at most
+// once and written at most once. `Product::update` computes the new values. Several runs of adjacent numbers are loaded
+// before the first run is stored. The compiler itself cannot reorder them, as it must assume that runs overlap.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class FiniteCheck>
 __device__ __forceinline__ void store_product(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
@@ -435,8 +436,9 @@ __device__ __forceinline__ void store_product(const Params& p, const Block<Eleme
     }
 }
 
-// The same in a loop over the rows that is not unrolled, for SHORT products: NVRTC takes two thirds of the time. The next row moves to the
-// first registers, because registers have no index at run time.
+// The epilogue of `store_product` for SHORT products, as a loop over rows that is not unrolled: NVRTC compiles it in
+// two thirds of the time. After each row, the next row is moved to the first registers, because registers have no index
+// at run time.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class FiniteCheck>
 __device__ __forceinline__ void store_rows(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
@@ -456,7 +458,7 @@ __device__ __forceinline__ void store_rows(const Params& p, const Block<Element>
 
 // ---- a triangle of a C that is its own adjoint
 
-// The thread block's tile.
+// Return the thread block's tile.
 template <class Product, class S, class Params>
 __device__ __forceinline__ Tile tile_for_block(const Params& p, int number) {
     if constexpr (Product::TRIANGLE == Triangle::NONE)
@@ -465,8 +467,8 @@ __device__ __forceinline__ Tile tile_for_block(const Params& p, int number) {
         return LowerTiles<S::HEIGHT, S::WIDTH>(p).at(number);
 }
 
-// The epilogue for a triangle: write this thread's part of the product on and below the diagonal, and its mirror if all
-// of C is wanted. Every number is rounded once, so that both triangles are equal bit for bit.
+// The epilogue for a triangle: write this thread's numbers on and below the diagonal, and with Triangle::FULL also
+// their mirror. Every number is rounded once, so both triangles are equal bit for bit.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class FiniteCheck>
 __device__ __forceinline__ void store_triangle(const Params& p, const Block<Element> (&dest)[1], const Tile& tile, int row, int col,
@@ -523,7 +525,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     using Right = Fragment<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
-    // The sums are spread over some steps of a tile. After them, the copies for the next sums start, which have most of
+    // The sums are distributed over several steps of a tile. Then the copies for the next sums start, and have most of
     // a tile's time to arrive. All threads synchronize in the last step.
     constexpr int LAST = S::DEPTH - 3, AT_ONCE = (SUMS + 3) / 4, FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : 0;
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
@@ -543,7 +545,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     const Element* const left_mine = left.tiles + Left::offset(down);
     const Element* const right_mine = right.tiles + Right::offset(across);
 
-    // The thread's i-th sum, of A's first and then of B's, for the tile at `stage`.
+    // Read or write the thread's i-th sum for the tile at `stage`. Sums of A come before sums of B.
     auto read_terms = [&](int i, Piece* held) {
         if (i < LeftTiles::SUMS)
             left.read_terms(i, held);
@@ -568,7 +570,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
             write_sum(i, 0, held);
         }
     }
-    // Copies past the last tile bring zeros.
+    // Copies beyond the last tile fill shared memory with zeros.
 #pragma unroll
     for (int t = 0; t < S::STAGES - 1; ++t) {
         left.copy(t);
@@ -623,8 +625,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
             }
             a.read_step(left_now, next);
             b.read_step(right_now, next);
-            // Back and forth over the columns, so that each multiply-add shares a register with the previous one: a
-            // multiprocessor reads two registers a cycle, one from each bank (even and odd).
+            // The order of columns alternates from row to row. So each multiply-add shares a register with the previous
+            // multiply-add: a multiprocessor reads two registers per cycle, one from each of two banks (even and odd).
 #pragma unroll
             for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll

@@ -1,11 +1,12 @@
-// Small products of any real type and layout in one launch: dest = alpha left right + beta dest. For a dest that is its
-// own adjoint, the lower triangle alone, or the lower triangle and its mirror.
+// Small products of any real type and layout in one launch: dest = alpha left right + beta dest. If dest is its own
+// adjoint, the kernel can write the lower triangle only, or the lower triangle and its mirror.
 //
-// Index map: a thread block computes a 32 x 32 tile; blockIdx.x numbers the tiles (row by row, or those of the lower
-// triangle) and blockIdx.z the products of a batch. Each of 256 threads computes 2 x 2 numbers, 16 apart.
+// Index map: a thread block computes a 32 x 32 tile. blockIdx.x numbers the tiles row by row; blockIdx.z is the product
+// of a batch. Each of 256 threads computes 2 x 2 numbers that are 16 rows and 16 columns apart.
 //
-// Pieces of the operands are in shared memory in the type of the sums, while the next pieces are loaded. Most of the
-// time of such a product is the launch, so nothing more is done for speed.
+// A piece is 32 rows of A (or columns of B) with 32 numbers of the inner dimension. Pieces in shared memory have the
+// type of the sums. The next pieces are loaded at the same time. The launch takes most of the time of a small product,
+// so the kernel has no further optimizations.
 #pragma once
 
 #include "mirror_triangle.cuh"
@@ -14,7 +15,7 @@ namespace fmm {
 
 struct SmallProduct {
     const void* left;
-    // strides in elements: between rows, along the inner dimension, between products
+    // strides in elements: from row to row, along the inner dimension, and from product to product
     long long left_row, left_inner, left_next;
     const void* right;
     long long right_col, right_inner, right_next;
@@ -26,18 +27,18 @@ struct SmallProduct {
 
 constexpr int SMALL_TILE = 32, SMALL_THREADS = 256;
 
-// The part of dest that is computed.
+// The part of dest that the kernel computes.
 enum class Part { ALL, LOWER, MIRRORED };
 
-// A thread's share of the pieces of an operand: SMALL_TILE lines along the inner dimension. Neighbouring threads read
-// neighbouring numbers, along the lines or across them.
+// The numbers of an operand's pieces that one thread loads. A piece has SMALL_TILE lines along the inner dimension.
+// Neighbouring threads read adjacent numbers: along the lines, or across them.
 template <class Element>
 struct SmallPiece {
     using Stored = typename Traits<Element>::Stored;
     using Sum = typename Traits<Element>::Sum;
     static constexpr int HIGH = SMALL_THREADS / SMALL_TILE, EACH = SMALL_TILE / HIGH;
     const Stored* next;  // the thread's first number in the next piece
-    long long apart, onward;  // distance between the thread's numbers, and between pieces
+    long long apart, onward;  // distance between the thread's numbers in a piece, and between pieces
     int line, inner, line_step, inner_step, lines;
     Stored held[EACH];
 
@@ -93,8 +94,7 @@ __device__ __forceinline__ void small_product(const SmallProduct& p) {
     Sum sums[2][2] = {};
     SmallPiece<Element> of_left(left, p.left_row, p.left_inner, top, p.m);
     SmallPiece<Element> of_right(right, p.right_col, p.right_inner, beside, p.n);
-    // Length of a piece: the loop ends with the operands, so that no padding zero is multiplied (inf times zero is
-    // NaN).
+    // Length of a piece along the inner dimension. The last piece is not padded: inf times a zero would be NaN.
     int count = static_cast<int>(p.k < SMALL_TILE ? p.k : SMALL_TILE);
     of_left.load(count);
     of_right.load(count);

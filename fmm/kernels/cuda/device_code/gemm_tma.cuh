@@ -1,20 +1,20 @@
-// Tiled float32 GEMM with fused sums for chips with a copy engine (TMA, sm_90 and up): the algorithm of gemm_simt.cuh
-// with almost only multiply-adds in its loop, and several products in one launch.
+// Tiled float32 GEMM with fused sums for chips with a copy engine (TMA, sm_90 and newer). The algorithm is that of
+// gemm_simt.cuh. The main loop has almost only multiply-adds, and one launch computes several products.
 //
 // Index map: a thread block computes one M_S x N_S tile of one task. blockIdx.x numbers the tiles task by task, and
-// then product by product of a batch. Threads and warps have the numbers that they have in gemm_simt.cuh.
+// then product by product of a batch. Threads and warps have the same numbers of a tile as in gemm_simt.cuh.
 //
-//   Launch      blocks of A, B and C, and the tasks: the blocks that a product adds up, and those that it writes
-//   SharedTile  layout of a tile in shared memory
-//   Summer      one operand's sums in shared memory: copied, added up, read
-//   Reader      Fragment of gemm_common.cuh: from shared memory to a thread's registers
-//   StagedTile  a tile of C: from registers to shared memory, row by row
-//   store_...   from there to C, in order where several tasks write one block
+//   Launch      the blocks (submatrices) of A, B and C, and the tasks: the blocks that a product adds and writes
+//   SharedTile  the layout of a tile in shared memory
+//   Summer      copies the blocks of one operand to shared memory, adds them, and reads the sums
+//   Reader      reads a tile from shared memory to a thread's registers, as Fragment of gemm_common.cuh does
+//   StagedTile  writes a tile of C from registers to shared memory, row by row
+//   store_...   writes a tile from shared memory to C; tasks that write the same block of C take turns
 //
-// Barriers of each stage: `full` (the copies have arrived) and `summed` (all warps have formed their part of the sums;
-// without sums it keeps the warps together). Arriving does not wait; only a later use waits for the barrier. A warp
-// that passes `summed` of a tile knows that all warps have finished the tile AHEAD tiles earlier, and have therefore
-// read all tiles before that one.
+// Each stage has two barriers. `full` completes when the copies have arrived. `summed` completes when all warps have
+// formed their sums; without sums, it keeps the warps close together. Arriving at a barrier does not wait. A warp waits
+// for `summed` of a tile before it uses the tile. At this point all warps have finished the tile AHEAD tiles earlier,
+// so they have read all tiles before that tile.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -26,8 +26,9 @@ namespace fmm {
 // ---- parameters of a launch
 
 // A task: `tiles` tiles of one product from tile `first` on, over `steps` tiles of the inner dimension from position
-// `from` on. It holds the numbers of its blocks and their factors (in a sum, relative to the first block's). For each
-// block of C it holds how many tasks of this launch write the block before this one, and whether this one is the last.
+// `from` on. `left`, `right` and `dest` are the indices of the task's blocks. The factors of a sum are relative to the
+// factor of its first block. For each block of C, `turn` is the number of earlier tasks of the launch that write the
+// block, and `last` is 1 if no later task writes the block.
 template <class Element, int LEFT, int RIGHT, int DEST>
 struct Task {
     int lefts, rights, dests, first, tiles, from, steps;
@@ -36,29 +37,29 @@ struct Task {
 };
 
 enum class Order {
-    FREE,   // each block is written by one task
-    TURNS,  // tasks that write one block do so in the tasks' order
+    FREE,   // one task writes each block
+    TURNS,  // several tasks can write one block, in the order of the tasks
 };
 
 template <class Element, class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
 struct Launch {
     Map left[LEFTS], right[RIGHTS];
-    Block<Element> dest[DESTS];  // `keep` applies to the old value, in the first task that writes the block
+    Block<Element> dest[DESTS];  // the first task that writes a block multiplies its old value by `keep`
     unsigned* turns;  // a counter for each tile of each block of C of each product; zero before and after the launch
-    int* flag;                   // set to 1 if a number may overflow or underflow, or is not finite; null: no check
+    int* flag;                   // set to 1 if a number is inf or NaN, or may overflow or underflow; null: no check
     long long leading;           // of C: elements from one row to the next
     long long layer;             // of C: elements from one product of a batch to the next
     int down, across;  // rows and columns of tiles
-    int group;         // rows of tiles in a group, which share what they read in the L2 cache
+    int group;         // rows of tiles in a group (tile_of); the tiles of a group share data in the L2 cache
     int wide;          // 1 if C can be accessed 16 bytes at a time
-    int blocks;        // thread blocks of all tasks, for one product of the batch
+    int blocks;        // number of thread blocks of all tasks, for one product of the batch
     Task_ task[TASKS];
 };
 
 // ---- shared memory
 
-// A tile as the copy engine leaves it: lines along the contiguous dimension. The engine swizzles K-major lines: it
-// permutes their 16-byte chunks, so that neighbouring lines use different banks.
+// The layout of a tile that the copy engine writes: lines along the contiguous dimension. The copy engine permutes the
+// 16-byte chunks of K-major lines (swizzle), so that neighbouring lines use different banks.
 template <class Element, Along ALONG, int OUT, int K_S>
 struct SharedTile {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -67,18 +68,18 @@ struct SharedTile {
     static constexpr int BYTES = K_S * static_cast<int>(sizeof(Element)), CHUNKS = BYTES / 16;  // of a line, if INNER
     static_assert(!INNER || BYTES == 32 || BYTES == 64 || BYTES == 128, "the copy engine has these swizzles");
     static_assert(SIZE * sizeof(Element) % 1024 == 0, "tiles begin at multiples of the swizzle pattern");
-    // The swizzle of a line: its chunk numbers are combined with this by exclusive or.
+    // Return the swizzle of a line. Chunk number c of the line is stored at position c XOR swizzle.
     __device__ static __forceinline__ constexpr int swizzle_of(int line) { return line * BYTES / 128 & (CHUNKS - 1); }
 };
 
-// One operand: TERMS tiles beside each other, and a separate place for their sum. The copy engine never writes to the
-// sums, so that its copies and the threads' stores need no order between them.
+// One operand: the tiles of TERMS blocks side by side, and separate memory for their sum. The copy engine never writes
+// the memory of sums, so copies and the threads' stores need no synchronization.
 template <class Element, class SharedTile_, int TERMS, int THREADS>
 struct Summer {
     static constexpr bool SUMMED = TERMS > 1;
     static constexpr int WIDE = SharedTile_::WIDE, CELLS = SharedTile_::SIZE / WIDE, EACH = (CELLS + THREADS - 1) / THREADS;
-    static constexpr int SUMS = SUMMED ? EACH : 0;             // accesses of a thread for the sums of a tile
-    static constexpr int SIZE = SUMMED ? SharedTile_::SIZE : 0;      // numbers of a sum
+    static constexpr int SUMS = SUMMED ? EACH : 0;             // number of vectors that a thread adds up for a tile
+    static constexpr int SIZE = SUMMED ? SharedTile_::SIZE : 0;      // numbers of a tile of sums
     using Piece = Pack<Element, WIDE>;
     __device__ static __forceinline__ bool has(int i) {
         return CELLS % THREADS == 0 || i + 1 < EACH || static_cast<int>(threadIdx.x) + i * THREADS < CELLS;
@@ -101,7 +102,7 @@ struct Summer {
 
 // ---- from shared memory to registers
 
-// A thread's numbers of a tile; the engine swizzles K-major lines.
+// A thread's registers for a tile, as Fragment of gemm_common.cuh; K-major lines are swizzled.
 template <class Element, class SharedTile_, int REGS, int LANES>
 struct Reader : Fragment<Element, SharedTile_, REGS, LANES> {
     using Numbers = Fragment<Element, SharedTile_, REGS, LANES>;
@@ -129,11 +130,11 @@ struct Reader : Fragment<Element, SharedTile_, REGS, LANES> {
 
 // ---- from registers to C
 
-enum class OldValue { NONE, SCALED, ADDED };  // use of a block's old value
+enum class OldValue { NONE, SCALED, ADDED };  // the old value of a block is ignored, multiplied by `keep`, or added
 
-// A tile of C in shared memory, in the memory of the tiles of A and B. The 16-byte chunks of its rows are swizzled, so
-// that simultaneous stores of threads use different banks. A short loop then stores whole rows to C. (A long unrolled
-// loop that each thread block runs once would cost the time to load its instructions.)
+// A tile of C in shared memory, which overwrites the tiles of A and B. The 16-byte chunks of its rows are swizzled, so
+// that the stores of a warp use different banks. A short loop then stores complete rows to C. A long unrolled loop
+// would be slower: each thread block executes it once, and loading its instructions takes time.
 template <class Element, class S, class Left, class Right>
 struct StagedTile {
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element)), CHUNKS = S::WIDTH / WIDE;
@@ -143,9 +144,9 @@ struct StagedTile {
     __device__ static __forceinline__ int chunk(int row, int number) {
         return row * CHUNKS + (number ^ (Left::INNER ? row : row / WIDE) % (CHUNKS < 8 ? CHUNKS : 8));
     }
-    // Store this thread's numbers from this row and column on. They are multiplied by a one that the
-    // compiler does not know: otherwise they would have to be in adjacent registers, and the main loop's register reads
-    // would wait.
+    // Store this thread's numbers from this row and column on. The numbers are multiplied by `one`, whose value the
+    // compiler cannot see. Otherwise the compiler would keep them in adjacent registers for the vector stores, and the
+    // main loop would have register bank conflicts.
     template <int ROWS, int COLS>
     __device__ static __forceinline__ void store(const Element (&x)[ROWS][COLS], Element one, Element* staged, int row,
                                                int col) {
@@ -172,7 +173,7 @@ struct StagedTile {
     }
 };
 
-// Store PACK adjacent numbers in one access.
+// Store PACK adjacent numbers with one access.
 template <OldValue OLD, class Element, int PACK>
 __device__ __forceinline__ void store_pack(const Element* x, Element* to, Element factor, Element keep) {
     Pack<Element, PACK> v = pack<Element, PACK>(x), old;
@@ -188,7 +189,8 @@ __device__ __forceinline__ void store_pack(const Element* x, Element* to, Elemen
         pack<Element, PACK>(to) = v;
 }
 
-// Store the staged tile to `q`, a block of C with this many rows and columns left; `wide`: 16 bytes at a time.
+// Store the staged tile to `q`, where the block of C has this number of rows and columns left. `wide`: 16 bytes at a
+// time.
 template <class StagedTile, OldValue OLD, class Element>
 __device__ __forceinline__ void store_block(Element* staged, Element* q, long long leading, int rows, int cols, Element factor,
                                       Element keep, bool wide) {
@@ -202,15 +204,16 @@ __device__ __forceinline__ void store_block(Element* staged, Element* q, long lo
     });
 }
 
-// The L2 cache adds the numbers of several tasks unseen. Numbers above LARGE might overflow, and sums below SMALL may
-// be flushed to zero. The bits of positive floats are in their order, and inf and NaN come last.
+// Limits for `check_range`. The L2 cache adds the numbers of several tasks, and no thread sees the sums. Numbers above
+// LARGE might overflow, and sums below SMALL might be flushed to zero. The bits of positive floats have the order of
+// the floats; inf and NaN have the largest bits.
 constexpr float LARGE = 0x1p122f, SMALL = 0x1p-100f;
 
 template <class StagedTile, class Task>
 __device__ __forceinline__ void check_range(int* flag, const Task& task, float* staged) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    unsigned most = 0, least = ~0u;  // largest bits; smallest bits of nonzero numbers, less one
+    unsigned most = 0, least = ~0u;  // the largest bits; the smallest bits of nonzero numbers, minus one
     StagedTile::for_each_chunk(staged, [&](const float* x, int, int) {
         const auto v = pack<float, StagedTile::WIDE>(x);
 #pragma unroll
@@ -252,8 +255,8 @@ __device__ __forceinline__ void store_blocks(const Params& p, const Task& task, 
     }
 }
 
-// Store the staged tile's numbers on and below C's diagonal to the task's one block, and their mirror if all of C is
-// wanted.
+// Store the staged tile's numbers on and below C's diagonal, and with Triangle::FULL also their mirror. The task writes
+// one block.
 template <class StagedTile, class S, Triangle TRIANGLE, class Params, class Task, class Element>
 __device__ __forceinline__ void store_triangle_block(const Params& p, const Task& task, const Tile& tile, Element* staged) {
     const Block<Element>& block = p.dest[task.dest[0]];
@@ -299,10 +302,10 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     constexpr int LEFT_SIZE = LEFTS * LeftTile::SIZE, STAGE = LEFT_SIZE + RIGHTS * RightTile::SIZE;
     constexpr int SUM = LeftSums::SIZE + RightSums::SIZE;  // numbers of a stage's sums
     constexpr int SUMS = LeftSums::SUMS + RightSums::SUMS, TERMS = max_of(LEFTS, RIGHTS), ENTIRE = S::DEPTH - 1;
-    // Sums are formed AHEAD tiles before they are used, in the last steps of a tile, since copies may arrive late.
+    // Sums are formed AHEAD tiles before their use, in the last steps of a tile, because copies can arrive late.
     constexpr int AHEAD = 2, LAST = ENTIRE - 1, AT_ONCE = (SUMS + LAST - 2) / (LAST - 1);
     constexpr int FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : ENTIRE;
-    constexpr int COME = FIRST - 1;  // the step that waits for the copies
+    constexpr int COME = FIRST - 1;  // the step in which the threads wait for the copies
     static_assert(S::STAGES >= 3 + (SUMS ? AHEAD : 1), "a stage is filled three tiles after its last use");
     Barrier* const full = barriers;
     Barrier* const summed = full + S::STAGES;
@@ -317,7 +320,7 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     auto fill = [&](int t, int stage) {
         Element* const to = memory + stage * STAGE;
         const int k = task.from + t * S::DEPTH;
-        if (t >= steps) {  // past the last tile nothing is copied, but the barrier still completes
+        if (t >= steps) {  // beyond the last tile there are no copies, but the barrier must complete
             arrive(full + stage);
             return;
         }
@@ -341,7 +344,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     for (int b = 0; b < LEFTS; ++b) left_factor[b] = task.left_factor[b];
 #pragma unroll
     for (int b = 0; b < RIGHTS; ++b) right_factor[b] = task.right_factor[b];
-    // The thread's i-th sum, of A's first and then of B's, in two halves so that loads have time to arrive.
+    // Read the terms of the thread's i-th sum, and later write the sum, so that the reads have time to arrive. Sums of
+    // A come before sums of B.
     auto read_terms = [&](int i, const Element* copies, Piece* held) {
         if (i < LeftSums::SUMS)
             LeftSums::read_terms(i, copies, held);
@@ -358,7 +362,7 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         __syncwarp();
         if (lane == 0) arrive(barrier);
     };
-    // This thread's first number in a stage's tile.
+    // Return the address of this thread's first number in the tile of a stage.
     auto left_of = [&](int stage) {
         return (LeftSums::SUMMED ? sums + stage * SUM : memory + stage * STAGE) + Left::offset(down);
     };
@@ -377,8 +381,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     a.clear();
     b.clear();
 
-    // Half of a step's multiply-adds, and the reads of the next step for their rows. Back and forth over the columns,
-    // so that each multiply-add shares a register with the previous one.
+    // Do half of a step's multiply-adds, and read the same rows for the next step. The order of columns alternates from
+    // row to row, so that each multiply-add shares a register with the previous multiply-add.
     auto half_step = [&](int k, bool second, bool only_reads, const Element* left, const Element* right) {
         const int next = (k + 1) % S::DEPTH;
         if (!second) {
@@ -416,9 +420,9 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     wait_barrier(summed, 0);
     half_step(ENTIRE, false, true, left_of(0), right_of(0));
     int stage = 0, late = AHEAD % S::STAGES, free = S::STAGES - 3;
-    unsigned parity = 0, late_parity = AHEAD / S::STAGES;  // phase parities of this tile and of the tile AHEAD
-    // The loop starts in the middle of a step, and has its waits there too. The compiler moves reads to the end of a
-    // basic block; half a step then remains before the values are used.
+    unsigned parity = 0, late_parity = AHEAD / S::STAGES;  // phase parity of this tile, and of tile t + AHEAD
+    // An iteration starts in the middle of a step, and waits for barriers in the middle of steps. The compiler moves
+    // reads to the end of a basic block. Half a step of multiply-adds then remains before the values are used.
 #pragma unroll 1
     for (int t = 0; t < steps; ++t) {
         const int next_stage = stage + 1 == S::STAGES ? 0 : stage + 1;
@@ -439,8 +443,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
                 for (int i = 0; i < AT_ONCE; ++i) read_terms((k - FIRST) * AT_ONCE + i, copies, held[i]);
             }
             half_step(k, false, false, left, right);
-            // All warps formed this tile's sums two tiles ago, so they have read the tile before that. Its stage is
-            // filled again, by a thread of one warp after the other.
+            // All warps formed this tile's sums two tiles ago, so they have read the tile before that time. The stage
+            // of that tile is filled again. The warps take turns in starting the copies.
             if (k == 0 && __builtin_expect(threadIdx.x == t % (S::THREADS / 32) * 32, 0)) {
                 if (t > 2 && t - 3 + S::STAGES < steps + AHEAD) fill(t - 3 + S::STAGES, free);
             }
@@ -466,20 +470,21 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     StagedTile::store(sum, p.blocks > 0 ? Element(1) : Element(0), memory, down, across);
     meet<S::THREADS>();
     if constexpr (TRIANGLE != Triangle::NONE) {
-        // before the store, which overwrites the staged tile
+        // The check precedes the store, because the store overwrites the staged tile.
         if (p.flag) check_range<StagedTile>(p.flag, task, memory);
         store_triangle_block<StagedTile, S, TRIANGLE>(p, task, tile, memory);
     } else {
         store_blocks<StagedTile, S, ORDER>(p, task, tile, number, memory);
-        // after the store, because other tasks may wait for this one
+        // The check follows the store, because other tasks can wait for this task.
         if (p.flag) check_range<StagedTile>(p.flag, task, memory);
     }
 }
 
 // ---- the kernel
 
-// SHAPES: the kinds of tasks in a launch, as a bit mask; bit number 2 (A is a sum) + (B is a sum). `memory`: for every
-// stage the copies of all blocks and each operand's sum, or a tile of C; then two barriers for each stage.
+// Compute the thread block's tile of its task. SHAPES is a bit mask of the kinds of tasks in a launch: bit i + 2 j with
+// i = 1 if B is a sum, and j = 1 if A is a sum. `memory` is shared memory: the copies and sums of every stage (later a
+// tile of C), then two barriers for each stage.
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, Triangle TRIANGLE,
           class Params>
 __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {

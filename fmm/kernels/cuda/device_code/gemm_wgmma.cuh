@@ -1,21 +1,21 @@
 // GEMM on the tensor cores of Hopper's warpgroups (wgmma, sm_90a): float16, bfloat16, float32 as TF32, and bytes. C =
 // factor (A B + keep C).
 //
-// Index map: a cluster computes CLUSTER tiles of M_S x N_S numbers of C below each other, one for each thread block.
-// Clusters are persistent: cluster c computes the tiles c, c + clusters, ... in the order of tile_of. Warpgroup 0
-// copies; each of the other M_S / 64 warpgroups multiplies 64 rows of its thread block's tile.
+// Index map: a thread block computes M_S x N_S tiles of C. The CLUSTER thread blocks of a cluster compute tiles below
+// each other, which form a cluster tile. Clusters are persistent: cluster c computes the cluster tiles c, c + clusters,
+// ... in the order of tile_of. Warpgroup 0 copies; each of the other M_S / 64 warpgroups multiplies 64 rows.
 //
 //   Product       tensor maps of A, B and C, sizes and scalars
-//   load_tiles    one thread: tiles of A and B to shared memory; a tile of B is multicast to both thread blocks of a
-//                 cluster
-//   multiply_all  warpgroups 1 and 2: wgmma from shared memory to the accumulators, then numbers of C to shared memory
-//   store_tiles   one thread for each warpgroup: from shared memory to C by the copy engine
+//   load_tiles    one thread loads tiles of A and B to shared memory; a tile of B is multicast to both thread blocks of
+//                 a cluster
+//   multiply_all  warpgroups 1 and 2 multiply from shared memory to accumulators, and write C to shared memory
+//   store_tiles   one thread for each warpgroup stores tiles from shared memory to C with the copy engine
 //
-// While one tile of C is stored, the next tile's operands are loaded and multiplied. Barriers: `full` and `empty` of
-// each stage, `staged` and `sent` of each warpgroup.
+// While one tile of C is stored, the next tile's operands are loaded and multiplied. Each stage has the barriers `full`
+// and `empty`; each warpgroup has the barriers `staged` and `sent`.
 //
-// There are no fused sums: wgmma reads B from shared memory, and a warpgroup's four warps already use almost all of the
-// bandwidth of shared memory. Forming sums there would take longer than the product.
+// The kernel has no fused sums. wgmma reads B from shared memory, and the four warps of a warpgroup already use almost
+// the whole bandwidth of shared memory. Forming sums in shared memory would take longer than the product.
 #pragma once
 
 #include "cluster.cuh"
@@ -56,23 +56,23 @@ __device__ __forceinline__ void store_pair(tf32* to, float x, float y) { *reinte
 
 struct Product {
     Map left, right, dest;
-    const void* old;           // C, or the addend, where `keep` is not zero
+    const void* old;           // C or the addend; read only if `keep` is not zero
     // of `old`: numbers from one row to the next, and from one product of a batch to the next
     long long leading, layer;
     int m, n;                  // rows and columns of C
-    float keep;                // coefficient of `old`, which is added to the product before the factor is applied
-    int steps;         // tiles along the inner dimension
-    int down, across;  // rows and columns of clusters' tiles
-    int group;         // rows of clusters' tiles in a group, which share what they read in the L2 cache
-    int units;         // clusters' tiles of all products of a batch
-    int adds;          // 1 if the copy engine adds to C
-    float factor;      // coefficient of the product
+    float keep;                // coefficient of `old`, which is added to A B before the sum is multiplied by `factor`
+    int steps;         // number of tiles along the inner dimension
+    int down, across;  // rows and columns of cluster tiles
+    int group;         // rows of cluster tiles in a group (tile_of); the tiles of a group share data in the L2 cache
+    int units;         // number of cluster tiles of all products of a batch
+    int adds;          // 1 if the copy engine adds to C, 0 if it overwrites C
+    float factor;      // coefficient of the sum A B + keep C
 };
 
 // ---- PTX of clusters, the copy engine and warpgroups
 
-// Arrive at a barrier of a thread block of the cluster: its data have been read. (No written data must become visible,
-// so the scope is not wider; a wider scope would empty the L1 cache each time.)
+// Arrive at a barrier of the cluster's thread block `rank`, after reading a stage. The thread has written nothing that
+// must become visible, so a small memory scope suffices. A wider scope would invalidate the L1 cache each time.
 __device__ __forceinline__ void arrive_remote(Barrier* barrier, int rank) {
     asm volatile(
         "{\n"
@@ -84,8 +84,8 @@ __device__ __forceinline__ void arrive_remote(Barrier* barrier, int rank) {
         : "memory");
 }
 
-// As `load_tile`, to the same place in each of a cluster's first COUNT thread blocks; the barriers at that place count
-// the bytes.
+// Load a tile as `load_tile` does, to the same address in each of a cluster's first COUNT thread blocks. In each of
+// these thread blocks, the barrier at the same address counts the bytes.
 template <int COUNT>
 __device__ __forceinline__ void load_tile_multicast(void* to, const Map* map, int x, int y, int z, Barrier* barrier) {
     constexpr unsigned short ALL = (1 << COUNT) - 1;
@@ -131,26 +131,27 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // ---- shared memory
 
-// A tile as the copy engine leaves it: lines of 128 bytes along the contiguous dimension. Their 16-byte chunks are
-// swizzled within 8 lines. K-major: a line is a row of A's tile, or a column of B's. MN-major: a line is LINE numbers
-// of one step, and all steps of these numbers come before the next LINE numbers.
+// The layout of a tile that the copy engine writes: lines of 128 bytes along the contiguous dimension. The 16-byte
+// chunks of lines are swizzled in groups of 8 lines. A K-major line is a row of A's tile or a column of B's tile. An
+// MN-major line has LINE numbers at one position of the inner dimension. The lines of these LINE numbers for all
+// positions come before the lines of the next LINE numbers.
 template <class Element, Along ALONG, int OUT>
 struct Panel {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int ITEM = static_cast<int>(sizeof(Element)), LINE = 128 / ITEM, SIZE = OUT * LINE;
-    static constexpr int DEEP = 32 / ITEM;  // steps of the inner dimension in an instruction
-    // distance of one instruction's operand from the next, in 16 bytes
+    static constexpr int DEEP = 32 / ITEM;  // positions of the inner dimension in one instruction
+    // distance between the operands of consecutive instructions, in units of 16 bytes
     static constexpr int NEXT = INNER ? DEEP * ITEM / 16 : DEEP * 128 / 16;
     static_assert(INNER || ITEM == 2, "wgmma reads MN-major operands of 16-bit types only");
 
-    // The matrix descriptor of an operand, in units of 16 bytes: its address, the distance to the next LINE numbers,
-    // the distance to the next 8 lines, and the 128-byte swizzle.
+    // Return the matrix descriptor of an operand. In units of 16 bytes it has the address, the distance to the next
+    // LINE numbers, and the distance to the next 8 lines; bit 62 selects the 128-byte swizzle.
     __device__ static __forceinline__ unsigned long long descriptor(const void* at) {
         const unsigned long long next = INNER ? 1 : LINE * 128 / 16, eight = 8 * 128 / 16;
         return (shared_address(at) & 0x3ffff) >> 4 | next << 16 | eight << 32 | 1ull << 62;
     }
-    // Copy the part of the tile that begins at number `from` of the outer dimension; `first` is that number in the
-    // block.
+    // Copy PART numbers along the outer dimension of the tile, from position `from` of the tile on. This position is
+    // position `first` of the matrix.
     template <int PART, class Copy>
     __device__ static __forceinline__ void copy_part(Element* tile, int from, int first, int k, const Copy& copy) {
         constexpr int BOX = INNER ? PART : LINE;
@@ -158,7 +159,7 @@ struct Panel {
         for (int i = 0; i < PART; i += BOX)
             copy(tile + (from + i) * LINE, INNER ? k : first + i, INNER ? first + i : k);
     }
-    // Copy the share of a tile that thread block `rank` of SHARERS loads for all of them.
+    // Copy the part of a tile that thread block `rank` of SHARERS thread blocks loads for all of them.
     template <int SHARERS, class Copy>
     __device__ static __forceinline__ void copy_share(Element* tile, int rank, int first, int k, const Copy& copy) {
         constexpr int PART = INNER ? OUT / SHARERS : LINE;
@@ -169,19 +170,19 @@ struct Panel {
 };
 
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
-struct Sizes {  // a thread block's tile; CLUSTER thread blocks below each other are a cluster
+struct Sizes {  // sizes of a thread block's tile; the CLUSTER thread blocks of a cluster compute tiles below each other
     static constexpr int HEIGHT = M_S, WIDTH = N_S, CLUSTER = CLUSTER_, STAGES = STAGES_;
     static constexpr int LINE = 128 / static_cast<int>(sizeof(Element)), DEPTH = LINE;
     static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
     static constexpr int STAGE = DEPTH * (HEIGHT + WIDTH);
-    // columns in shared memory at a time
+    // PART: columns of C that are in shared memory at a time
     static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
     static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, which are swizzled within 8");
 };
 
-// The same for a symmetric C: only tiles that touch the lower triangle are multiplied. With MIRROR, their transposes
-// are stored too.
+// Sizes for a symmetric C. Only tiles that touch the lower triangle are computed. With MIRROR, their transposes are
+// stored too.
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR = false>
 struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
     static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
@@ -215,7 +216,7 @@ struct Barriers {
 // ---- roles of the warps, tile after tile
 
 struct Place {
-    int layer, row, col;  // start of the thread block's tile
+    int layer, row, col;  // product of the batch, and first row and column, of a thread block's tile
 };
 
 template <class S, class Params, class Work>
@@ -253,23 +254,23 @@ __device__ __forceinline__ void load_tiles(const Product& p, Element* memory, co
     });
 }
 
-// Epilogue of a sum: multiplied by a factor, which is the same for all products of a batch.
+// Epilogue: multiply a sum by a factor, which is the same for all products of a batch.
 struct ByFactor {
     static constexpr int MAX_STEPS = 0;  // 0: any number of steps can be accumulated
-    static constexpr bool ADDS = true;    // C may be added to the product
-    static constexpr int COLUMNS = 0;     // columns in an iteration of the loop over C's columns; 0: no loop
+    static constexpr bool ADDS = true;    // true if the epilogue can add the old C to the product
+    static constexpr int COLUMNS = 0;     // columns in an iteration of the loop over C's columns; 0: an unrolled loop
     float factor;
     __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
     __device__ __forceinline__ float operator()(float x) const { return factor * x; }
 };
 
-// Compiler barrier: x is not read before the wgmma instructions that wrote it have been waited for.
+// Compiler barrier: reads of x are not moved before the wait for the wgmma instructions that write x.
 __device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
-// Move the numbers of the next part of PART numbers to the first registers, for a loop over all parts that is not
-// unrolled. (Registers have no index at run time.) Part i + 1 is PART 2^z numbers away, where 2^z divides i + 1, and the
-// following parts come with it: a number moves log2(parts) times at most.
+// Move the next PART numbers of x to the first registers, for a loop over parts that is not unrolled: registers have no
+// index at run time. After part i, the numbers from index PART 2^z on move to index 0, where 2^z is the largest power
+// of two that divides i + 1. So a number moves at most log2(number of parts) times.
 template <int PART, int STEP = PART, class Number, int COUNT>
 __device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
     if constexpr (STEP < COUNT) {
@@ -281,21 +282,21 @@ __device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
     }
 }
 
-// Make the 64 x 64 diagonal block of a warpgroup's rows symmetric in shared memory: the numbers below the diagonal
-// replace those above.
+// Make the 64 x 64 submatrix on the diagonal symmetric in shared memory: the numbers below the diagonal are copied to
+// their mirror positions.
 template <class S, class Element>
 __device__ __forceinline__ void make_symmetric(Element* block, int group) {
     constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto at = [&](int line, int col) -> Element& {
         return block[line * S::LINE + (col / WIDE ^ line % 8) * WIDE + col % WIDE];
     };
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // all threads of the warpgroup have written
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // wait until the warpgroup's threads have written
     for (int i = threadIdx.x % 128; i < 64 * 64; i += 128)
         if (i % 64 > i / 64) at(i / 64, i % 64) = at(i % 64, i / 64);
 }
 
-// Write a warpgroup's numbers transposed, as lines of 64 for each of its columns, for the mirrored tile of C. One
-// stmatrix instruction transposes four blocks of 8 x 8: 16 rows and 16 columns.
+// Write a warpgroup's numbers transposed to shared memory, for the mirrored tile of C: each column becomes a line of 64
+// numbers. One stmatrix instruction transposes four matrices of 8 x 8: 16 rows and 16 columns.
 template <class S, class Element, int COUNT>
 __device__ __forceinline__ void stage_transposed(Element* staging, const float (&sum)[COUNT], float factor) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -327,10 +328,10 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
-// x += keep times C, for the pairs of numbers from this row and column on. (n is even.)
+// Add keep times the old C to x, for the thread's pairs of numbers from this row and column on. n is even.
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
-    constexpr int AT_ONCE = 8;  // loads in flight: more would need too many registers
+    constexpr int AT_ONCE = 8;  // number of loads in flight; more loads need too many registers
     const Element* const old = static_cast<const Element*>(p.old) + layer * p.layer + col;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -350,12 +351,12 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
                 pair[0] += p.keep * old_pair[j].x;
                 pair[1] += p.keep * old_pair[j].y;
             }
-            asm volatile("" ::: "memory");  // no later loads are moved up to here
+            asm volatile("" ::: "memory");  // compiler barrier: later loads stay behind this point
         }
     }
 }
 
-// Write a thread's numbers of COLUMNS columns, from column `from` of the staged part on, to shared memory.
+// Write a thread's numbers of COLUMNS columns to shared memory, from column `from` of the staged part on.
 template <class S, int COLUMNS, class Element, class Sum, class Finished>
 __device__ __forceinline__ void stage_part(Element* staging, const Sum* sum, const Finished& finished, int from) {
     constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
@@ -391,7 +392,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
             Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(sum, a + round.stage * WORDS,
                                                                                           b + round.stage * WORDS, t);
             wgmma_commit();
-            wgmma_wait<1>();  // so that the previous stage is free
+            wgmma_wait<1>();  // for the products of the previous stage, which becomes empty
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
             before = round.stage;
             if constexpr (Finish::MAX_STEPS > 0) {
@@ -483,8 +484,8 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
 
 // ---- the kernel
 
-// Frame of all warpgroup kernels. One thread initializes the barriers, which follow the numbers in `memory`. The first
-// warpgroup copies, which takes few registers; the others multiply, with the registers that it gives up.
+// Run the roles of a warpgroup kernel. One thread initializes the barriers, which follow the numbers in `memory`. The
+// first warpgroup calls `copy` and releases registers. The other warpgroups call `multiply` and get these registers.
 template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
 __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Barrier* const full = reinterpret_cast<Barrier*>(memory + S::NUMBERS);
@@ -502,8 +503,8 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
         fence_barrier_init();
     }
     cluster_sync();
-    // The shuffle tells the compiler that the value is uniform in a warp, so that no thread keeps what depends on it in
-    // registers.
+    // The shuffle tells the compiler that the value is uniform in a warp. Dependent values then need no registers in
+    // each thread.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         decrease_registers<40>();
@@ -512,11 +513,12 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
         increase_registers<232>();
         multiply(barriers, warp / 4 - 1);
     }
-    cluster_sync();  // no thread block exits while others may arrive at its barriers
+    cluster_sync();  // no thread block exits while another thread block can arrive at its barriers
 }
 
-// `memory`: for every stage a tile of A and one of B; for every warpgroup its part of C; barriers. `Step::multiply` is
-// one wgmma instruction from the generated source, because it must name all registers of a tile.
+// Compute all tiles of a thread block. `memory` is shared memory: a tile of A and a tile of B for every stage, then a
+// part of C for every warpgroup, then the barriers. The generated source defines `Step::multiply`, one wgmma
+// instruction, because this instruction must name all registers of a tile.
 template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;

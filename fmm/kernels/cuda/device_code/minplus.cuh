@@ -1,16 +1,17 @@
-// Tiled products over the semirings of shortest paths: dest[i][j] = the best of old[i][j] and all a[i][k] + b[k][j].
+// Tiled products over the semirings of shortest paths: dest[i][j] is the best of old[i][j] and a[i][k] + b[k][j] for
+// all k. "Best" is the minimum or the maximum.
 //
-// Tiles are loaded as in gemm_simt.cuh: A K-major, B by rows, 16 bytes at a time, some tiles ahead. A multiply-add of
-// the ordinary product is one instruction. Here it is an addition and a comparison, which runs at half the rate;
-// tropical_rings.cuh has shorter sequences for two steps at a time. Zeros that the loader stores beyond an edge are not
-// "no edge": beyond the end of the inner dimension, A's part of the last tile is overwritten; numbers beyond other
-// edges are never stored.
+// Tiles are loaded as in gemm_simt.cuh: A K-major, B by rows, 16 bytes at a time, some tiles before their use. In an
+// ordinary product, a multiply-add is one instruction. Here a step is an addition and a comparison, which runs at half
+// the rate. tropical_rings.cuh has shorter sequences for two steps. The loader stores zeros beyond an edge, but zero
+// does not mean "no edge". So A's numbers beyond the end of the inner dimension are overwritten in the last tile.
+// Results beyond the other edges are never stored.
 //
-// Index map: as in gemm_simt.cuh, for one or two products in a launch, each with its own tiles. A variant with
-// arguments also returns the best k (the first of several), or the last node before j on the path, which `via` holds
-// for the paths from k to j.
+// Index map: as in gemm_simt.cuh, for one or two products in a launch. With ARGS the kernel also returns an argument of
+// each number: the first best k, or the last node before j on the path. For the second form, `via` holds the last nodes
+// on the paths from k to j.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it.
+// The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -22,14 +23,14 @@ template <class Element>
 struct Task {  // one product
     Block<Element> left[1], right[1];
     Element* dest;
-    const Element* old;  // null: there is no old value
-    int* args;           // argument of each number of dest, in the variants with arguments
+    const Element* old;  // the old values; null: none
+    int* args;           // the argument of each number of dest (only with ARGS)
     const int* old_args;
-    const int* via;      // null: the argument is k itself, or -1 where the old number stays
-    long long leading[4];  // of left, right, dest, old
-    long long args_leading[3];  // of args, old_args, via
+    const int* via;      // null: the argument is k, or -1 if the old number remains
+    long long leading[4];  // numbers from one row to the next of left, right, dest, old
+    long long args_leading[3];  // numbers from one row to the next of args, old_args, via
     int m, n, k;
-    int down, across, group;  // rows and columns of tiles, and rows in a group, for tile_of
+    int down, across, group;  // rows of tiles, columns of tiles, and rows of tiles in a group, for tile_of
     int wide;  // 1 if dest and old can be accessed 16 bytes at a time
     int unused;
 };
@@ -37,10 +38,10 @@ struct Task {  // one product
 template <class Element>
 struct Tasks {
     Task<Element> task[2];
-    int first;  // thread blocks of the first product
+    int first;  // number of thread blocks of the first product
 };
 
-// Overwrite numbers beyond the end of the inner dimension, so that no sum with them is the best.
+// Overwrite A's numbers beyond the end of the inner dimension with "no edge", so that no sum with them is the best.
 template <class Ring, class S, class Lines>
 __device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left) {
     for (int x = threadIdx.x; x < S::HEIGHT * S::DEPTH; x += S::THREADS)
@@ -50,8 +51,8 @@ __device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left)
 template <class Ring, bool ARGS, int ROWS, int COLS>
 struct Best {
     using Element = typename Ring::Element;
-    // True if the steps of a tile are a loop. Arguments make each step several times as long: all steps in a row would
-    // take the compiler twice as long, and would not fit in the instruction cache.
+    // True if the steps of a tile are a loop that is not unrolled. With arguments a step has several times the
+    // instructions. Unrolled, all steps would take the compiler twice the time and not fit in the instruction cache.
     static constexpr bool LOOPS = ARGS;
     Element c[ROWS][COLS];
     int arg[ARGS ? ROWS : 1][ARGS ? COLS : 1];
@@ -72,7 +73,7 @@ struct Best {
             arg[ARGS ? i : 0][ARGS ? j : 0] = k;
         }
     }
-    // Steps k and k + 1, in the way of the ring Now.
+    // Do steps k and k + 1 with the instructions of the ring Now.
     template <class Now>
     __device__ __forceinline__ void take_two(int i, int j, int k, Element a, Element b, Element x, Element y) {
         if constexpr (ARGS) {
@@ -82,7 +83,7 @@ struct Best {
             Now::take_two(c[i][j], a, b, x, y);
         }
     }
-    // True if all numbers of this warp are below zero; they then stay negative.
+    // Return true if all best numbers of this warp are negative. They then remain negative.
     __device__ __forceinline__ bool below_zero() const {
         int signs = -1;
 #pragma unroll
@@ -93,7 +94,7 @@ struct Best {
     }
 };
 
-// Steps `begin` to `begin` + WIDE - 1 of a tile; B's lines are read two at a time.
+// Do steps `begin` to `begin` + WIDE - 1 of a tile. Two lines of B are read at a time.
 template <class Ring, class S, class LeftLines, class Right, class Best>
 __device__ __forceinline__ void use_steps(Best& best, const typename Ring::Element* left,
                                           const typename Ring::Element* right, int position, int begin) {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void use_steps(Best& best, const typename Ring::Eleme
     }
 }
 
-// All steps of one tile.
+// Do all steps of one tile.
 template <class Ring, class S, class LeftLines, class Right, class Best>
 __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Element* left,
                                          const typename Ring::Element* right, int position) {
@@ -137,13 +138,13 @@ __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Elemen
     }
 }
 
-// A thread's reads of B; `Fragment` of gemm_common.cuh has the places.
+// The positions of a thread's numbers of B, as in `Fragment` of gemm_common.cuh.
 template <class Element, class Lines, int COLS, int LANES>
 struct RightPlaces : Fragment<Element, Lines, COLS, LANES> {
     static constexpr int PITCH = Lines::PITCH;
 };
 
-// New value and argument of one number.
+// Combine a number with its old value, and store its argument.
 template <class Ring, bool ARGS, class Task>
 __device__ __forceinline__ void settle(const Task& p, typename Ring::Element& value, int arg, int row, int col,
                                        typename Ring::Element old) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
 #pragma unroll 1
     for (int position = 0; position < p.k; position += S::DEPTH) {
         wait<S::STAGES - 2>();
-        __syncthreads();  // this tile has arrived, and all threads have read the one that the next copies overwrite
+        __syncthreads();  // this tile has arrived; all threads have read the tile that the next copies overwrite
         Element* const left_now = left.tile(stage);
         if (position + S::DEPTH > p.k) {
             cut_tail<Ring, S, LeftLines>(left_now, p.k - position);
@@ -244,7 +245,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
             } else {
                 use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
                 const int tiles = position / S::DEPTH + 1;
-                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // checked less and less often
+                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // checked after 1, 2, 4, 8, ... tiles
             }
         } else {
             use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
@@ -254,7 +255,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
     put_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);
 }
 
-// ---- 16-bit numbers: each of A's is written twice in a word
+// ---- 16-bit numbers: a word holds each number of A twice
 
 struct Doubling {
     const unsigned short* source;

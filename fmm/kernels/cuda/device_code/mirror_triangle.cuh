@@ -1,9 +1,9 @@
-// Complete a matrix that is its own adjoint in one pass: the lower triangle of dest = alpha source + beta dest, and the
-// upper triangle as its mirror (conjugated for complex numbers, with a real diagonal).
+// Complete a matrix that is its own adjoint in one pass. The kernel writes the lower triangle of dest = alpha source +
+// beta dest, and its mirror in the upper triangle: conjugated for complex numbers, with a real diagonal.
 //
-// Index map: a thread block has one tile on or below the diagonal, numbered row by row (lower_tile). The tile is held
-// in shared memory and written a second time, transposed, to its mirror. Reads and writes both run along the contiguous
-// axis. The source may be dest itself; its lower triangle is then only read.
+// Index map: a thread block processes one tile on or below the diagonal. Tiles are numbered row by row (lower_tile).
+// Shared memory holds the tile, which is written a second time, transposed, to its mirror position. Neighbouring
+// threads read and write adjacent numbers. If source is dest itself, the lower triangle is only read.
 #pragma once
 
 #include "block_sums.cuh"
@@ -12,18 +12,18 @@ namespace fmm {
 
 struct TriangleMirror {
     const void* source;
-    long long source_row, source_col;  // elements from one row, and from one column, to the next
+    long long source_row, source_col;  // elements from one row to the next, and from one column to the next
     void* dest;
     long long dest_row, dest_col;
     long long n;
     double alpha, beta;
-    int* flag;  // raised if there is an inf or NaN
+    int* flag;  // set to 1 if a stored number is inf or NaN
 };
 
 constexpr int MIRROR_THREADS = 256;
 
-// Compile-time variant. IN_PLACE: source is dest. TAKES: source is read. ADDS: an old value is added. FULL: the upper
-// triangle is written too. FLAG: a flag is raised.
+// The compile-time variant of the kernel. IN_PLACE: source is dest. TAKES: alpha is not zero, and source is read. ADDS:
+// beta is not zero, and the old dest is added. FULL: the upper triangle is written too. FLAG: the flag is raised.
 template <bool IN_PLACE, bool TAKES, bool ADDS, bool FULL, bool FLAG>
 struct MirrorVariant {
     static constexpr bool in_place = IN_PLACE, takes = TAKES, adds = ADDS, full = FULL, flag = FLAG;
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool is_complex(const Stored*) { return false; }
 template <class Real>
 __device__ __forceinline__ bool is_complex(const Complex<Real>*) { return true; }
 
-// Row and column of a tile on or below the diagonal, by its number; tiles are numbered row by row.
+// Find the row and column of a tile on or below the diagonal from its number. Tiles are numbered row by row.
 __device__ __forceinline__ void lower_tile(long long number, long long& row, long long& col) {
     row = static_cast<long long>((sqrt(8.0 * static_cast<double>(number) + 1.0) - 1.0) / 2.0);
     while (row * (row + 1) / 2 > number) --row;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mirror_triangle(const TriangleMirror& p) {
     __syncthreads();
 #pragma unroll 4
     for (int y = first; y < TILE; y += STEP) {
-        // Neighbouring threads have entries of the lower triangle with neighbouring mirrors.
+        // Neighbouring threads have entries whose mirrors are adjacent in memory.
         const long long r = top + (by_columns ? y : x), c = left + (by_columns ? x : y);
         if (r < p.n && c < r) dest[c * p.dest_row + r * p.dest_col] = adjoint(tile[x][y]);
     }

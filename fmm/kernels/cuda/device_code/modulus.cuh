@@ -1,10 +1,10 @@
-// Residues of integers modulo p <= 256, centred about zero so that they fit in a signed byte.
+// Residues of integers modulo p <= 256. They are centred about zero and fit in a signed byte.
 //
-// The bytes of a number are multiplied by 256^i modulo p and added up, to less than 2^19. Adding a multiple of p makes
-// the sum the bit pattern of a float32 number between 2^23 and 2^24. Its quotient by p is rounded by adding BIAS; the
-// lowest byte of BIAS is zero, so that it vanishes modulo 256. If the quotient is near the middle of two integers, it
-// may be rounded to the wrong one: then the residue is -128 where 127 is nearer to zero, for p = 255. (Tests check for
-// all possible sums that no residue exceeds a byte.)
+// Byte i of a number is multiplied by 256^i modulo p. The sum of these products is less than 2^19. After a multiple of
+// p is added, the sum is the bit pattern of a float32 number between 2^23 and 2^24. Adding BIAS to the quotient by p
+// rounds the quotient. The lowest byte of BIAS is zero, so BIAS does not change the residue's byte. A quotient near the
+// middle of two integers may be rounded to the farther integer. For p = 255 the residue is then -128 instead of 127.
+// Tests check all possible sums: every residue fits in a byte.
 #pragma once
 
 #include "whole_bytes.cuh"
@@ -17,22 +17,22 @@ struct alignas(16) Modulus {
     int p;
     float inverse;      // 1 / p
     int low, high;      // 256^i modulo p as signed bytes, for i from 0 and from 4
-    int begin, begin64; // the multiple's bits, less 2^31 modulo p, and less 2^63 modulo p
+    int begin, begin64; // the bits of the multiple, minus 2^31 modulo p (begin) or minus 2^63 modulo p (begin64)
     int unused[2];
 
-    // Return a number that has the residue of this sum in its lowest byte.
+    // Return a number whose lowest byte is the residue of this sum.
     __device__ __forceinline__ int centred(int sum) const {
         return sum - p * __float_as_int(__fmaf_rn(__int_as_float(sum), inverse, __int_as_float(BIAS)));
     }
     __device__ __forceinline__ int operator()(int x) const {
         return centred(dot_bytes(static_cast<unsigned>(x) ^ 1u << 31, low, begin));
     }
-    // The same for a 64-bit number to which 2^63 was added.
+    // Return a number whose lowest byte is the residue of x - 2^63.
     __device__ __forceinline__ int of_biased(unsigned long long x) const {
         const int upper = dot_bytes(static_cast<unsigned>(x >> 32), high, begin64);
         return centred(dot_bytes(static_cast<unsigned>(x), low, upper));
     }
-    // The residue itself, for a sum that continues.
+    // Return the residue itself, with which a sum can continue.
     __device__ __forceinline__ int reduced(int x) const { return static_cast<signed char>((*this)(x)); }
 };
 

@@ -1,20 +1,20 @@
-// The flag of one stream, by which kernels tell later kernels that C has an inf or NaN, and its counters.
+// The flag of one stream and its counters. A kernel raises the flag to tell later kernels that C has an inf or NaN.
 //
-// The file includes no header, so that NVRTC alone compiles it.
+// The file includes no header, so NVRTC needs no include path.
 #pragma once
 
 namespace fmm {
 
 struct Slot {
-    int flag;           // nonzero (up) if C has an inf or NaN
-    unsigned finished;  // thread blocks that have finished the recomputation
-    unsigned rescues;   // products recomputed so far
+    int flag;           // nonzero ("up") if C has an inf or NaN
+    unsigned finished;  // number of thread blocks that have finished the recomputation
+    unsigned rescues;   // number of recomputed products
 };
 
 __device__ __forceinline__ bool is_up(const int* flag) { return *static_cast<const volatile int*>(flag) != 0; }
 
-// The last thread block to finish resets the slot and tells the host, so that no memset is needed between calls.
-// `count` is a copy of `rescues` in the host's memory.
+// Finish a thread block of the recomputation. The last thread block lowers the flag and writes the number of recomputed
+// products to `count` in host memory. So no memset is necessary between calls.
 __device__ __forceinline__ void finish(Slot* slot, unsigned* count) {
     __syncthreads();
     if (threadIdx.x) return;

@@ -1,14 +1,14 @@
-// PTX of Hopper's copy engine (TMA) and of its barriers (mbarrier). Tests on the host replace all of this file.
+// PTX of Hopper's copy engine (TMA) and of its barriers (mbarrier). Tests on the host replace the whole file.
 //
-// A barrier completes a phase when all expected arrivals have happened and all expected bytes have been copied; then
-// its next phase starts. Waiting threads tell phases apart by their parity.
+// A phase of a barrier completes when all expected threads have arrived and all expected bytes have been copied. Then
+// the next phase starts. Waiting threads distinguish consecutive phases by their parity.
 //
-// The file includes no header, so that NVRTC alone compiles it.
+// The file includes no header, so NVRTC needs no include path.
 #pragma once
 
 namespace fmm {
 
-struct alignas(64) Map {  // CUtensorMap: address, sizes and strides of a block, and the tile that one copy loads
+struct alignas(64) Map {  // CUtensorMap: address, sizes and strides of a matrix, and the size of a copied tile
     unsigned long long word[16];
 };
 
@@ -22,10 +22,10 @@ __device__ __forceinline__ void init_barrier(Barrier* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Make initialized barriers visible to the copy engine.
+// Make the initialized barriers visible to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Arrive, and expect this many bytes of copies in the phase.
+// Arrive at a barrier, and add `bytes` to the bytes that its phase expects.
 __device__ __forceinline__ void expect_bytes(Barrier* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
@@ -50,8 +50,8 @@ __device__ __forceinline__ void wait_barrier(Barrier* barrier, unsigned parity) 
         : "memory");
 }
 
-// Load the tile that begins at number x of line y of layer z; numbers outside of the block are zero. The barrier counts
-// the bytes.
+// Load the tile that begins at number x of line y of layer z. Numbers outside of the matrix are zero. The barrier
+// counts the copied bytes.
 __device__ __forceinline__ void load_tile(void* to, const Map* map, int x, int y, int z, Barrier* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_tile(void* to, const Map* map, int x, int y
         : "memory");
 }
 
-// Synchronize the first THREADS threads of the block; others do not take part.
+// Synchronize the first THREADS threads of the thread block.
 template <int THREADS>
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
@@ -78,7 +78,7 @@ __device__ __forceinline__ void pass_turn(unsigned* count, unsigned turn) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(count), "r"(turn) : "memory");
 }
 
-// Add numbers in the L2 cache; no value is returned, so nothing waits.
+// Add numbers to memory in the L2 cache. The instruction returns no value, so no thread waits.
 __device__ __forceinline__ void reduce_add(float* q, const float (&x)[1]) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(q), "f"(x[0]) : "memory");
 }

@@ -1,16 +1,16 @@
-// Recomputation by the classical product, where a fast algorithm's result has an inf or NaN.
+// Recomputation with the classical algorithm, for a result of a fast algorithm that has an inf or NaN.
 //
-// A fast algorithm spreads one inf or NaN over whole blocks, and its sums can overflow where the classical product
-// stays finite. Every kernel that writes C raises a flag where it stores an inf or NaN. After the plan, this kernel
-// reads the flag and returns at once if it is down. If the flag is up, the kernel recomputes the product in the
-// classical order, so that inf and NaN are where the vendor's product has them. The host does not wait: it reads a
-// count in its own memory at some later call.
+// A fast algorithm spreads one inf or NaN over whole submatrices. Its sums can overflow even if the classical product
+// is finite. Every kernel that writes C raises a flag when it stores an inf or NaN. After the plan's launches, this
+// kernel reads the flag. If the flag is down, the kernel returns at once. If the flag is up, the kernel recomputes the
+// product with the classical algorithm, so C has inf and NaN at the positions where the vendor's product has them. The
+// host does not wait: a later call reads a count in host memory.
 //
-// `rescue` recomputes for types that recompute_tiled.cuh does not cover. `scan` raises the flag for results of
-// kernels that do not raise it.
+// `rescue` recomputes products of the types that recompute_tiled.cuh does not support. `scan` raises the flag for
+// results of kernels that do not raise the flag themselves.
 //
-// Index map: thread blocks take tiles of 16 EACH x 16 EACH numbers in turn; each of 16 x 16 threads computes EACH x
-// EACH numbers, 16 apart.
+// Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers. Each of 16 x 16
+// threads computes EACH x EACH numbers that are 16 rows and 16 columns apart.
 #pragma once
 
 #include "block_sums.cuh"
@@ -20,15 +20,15 @@ namespace fmm::classical {
 
 struct Operand {
     void* data;
-    long long row, col;  // elements from one row, and from one column, to the next
+    long long row, col;  // elements from one row to the next, and from one column to the next
 };
 
 struct Rescue {
     Operand a, b, c;
     long long m, k, n;
     Slot* slot;
-    unsigned* count;  // copy of the slot's rescues in the host's memory
-    Operand old;      // old value of C, if beta is not zero; else null
+    unsigned* count;  // the number of recomputed products in host memory
+    Operand old;      // the old C or the addend if beta is not zero; else null
     long long lower;  // nonzero if only the lower triangle of C is read and written
     double alpha[2], beta[2];
 };
@@ -40,8 +40,8 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
 
-// alpha times a sum, plus beta times the old value. cuBLAS multiplies by an alpha of 1 too: this changes no real
-// number, but it changes a complex one with an inf or NaN.
+// Return alpha times a sum plus beta times the old value. The multiplication by alpha = 1 is not omitted, since cuBLAS
+// does it too: it changes complex numbers with an inf or NaN.
 template <class Element, class Number>
 __device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long r, long long s) {
     using Stored = typename Traits<Element>::Stored;
@@ -52,11 +52,12 @@ __device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long
     return add(product, mul(Make<Number>::from(p.beta[0], p.beta[1]), before));
 }
 
-constexpr int SIDE = 16;   // threads along either side of a tile
+constexpr int SIDE = 16;   // rows and columns of threads in a thread block
 constexpr int THREADS = SIDE * SIDE;
-constexpr int DEPTH = 16;  // steps of the inner dimension at a time
+constexpr int DEPTH = 16;  // numbers of the inner dimension in shared memory at a time
 
-// Load a tile of an operand into shared memory, `outer` (a row of A, a column of B) fastest; zeros beyond its edge.
+// Load a tile of an operand to shared memory as tile[inner][outer], where outer is a row of A or a column of B. Numbers
+// beyond the operand's edge are zero.
 template <class Element, int TILE, class Number>
 __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
                                       long long outer, long long outers, long long inner, long long inners) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
         fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k);
         fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k);
         __syncthreads();
-        // Steps beyond k are skipped: multiplying zeros would be correct, but costs time if k is short.
+        // Positions beyond k are skipped. Multiplying their zeros is correct but takes time if k is small.
         const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;
         for (int d = 0; d < depth; ++d) {
             Number l[EACH], r[EACH];
@@ -131,7 +132,7 @@ __device__ __forceinline__ void rescue(const Rescue& p) {
     finish(p.slot, p.count);
 }
 
-// Raise the flag for blocks of C that a kernel without the flag has written, such as a vendor GEMM.
+// Raise the flag if C has an inf or NaN, after a kernel that does not raise the flag, such as a vendor GEMM.
 template <class Element>
 __device__ __forceinline__ void scan(const Rescue& p) {
     using Stored = typename Traits<Element>::Stored;

@@ -1,7 +1,7 @@
-// Recomputation of a product by the tiled kernel of gemm_simt.cuh, if the flag is up.
+// Recomputation of a product with the tiled kernel of gemm_simt.cuh, if the flag is up.
 //
-// There are as many thread blocks as run at a time, and they take tiles in turn. If the flag is down, as it mostly is,
-// all of them return at once, which takes no longer than any small launch.
+// The thread blocks are all resident at a time. Thread block b computes the tiles b, b + gridDim.x, ... If the flag is
+// down, which is the usual case, all thread blocks return at once.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -10,8 +10,9 @@
 
 namespace fmm {
 
-// A float that keeps subnormal numbers although CuPy compiles with -ftz=true: inf times a subnormal is inf, not NaN. A
-// product stays in its two factors until it is added, so that both become one fused multiply-add.
+// A float32 number whose arithmetic keeps subnormal numbers although CuPy compiles with -ftz=true. So inf times a
+// subnormal number is inf and not NaN. `Times` is a product that is not computed yet: an addition that follows becomes
+// one fused multiply-add.
 struct Whole {
     float x;
 
@@ -50,8 +51,8 @@ struct Exactly<float> {
 
 template <class Params>
 struct Again {
-    Params product;   // its flag is that of a Slot; null: always computed
-    unsigned* count;  // copy of the slot's rescues in the host's memory
+    Params product;   // its flag is the flag of a Slot; a null pointer: always recompute
+    unsigned* count;  // the number of recomputed products in host memory
 };
 
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
@@ -62,7 +63,7 @@ __device__ __forceinline__ void multiply_again(const Again<Params>& again, Eleme
     if constexpr (Product::TRIANGLE != Triangle::NONE) tiles = LowerTiles<S::HEIGHT, S::WIDTH>(p).tiles;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         multiply<Product, Element, S, LEFT, RIGHT, ACCESS>(p, memory, number);
-        __syncthreads();  // the next tile's copies overwrite the shared memory that this tile's threads read
+        __syncthreads();  // the next tile's copies overwrite the shared memory that this tile's multiply-adds read
     }
     if (p.flag) finish(reinterpret_cast<Slot*>(p.flag), again.count);
 }

@@ -1,9 +1,10 @@
-// Exact scaling by powers of two: exponents of rows or columns, and copies of matrices scaled by them.
+// Exact scaling by powers of two: one kernel finds exponents of rows or columns, another kernel scales rows and
+// columns.
 //
-// An exponent e is stored as a number of the matrix's own type. The largest number of its line is at least 2^(e - 1)
-// and less than 2^e; lines of zeros, and lines with an inf or NaN, have e = 0.
+// The exponent e of a line (a row or column) is stored as a number of the matrix's type. The largest magnitude of the
+// line is at least 2^(e - 1) and less than 2^e. Lines of zeros and lines with an inf or NaN have e = 0.
 //
-// Index map: each of the two kernels is one pass over a matrix by thread blocks of 32 x 8 threads; the 32 are along the
+// Index map: each kernel makes one pass over a matrix with thread blocks of 32 x 8 threads; 32 threads are along the
 // contiguous axis.
 #pragma once
 
@@ -25,7 +26,7 @@ inline double double_of(long long x) { return __builtin_bit_cast(double, x); }
 __device__ __forceinline__ int larger(int x, int y) { return x > y ? x : y; }
 __device__ __forceinline__ int smaller(int x, int y) { return x < y ? x : y; }
 
-// The exponent of a number, as frexp returns it. (A float is a normal double, except zero.)
+// Return the exponent of a number as frexp does. A float32 number other than zero is a normal float64 number.
 __device__ __forceinline__ int exponent_of(double x) {
     const long long bits = double_bits(x) & 0x7fffffffffffffffll;
     if (bits == 0) return NO_EXPONENT;
@@ -44,7 +45,7 @@ __device__ __forceinline__ int exponent_of(Complex<Real> x) {
 __device__ __forceinline__ double power_of_two(int e) {
     return double_of(static_cast<long long>(smaller(larger(e, -1022), 1023) + 1023) << 52);
 }
-// x 2^e in two steps, because 2^e may be outside of float64.
+// Return x 2^e with two multiplications, because 2^e may be outside the range of float64.
 __device__ __forceinline__ double times_power(double x, int e) {
     const int half = e / 2;
     return x * power_of_two(half) * power_of_two(e - half);
@@ -62,7 +63,7 @@ __device__ __forceinline__ int whole_number(double x) { return static_cast<int>(
 template <class Real>
 __device__ __forceinline__ int whole_number(Complex<Real> x) { return static_cast<int>(x.re); }
 
-struct Exponents {  // a vector of exponents, and the sign with which they apply; null for none
+struct Exponents {  // a vector of exponents (null: all are zero), and the sign that multiplies them
     const void* first;
     long long step, sign;
 
@@ -76,13 +77,13 @@ struct LineExponents {
     const void* source;
     long long line_step, along_step;  // elements from one line to the next, and from one number of a line to the next
     long long lines, length;
-    Exponents shifts;   // exponents of the numbers along a line
-    Exponents against;  // exponents of other lines: half of the difference is stored
+    Exponents shifts;   // exponents that scale the numbers of a line: number i is multiplied by 2^shifts[i]
+    Exponents against;  // if not null, exponents to subtract from the result, and half of the difference is stored
     void* dest;
     long long dest_step;
 };
 
-// LINES_ADJACENT: true if the next line's number is adjacent in memory.
+// Find the exponent of each line. LINES_ADJACENT: true if the same number of the next line is adjacent in memory.
 template <class Element, bool LINES_ADJACENT>
 __device__ __forceinline__ void line_exponents(const LineExponents& p) {
     using Stored = typename Traits<Element>::Stored;
@@ -115,17 +116,17 @@ __device__ __forceinline__ void line_exponents(const LineExponents& p) {
 
 struct Rescaled {
     const void* source;
-    long long source_row, source_col;  // elements from one row, and from one column, to the next
+    long long source_row, source_col;  // elements from one row to the next, and from one column to the next
     void* dest;
     long long dest_row, dest_col;
     long long rows, cols;
     Exponents by_row, by_col;
-    int* flag;  // raised if there is an inf or NaN
+    int* flag;  // set to 1 if a stored number is inf or NaN
 };
 
 constexpr int RESCALE_TILE = 32;
 
-// BY_COLUMNS: true if dest is column-major.
+// Scale rows and columns by powers of two. BY_COLUMNS: true if dest is column-major.
 template <class Element, bool BY_COLUMNS, bool FLAG>
 __device__ __forceinline__ void rescale(const Rescaled& p) {
     using Stored = typename Traits<Element>::Stored;

@@ -1,15 +1,17 @@
-// Join: C from the residues of an integer product, by the Chinese remainder theorem. Where levels of a fast scheme are
-// below, blocks of C are first summed from the products; float types are scaled back.
+// Join: compute C from the residues of an integer product with the Chinese remainder theorem. If the product has levels
+// of a fast scheme, the residues of C's submatrices ("blocks") are first computed as sums of the products.
+// Floating-point types are scaled back.
 //
-// An integer below half of the product P of all moduli p_i is sum r_i w_i - q P. The weight w_i is 1 modulo p_i and 0
-// modulo the others; q is the rounded quotient of the sum by P, which is never near the middle of two integers.
+// Let P be the product of all moduli p_i, and r_i the residues of an integer x with |x| < P / 2. Then x = sum r_i w_i -
+// q P. The weight w_i is 1 modulo p_i and 0 modulo the other moduli. q is the quotient of the sum by P, rounded to an
+// integer. The quotient is never near the middle of two integers.
 //
-//   join           float64 and float32: weights and P are cut into pieces of few bits, so that each piece's sums are
-//                  exact in float64
-//   join_integers  integers: everything modulo 2^64; a type keeps the lowest bits
+//   join           float64 and float32: the weights and P are split into pieces of few bits, so that the sums of a
+//                  piece are exact in float64
+//   join_integers  integers: all sums are computed modulo 2^64, and the result is truncated to the type's bits
 //
-// Index map: a thread has COLS neighbours in a row of every block of C. With two levels, a warp has one block of the
-// outer level, and four neighbouring warps share a place.
+// Index map: a thread computes COLS adjacent numbers in a row of every block of C. With two levels, the blocks of a
+// warp are in one block of the outer level, and four neighbouring warps compute the four blocks of the outer level.
 #pragma once
 
 #include "fast_sums.cuh"
@@ -27,7 +29,7 @@ struct Result {
     long long leading, layer;  // of C: numbers from one row to the next, and from one product of a batch to the next
     int m, n, layers;
     int block_rows, block_cols;  // size of a plane
-    int lower;  // nonzero if C is its own adjoint: only the lower triangle exists, and is written
+    int lower;  // nonzero if C is its own adjoint: only the lower triangle is written
 
     __device__ __forceinline__ int end_of(int line) const { return lower && line < n ? line + 1 : n; }
 };
@@ -36,11 +38,11 @@ template <class Element>
 struct Join {
     Result<Element> c;
     const int *rows, *columns;  // scaling exponents of A's rows and B's columns
-    int* flag;                  // raised where C gets an inf or NaN
+    int* flag;                  // set to 1 if C gets an inf or NaN
     double factor, keep;
     double up, down;            // 2^b and 2^-b, for pieces of b bits
     double inverse;             // 2^(b (PIECES - 1)) / P
-    double product[MAX_PIECES];  // P in pieces, the highest first
+    double product[MAX_PIECES];  // the pieces of P, the highest bits first
     double weights[20][MAX_PIECES];
 };
 
@@ -56,7 +58,7 @@ struct JoinIntegers {
 
 __device__ constexpr int min_of(int x, int y) { return x < y ? x : y; }
 
-// Compiler barrier: loads in front of it are issued first.
+// Compiler barrier: loads in front of the barrier are issued before the code behind it.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
 template <int VALUE_>
@@ -64,9 +66,9 @@ struct Number {
     static constexpr int VALUE = VALUE_;
 };
 
-// COLS neighbours in a row of every block of C: their place, and their residues modulo one modulus after another. With
-// two levels, a thread has the blocks of block PART of the outer level; neighbouring warps have the other three, and
-// read much of the same data.
+// The position of COLS adjacent numbers in a row of every block of C, and loads of their residues. With two levels, the
+// thread's blocks are in block PART of the outer level. Neighbouring warps compute the other three blocks of the outer
+// level, and read much of the same data.
 template <class Sums, int LEVELS, int COLS, int PART>
 struct OutputBlock {
     static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
@@ -92,11 +94,11 @@ struct OutputBlock {
         if constexpr (COLS == 2) return *reinterpret_cast<const unsigned short*>(q);
         return static_cast<unsigned char>(*q);
     }
-    // Sign of a product of the outer level in the block.
+    // Return the coefficient of a product of the outer level in block PART.
     __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::in(product, PART) : 1; }
 
-    // Residues modulo SOME moduli from the i-th on; all loads are issued before the first residue is used. Calls `use`
-    // with the modulus, block, neighbour and sum of residues.
+    // Compute the sums of residues modulo SOME moduli, from modulus i on. All loads are issued before the first residue
+    // is used. `use` is called with the number of the modulus, the block, the column, and the sum of residues.
     template <int SOME, class Use>
     __device__ __forceinline__ void read(int i, const Use& use) const {
         const signed char* const planes = from + i * (OUTER * INNER * next);
@@ -127,12 +129,12 @@ struct OutputBlock {
                 }
     }
 
-    // Row and first column in C of the neighbours in block b.
+    // Return the row (line) and the first column (first) in C of the thread's numbers in block b.
     __device__ __forceinline__ int line(int b, int rows) const { return row + (LEVELS == 2 ? PART / 2 * 2 + b / 2 : b / 2) * rows; }
     __device__ __forceinline__ int first(int b, int cols) const { return at + (LEVELS == 2 ? PART % 2 * 2 + b % 2 : b % 2) * cols; }
 };
 
-// All COUNT moduli, several at a time, so that many loads are in flight.
+// Compute the sums of residues modulo all COUNT moduli, several moduli at a time, so that many loads are in flight.
 template <int LEVELS, int COUNT, class Here, class Use>
 __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 : LEVELS == 1 ? 4 : 1);
@@ -141,7 +143,7 @@ __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
 }
 
-// With two levels, every warp has one part.
+// Call `work` with the block PART of the outer level that this warp computes; with fewer than two levels, with 0.
 template <int LEVELS, class Work>
 __device__ __forceinline__ void for_each_part(const Work& work) {
     if constexpr (LEVELS < 2) {
@@ -156,7 +158,7 @@ __device__ __forceinline__ void for_each_part(const Work& work) {
     }
 }
 
-// Store COLS neighbours, in one access if aligned.
+// Store COLS adjacent numbers, with one access if the address is aligned.
 template <int COLS, class Element>
 __device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS], int remaining) {
     if (remaining >= COLS && reinterpret_cast<unsigned long long>(to) % (COLS * sizeof(Element)) == 0) {
@@ -173,20 +175,21 @@ __device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS],
 
 // ---- float64 and float32
 
-// x 2^e, rounded once (twice in the subnormal range).
+// Return x 2^e, rounded once; in the subnormal range it may be rounded twice.
 __device__ __forceinline__ double scaled_by(double x, int e) {
     if (abs(e) <= 1000) return x * power_of_two(e);
     const int first = max(min(e, 1000), -1000), second = max(min(e - first, 1000), -1000), third = e - first - second;
     return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 1000), -1000));
 }
 
-// An integer below 2^31 as float64, without the slow conversion instruction.
+// Return a 32-bit integer as float64, without the slow conversion instruction.
 __device__ __forceinline__ double as_double(int x) {
     const long long bits = 0x4330000000000000ll | static_cast<unsigned>(x ^ 1 << 31);
     return __longlong_as_double(bits) - (0x1p52 + 0x1p31);
 }
 
-// The value of the pieces' sums (the last piece has weight 1), less q P: rounded about once, and exact below 2^53.
+// Return the integer that the sums of the pieces represent, minus q P. The last piece has weight 1. The result is exact
+// below 2^53 and otherwise rounded about once.
 template <int PIECES, class Element>
 __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join<Element>& p) {
     const double q = rint((sum[0] + sum[1] * p.down) * p.inverse);
@@ -230,7 +233,7 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
             const bool is_scaled = e != NOT_FINITE && f != NOT_FINITE;
             double x = is_scaled ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
             if (p.keep != 0) x += p.keep * to[i];
-            found[i] = static_cast<Element>(x);  // values too large for float32 become inf here
+            found[i] = static_cast<Element>(x);  // numbers beyond the range of float32 become inf
             finite = finite && fabs(static_cast<double>(found[i])) < infinite;
         }
         store_run<COLS>(to, found, end - first);
@@ -247,7 +250,7 @@ __device__ __forceinline__ void join(const Join<Element>& p) {
 
 template <class Element>
 __device__ __forceinline__ Element lowest_bits(unsigned long long x) {
-    return static_cast<Element>(x);  // for bool: true if not zero
+    return static_cast<Element>(x);  // bool: true if x is not zero
 }
 
 template <class Sums, int LEVELS, int COLS, int COUNT, int PART, class Element>

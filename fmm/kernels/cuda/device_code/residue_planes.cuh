@@ -1,16 +1,16 @@
-// Operands of a product by residues: integers, or float64 and float32 numbers x 2^e rounded to integers of up to 2^62,
-// as byte planes modulo up to 20 moduli.
+// Byte planes of a product by residues: each plane has the residues of an operand modulo one of up to 20 moduli.
+// Operands are integers, or float64 and float32 numbers x that are scaled and rounded to integers x 2^e of up to 2^62.
 //
-//   measure  for float types: the 2-norm of each line along the inner dimension, rounded up, and from it an exponent e,
-//            so that no entry of the integer product exceeds half of the product of all moduli: |sum a b| <= |a| |b|
-//            (Cauchy-Schwarz). MN-major operands of any type are transposed meanwhile.
-//   split    scale and round; sums of blocks, where levels of a fast scheme are below; residues of these modulo each
-//            modulus
+//   measure  Floating-point types: compute the 2-norm of each line along the inner dimension, rounded up, and from the
+//            norm an exponent e. Then no entry of the integer product exceeds half of the product of all moduli, since
+//            |sum a b| <= |a| |b| (Cauchy-Schwarz). All types: MN-major operands are transposed at the same time.
+//   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
+//            store the residues of these sums modulo each modulus.
 //
-// Index map: measure_lines uses GROUP threads for each line; measure_and_transpose a cluster of 8 thread blocks for 64
-// lines; split_both one thread for four neighbours of every block.
+// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread blocks
+// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
 //
-// Planes are K-major. The length of their lines is a multiple of 16 bytes, padded with zeros.
+// Planes are K-major. The length of a line is a multiple of 16 bytes; lines are padded with zeros.
 #pragma once
 
 #include "cluster.cuh"
@@ -22,10 +22,10 @@ namespace fmm {
 namespace residues {
 
 constexpr int THREADS = 256, CLUSTER = 8, POSITIONS = 64;
-constexpr int NOT_FINITE = 1 << 20;  // exponent of a line with an inf or NaN, or with a norm that overflows
+constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
-constexpr bool SCALED = false;  // true for types that are scaled by powers of two and rounded
+constexpr bool SCALED = false;  // true for types that are scaled by powers of two and rounded to integers
 template <>
 constexpr bool SCALED<double> = true;
 template <>
@@ -34,8 +34,8 @@ constexpr bool SCALED<float> = true;
 template <class Element>
 struct Operand {
     const Element* source;
-    Element* transposed;      // K-major copy of an MN-major operand
-    int* exponents;       // of the lines of all products of a batch
+    Element* transposed;      // a K-major copy of an MN-major operand; null for K-major operands
+    int* exponents;       // the exponents of the lines of all products of a batch
     signed char* planes;
     long long leading;    // numbers from one line of the source to the next
     long long layer;      // numbers from one product of a batch to the next
@@ -43,16 +43,16 @@ struct Operand {
     double top;           // upper bound of scaled norms
     int lines, length;    // lines run along the inner dimension
     int layers;
-    int blocks;           // thread blocks of this operand
-    int block_lines, block_length;  // size of a plane: of a block, where levels are below
+    int blocks;           // number of thread blocks of this operand
+    int block_lines, block_length;  // size of a plane; with levels of a fast scheme this is the size of a block
 };
 
 // ---- norms
 
 __device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((e + 1023ll) << 52); }
 
-// A sum of squares that neither overflows nor underflows: large, usual and small numbers are summed separately (Blue's
-// algorithm).
+// A sum of squares without overflow and underflow: the squares of large, usual and small numbers are summed separately
+// (Blue's algorithm).
 struct Squares {
     double large, usual, small;
 
@@ -72,7 +72,7 @@ struct Squares {
         usual += x.usual;
         small += x.small;
     }
-    // The root of the sum, rounded up by more than rounding can have lost; 0 for zeros only.
+    // Return an upper bound of the root of the sum, rounding errors included; 0 if all numbers are zero.
     __device__ __forceinline__ double root() const {
         if (large == 0 && usual == 0 && small == 0) return 0;
         const double found = large != 0   ? sqrt(large + usual * 0x1p-1000 * 0x1p-200) * 0x1p600
@@ -82,7 +82,7 @@ struct Squares {
     }
 };
 
-// The largest e with norm 2^e <= `top`.
+// Return the largest e with norm 2^e <= `top`.
 __device__ __forceinline__ int exponent_for(double norm, double top) {
     if (norm == 0) return 0;
     if (!(norm < 0x1p1023)) return NOT_FINITE;
@@ -93,7 +93,7 @@ __device__ __forceinline__ int exponent_for(double norm, double top) {
     return e - ((x & fraction) > (t & fraction));
 }
 
-// x 2^e, in two steps because 2^e may be outside of float64.
+// Multiplication by 2^e as two multiplications, because 2^e may be outside the range of float64.
 struct Scale {
     double first, second;
     __device__ __forceinline__ explicit Scale(int e)
@@ -108,8 +108,8 @@ struct Four {
     Element x[4];
 };
 
-// Four neighbours of a line; zeros follow its end. WIDE: lines begin at multiples of four numbers or 16 bytes, and are
-// read together.
+// Load four adjacent numbers of a line; numbers beyond the line's end are zero. WIDE: lines begin at multiples of four
+// numbers or 16 bytes, so vector loads are possible.
 template <bool WIDE, class Element>
 __device__ __forceinline__ Four<Element> four_of(const Element* line, int at, int length) {
     constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// A cluster handles POSITIONS lines; each of its thread blocks has a part of their length.
+// The POSITIONS lines that a cluster processes, and the part of their length that this thread block processes.
 template <class Element>
 struct Strip {
     int layer, first, rank, begin, end;
@@ -183,7 +183,7 @@ struct Strip {
     }
 };
 
-// Transpose a 4 x 4 square of bytes; its rows are words.
+// Transpose a 4 x 4 matrix of bytes. Each row and each column is a word.
 __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsigned (&column)[4]) {
     const unsigned a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     const unsigned c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
@@ -193,7 +193,8 @@ __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsig
     column[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Transpose bytes: four are read and sixteen written at a time. Zeros follow a line's end up to a multiple of 16.
+// Transpose an operand of bytes. A thread reads 4 bytes and writes 16 bytes at a time. Lines are padded with zeros to a
+// multiple of 16 bytes.
 template <class Element>
 __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
     constexpr int WORDS = POSITIONS / 4;
@@ -227,7 +228,7 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
 template <class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
     constexpr int DOWN = THREADS / POSITIONS;
-    // an odd number of words
+    // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
     __shared__ Element tile[POSITIONS][POSITIONS + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
     __shared__ Squares shared[DOWN][POSITIONS];
     const Strip<Element> strip(p, block);
@@ -289,7 +290,7 @@ struct Split {
     int count;
 };
 
-// Four integers of each block of an operand, at the same place of each block.
+// Loads of four adjacent integers from any block of an operand, at the thread's position in the block.
 template <class Element, bool WIDE>
 struct Blocks {
     const Operand<Element>& p;
@@ -315,8 +316,8 @@ struct Blocks {
     }
 };
 
-// Split four numbers of every block: for each product of the outer level, if there are two levels, the sums of the
-// inner level and their residues.
+// Split four numbers of every block: compute the sums of blocks for each product, and store their residues. With two
+// levels, a loop over the products of the outer level contains the inner level.
 template <class Sums, int LEVELS, bool RIGHT, bool WIDE, class Element>
 __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modulus* moduli, int count, unsigned number) {
     constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
@@ -331,7 +332,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
         unsigned long long part[PARTS][4] = {};
 #pragma unroll
         for (int b = 0; b < PARTS; ++b) {
-            // A's blocks are numbered along its rows; so are those of B, whose lines are columns.
+            // The blocks of A and of B are numbered row by row. The lines of A are rows, the lines of B are columns.
             const int down = RIGHT ? b % 2 : b / 2, across = RIGHT ? b / 2 : b % 2;
             if constexpr (LEVELS < 2) {
                 blocks.add(down, across, 1, part[b]);

@@ -1,10 +1,11 @@
-// The semirings of shortest paths: "addition" is the minimum (or maximum) of two numbers, "multiplication" their sum.
+// The semirings of shortest paths: "addition" is the minimum (or maximum) of two numbers, "multiplication" is their
+// sum.
 //
-// A ring defines its numbers, the one for "no edge" (`none`, the zero of the semiring), how the sum of two numbers
-// updates the best one so far, and how a number is stored. Sums that are NaN are never the best. These instructions
-// keep subnormal numbers, although CuPy compiles with -ftz=true.
+// A ring defines the type of its numbers and the number for "no edge" (`none`, the zero of the semiring). It also
+// defines how the sum of two numbers updates the best number, and how a number is stored. A sum that is NaN is never
+// the best. The instructions keep subnormal numbers, although CuPy compiles with -ftz=true.
 //
-// The file includes no CUDA header, so that NVRTC alone compiles it.
+// The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
 
 #include "ieee_arith.cuh"
@@ -30,9 +31,9 @@ __device__ __forceinline__ float infinite() { return __int_as_float(0x7f800000);
 __device__ __forceinline__ bool all_of_warp(bool x) { return __all_sync(~0u, x); }
 __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     unsigned z;
-#if __CUDA_ARCH__ >= 900  // the assembler fuses both into one instruction
+#if __CUDA_ARCH__ >= 900  // the assembler fuses both instructions into one
     asm("{.reg .b32 t; add.u16x2 t, %1, %2; min.u16x2 %0, t, %3;}" : "=r"(z) : "r"(a), "r"(b), "r"(c));
-#else  // a sum is at most 0xfffe, so nothing carries from one number to the other
+#else  // a sum is at most 0xfffe, so there is no carry to the upper number
     const unsigned t = a + b;
     asm("vmin2.u32.u32.u32 %0, %1, %2, %3;" : "=r"(z) : "r"(t), "r"(c), "r"(0));
 #endif
@@ -43,11 +44,11 @@ __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsi
     inline float NAME(float x, float y) { return NAME##_of(x, y); }
 inline float least_of(float x, float y) { return !(y < x) && x == x ? x : y; }
 inline float greatest_of(float x, float y) { return !(x < y) && x == x ? x : y; }
-// the NaN that a device's sum returns
+// Return the bits of a float. NaN has the bits of the NaN that sums on a GPU return.
 inline int bits(float x) { return x == x ? __builtin_bit_cast(int, x) : 0x7fffffff; }
 inline float number(int x) { return __builtin_bit_cast(float, x); }
 inline float infinite() { return __builtin_inff(); }
-inline bool all_of_warp(bool x) { return x; }  // each emulated thread decides for itself, which is correct too
+inline bool all_of_warp(bool x) { return x; }  // an emulated thread decides alone, which is correct too
 inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     const unsigned low = (a & 0xffff) + (b & 0xffff), high = (a >> 16) + (b >> 16);
     return (low < (c & 0xffff) ? low : c & 0xffff) | (high < c >> 16 ? high : c >> 16) << 16;
@@ -56,11 +57,11 @@ inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
 FMM_BEST(least, "min")
 FMM_BEST(greatest, "max")
 
-// Common to most rings: two steps are taken one after the other.
+// Definitions that most rings use: two steps are done one after the other.
 template <class Ring, class Number>
 struct StepByStep {
     using Element = Number;
-    // true if the ring BelowZero continues when all numbers of a warp are below zero
+    // True if the kernel switches to the ring BelowZero when all best numbers of a warp are negative.
     static constexpr bool TURNS = false;
     __device__ static __forceinline__ void take_two(Number& c, Number a, Number b, Number x, Number y) {
         Ring::take(c, a, b);
@@ -69,7 +70,7 @@ struct StepByStep {
     __device__ static __forceinline__ Number stored(Number x) { return x; }
 };
 
-// Floats with the smallest (or greatest) sum.
+// float32 numbers; the smallest sum is the best, or with GREATEST the greatest sum.
 template <bool GREATEST>
 struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ float none() { return GREATEST ? -infinite() : infinite(); }
@@ -77,29 +78,31 @@ struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ bool better(float x, float y) { return GREATEST ? x > y : x < y; }
     __device__ static __forceinline__ float best(float x, float y) { return GREATEST ? greatest(x, y) : least(x, y); }
     __device__ static __forceinline__ void take(float& c, float a, float b) { c = best(c, add(a, b)); }
-    // (The compiler assigns registers with fewer bank conflicts if both sums are compared with each other first.)
+    // The two sums are compared first, because the compiler's registers then have fewer bank conflicts.
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = best(c, best(add(a, b), add(x, y)));
     }
 };
 
-// Nonnegative floats: their bits as integers are in the same order, and Hopper finds the minimum of three integers in
-// one instruction. Two steps then take three instructions instead of four. (NaN is above inf.)
+// Nonnegative float32 numbers. Their bits as integers have the same order, and Hopper finds the minimum of three
+// integers with one instruction. So two steps take three instructions instead of four. The bits of NaN are above those
+// of inf.
 struct NonnegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(min(min(bits(add(a, b)), bits(add(x, y))), bits(c)));
     }
 };
 
-// Floats with a negative best sum so far: only negative sums are better. As unsigned integers these are above all
-// others, the smallest of them highest. (The NaN of a sum has no sign.)
+// float32 numbers while the best sum is negative: only negative sums are better. As unsigned integers, the bits of
+// negative numbers are above all other bits, and the smallest number has the largest bits. The NaN of a sum is
+// positive.
 struct NegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(max(max(unsigned(bits(add(a, b))), unsigned(bits(add(x, y)))), unsigned(bits(c))));
     }
 };
 
-// Floats of either sign, with the smallest sum. A best sum that is negative stays negative.
+// float32 numbers of either sign; the smallest sum is the best. A negative best sum remains negative.
 struct SignedFloats : Floats<false> {
     using BelowZero = NegativeFloats;
     static constexpr bool TURNS = true;
@@ -115,8 +118,8 @@ struct Doubles : StepByStep<Doubles<GREATEST>, double> {
     __device__ static __forceinline__ void take(double& c, double a, double b) { c = best(c, a + b); }
 };
 
-// Nonnegative integers. "No edge" is the largest signed integer. Twice that is still an unsigned integer, so that sums
-// beyond it lose against it: saturation needs no instruction.
+// Nonnegative integers. "No edge" is the largest signed integer N, and 2 N is still an unsigned integer. So a sum above
+// N does not overflow and loses against N: saturation needs no instruction.
 template <unsigned NONE, class Ring>
 struct NaturalNumbers : StepByStep<Ring, unsigned> {
     __device__ static __forceinline__ unsigned none() { return NONE; }
@@ -129,14 +132,14 @@ struct NaturalNumbers : StepByStep<Ring, unsigned> {
 template <unsigned NONE>
 struct Naturals : NaturalNumbers<NONE, Naturals<NONE>> {};
 
-// The same in 16 bits: two neighbours of B in a word, and A's number twice.
+// Nonnegative 16-bit integers. A word holds two adjacent numbers of B, or a number of A twice.
 struct NaturalPairs : NaturalNumbers<0x7fff7fff, NaturalPairs> {
     __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = pairs_least_sum(a, b, c); }
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
 };
 
-// Integers of either sign with magnitude at most LIMIT. "No edge" is so large that it stays above every sum of two such
-// integers, whatever is added to it, and twice "no edge" still fits in 32 bits.
+// Integers of either sign with magnitude at most LIMIT. "No edge" plus any such integer is above every sum of two such
+// integers, and twice "no edge" fits in 32 bits.
 struct Integers : StepByStep<Integers, int> {
     static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
     __device__ static __forceinline__ int none() { return NONE; }

@@ -1,4 +1,4 @@
-"""Compile kernels, each once for a device, and cache the machine code on disk where CuPy caches its own."""
+"""Compile each kernel once for a device, and cache the machine code in CuPy's cache folder on disk."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from cupy_backends.cuda.libs import nvrtc
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_THREADS = 8  # number of threads that compile at a time
-MAX_LOADED = 2048  # number of cached kernels; a launch holds its kernel as long as the launch exists
-MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-DIGEST_BYTES = hashlib.sha256().digest_size  # bytes of the digest before cached code, which reveals a damaged file
+COMPILE_THREADS = 8  # largest number of threads that compile kernels concurrently
+MAX_LOADED_KERNELS = 2048  # largest number of kernels in the cache; a launch keeps its own kernel loaded
+SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# length in bytes of the digest that precedes cached code and reveals a damaged file
+DIGEST_BYTES = hashlib.sha256().digest_size
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
 class LoadedKernel(NamedTuple):
     """The address of a compiled kernel, and the module that keeps the code loaded.
 
-    Every holder of the address must hold this object, since the driver unloads the code with the module.
+    Code that stores the address must store this object too, because the driver unloads the code with the module.
     """
 
     address: int
     module: Any
 
 
-_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device and description; the oldest is dropped first
-_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source that is being compiled
+# kernels by device number and description; the oldest kernel is dropped first
+_loaded_kernels: dict[tuple[int, Kernel], LoadedKernel] = {}
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source in compilation
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
-    """Compile the kernels that are not compiled yet, several at a time.
+    """Compile the kernels that are not compiled yet, several kernels concurrently.
 
-    The sums of three levels in one pass take the compiler ten seconds and more.
+    A kernel that forms the sums of three levels in one pass takes at least 10 seconds to compile.
     """
 
     def compile_one(kernel: Kernel) -> None:
         with cupy.cuda.Device(device):
             compile_kernel(device, kernel)
 
-    new = {kernel for kernel in kernels if (device, kernel) not in _loaded}
+    new = {kernel for kernel in kernels if (device, kernel) not in _loaded_kernels}
     if not new:
         return
     with log_if_slow(COMPILING_MESSAGE):
@@ -62,26 +64,27 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
 
 
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return a kernel compiled for the current device, which has the number `device`, and allow its shared memory.
+    """Return the compiled kernel for the current device, and permit its size of shared memory.
 
-    Threads that need the same source at once compile it once: the first compiles, the others wait. (Two kernels may be
-    entry points of one source, whose code is then in CuPy's memory or on disk.)
+    `device` is the number of the current device. If several threads need the same source, the first thread compiles the
+    source and the others wait. Two kernels may be entry points of the same source: for the second kernel, CuPy has the
+    compiled code in memory or on disk.
     """
     key = device, kernel
     source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture
-    loaded = _loaded.get(key)
+    loaded = _loaded_kernels.get(key)
     if loaded is None:
         with _compile_locks.setdefault(source, threading.Lock()):
-            loaded = _loaded.get(key)
+            loaded = _loaded_kernels.get(key)
             if loaded is None:
-                loaded = _loaded[key] = _load(kernel)
-                for oldest in list(_loaded)[:-MAX_LOADED]:
-                    _loaded.pop(oldest, None)
+                loaded = _loaded_kernels[key] = _load_kernel(kernel)
+                for oldest in list(_loaded_kernels)[:-MAX_LOADED_KERNELS]:
+                    _loaded_kernels.pop(oldest, None)
         _compile_locks.pop(source, None)
     return loaded
 
 
-def _load(kernel: Kernel) -> LoadedKernel:
+def _load_kernel(kernel: Kernel) -> LoadedKernel:
     if kernel.architecture:
         return _load_for_architecture(kernel)
     module = cupy.RawModule(code=kernel.cuda_source, options=kernel.options)
@@ -95,14 +98,14 @@ def _load_for_architecture(kernel: Kernel) -> LoadedKernel:
     module = cupy.cuda.function.Module()
     module.load(compile_for_architecture(kernel.cuda_source, kernel.architecture, kernel.options))
     function = module.get_function(kernel.entry)
-    driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, kernel.shared)
+    driver.funcSetAttribute(function.ptr, SHARED_SIZE_ATTRIBUTE, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))
 
 
 def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """Return machine code for one architecture, such as sm_90a.
+    """Return the machine code of a source for one architecture, such as sm_90a.
 
-    CuPy compiles only for the instructions that all devices of a compute capability share, so NVRTC is called here.
+    CuPy cannot compile instructions that exist on one architecture only, so this function calls NVRTC itself.
     """
 
     def compile_code() -> bytes:
@@ -121,14 +124,14 @@ def compile_for_architecture(source: str, architecture: str, options: tuple[str,
 
 
 def cache_folder() -> Path:
-    """Return the folder of CuPy's kernel cache, as CuPy finds it."""
+    """Return the folder in which CuPy caches kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """Return the cached machine code of these inputs; without cached code, compile and cache it.
+    """Return the machine code that is cached for these inputs; on a miss, compile and cache the code.
 
-    A damaged file counts as a miss. A folder that cannot be written to is no error: the code is compiled every time.
+    A damaged file counts as a miss. If the folder cannot be written to, every process compiles the code again.
     """
     path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
     with suppress(OSError):
@@ -141,6 +144,6 @@ def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> b
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
-        # the file is replaced atomically, so that another process finds a complete file or none
+        # The file is replaced atomically, so that another process never reads a partial file.
         Path(file.name).replace(path)
     return code

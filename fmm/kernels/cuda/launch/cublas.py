@@ -1,7 +1,7 @@
-"""The vendor's calls on the device: cuBLAS's GEMM, gemm3m, syrk and herk, and cuBLASLt's candidates by number.
+"""Call cuBLAS's GEMM, gemm3m, syrk and herk, and the algorithms that cuBLASLt's heuristic offers, by their number.
 
-The libraries are called through ctypes with converted arguments: CuPy's wrappers cannot be captured into a graph, and
-are no faster.
+The libraries are called through ctypes with converted arguments, because calls through CuPy's wrappers cannot be
+captured into a CUDA graph. CuPy's wrappers are no faster.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from fmm.kernels.plans.level import PlanError
 
 
 class StreamContext(NamedTuple):
-    """A stream with the cuBLAS handle and the event that belong to it."""
+    """A CUDA stream with its own cuBLAS handle and its own event."""
 
-    handle: int  # handle of cuBLAS; 0 for a stream that never calls cuBLAS
+    handle: int  # address of the cuBLAS handle; 0 for a stream that never calls cuBLAS
     stream: int
-    event: int  # event that other streams wait for
+    event: int  # address of the event on which other streams wait
 
 
 class GemmCall(Protocol):
-    """A product of the vendor's library with all arguments converted, except addresses and stream."""
+    """A product by cuBLAS or cuBLASLt with all arguments converted, except the addresses and the stream."""
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
-        """Bind the call to a stream and to addresses; `bases` begins with those of A, B, C and the workspace."""
+    def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
+        """Bind the call to a stream and to addresses; `bases` starts with those of A, B, C and the workspace."""
         ...
 
 
-def host_scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
-    """Return alpha and beta as the library reads them from host memory."""
+def scalar_array(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """Return alpha and beta as an array in host memory, from which cuBLAS reads both numbers."""
     pair = np.array([op.alpha, op.beta], np.complex128)
     return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
 
@@ -63,15 +63,15 @@ _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """Return the call that computes a product; `divides` has, by base, the power of two that divides its address."""
+    """Return the vendor's call for a product; `divides` maps a base to a power of two that divides its address."""
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
     candidate = op.leaf_use.number
     if candidate is None:
-        functions = _FUNCTIONS_3M if op.leaf_use.leaf.name == "vendor3m" else _FUNCTIONS
-        return _CublasCall(op, DTYPES[element.stored], functions[element.stored])
-    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.pieces]
+        functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
+        return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
+    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.operands_and_result]
     return CandidateCall(op, element, candidate, alignments)
 
 
@@ -79,14 +79,14 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
 
 
 class _FunctionNames(NamedTuple):
-    """Names of cuBLAS's functions for products of one type."""
+    """The names of cuBLAS's functions for products of one element type."""
 
-    plain: str  # name of the function for one product
+    plain: str  # name of the function for a single product
     batched: str  # name of the function for a batch at constant strides; empty if cuBLAS has none
-    any_type: bool = False  # True if the function takes the type as an argument
+    any_type: bool = False  # True if the function takes the element type as an argument
 
 
-_FUNCTIONS = {
+_GEMM_FUNCTIONS = {
     "float32": _FunctionNames("cublasSgemm_v2", "cublasSgemmStridedBatched"),
     "float64": _FunctionNames("cublasDgemm_v2", "cublasDgemmStridedBatched"),
     "complex64": _FunctionNames("cublasCgemm_v2", "cublasCgemmStridedBatched"),
@@ -94,12 +94,13 @@ _FUNCTIONS = {
     "float16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-# Complex products by three real ones; fmm.kernels.cuda.select splits a batch of complex128.
-_FUNCTIONS_3M = {
+# Complex products made of three real products. cuBLAS has no batched function for complex128, so #
+# fmm.kernels.cuda.select splits a batch into single products.
+_GEMM3M_FUNCTIONS = {
     "complex64": _FunctionNames("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
     "complex128": _FunctionNames("cublasZgemm3m", ""),
 }
-# One triangle of X X^H; alpha and beta are real.
+# Functions that compute one triangle of X X^H, where alpha and beta are real.
 _RANK_FUNCTIONS = {
     "float32": "cublasSsyrk_v2",
     "float64": "cublasDsyrk_v2",
@@ -108,17 +109,17 @@ _RANK_FUNCTIONS = {
 }
 _LOWER, _UPPER, _NOT_TRANSPOSED, _TRANSPOSED, _ADJOINT = 0, 1, 0, 1, 2  # CUBLAS_FILL_MODE_*, CUBLAS_OP_*
 _DEFAULT_ALGORITHM = -1
-_MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
+_MATH_MODES: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
-    """Return the cuBLAS that CuPy has loaded, with the argument types of the functions that fmm calls."""
+def _cublas_library() -> Any:
+    """Return the cuBLAS library that CuPy has loaded; declare the argument types of the functions that fmm calls."""
     library = load_library("libcublas")
     number, pointer = ctypes.c_int, ctypes.c_void_p
-    for call in (*_FUNCTIONS.values(), *_FUNCTIONS_3M.values()):
+    for call in (*_GEMM_FUNCTIONS.values(), *_GEMM3M_FUNCTIONS.values()):
         for name, batched in ((call.plain, False), (call.batched, True)):
-            if name and hasattr(library, name):  # a version of cuBLAS may lack a function
+            if name and hasattr(library, name):  # some versions of cuBLAS lack some of these functions
                 getattr(library, name).argtypes = _argument_types(call.any_type, batched)
     for name in _RANK_FUNCTIONS.values():  # handle, triangle, op, n, k, alpha, A, lda, beta, C, ldc
         sizes = [number, number, number, number]
@@ -129,10 +130,10 @@ def _library() -> Any:
 
 
 def _argument_types(any_type: bool, batched: bool) -> list[Any]:
-    """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional ones.
+    """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional arguments.
 
-    A matrix is its address, its type if the function takes one, its leading dimension, and in a batch its stride. The
-    optional arguments are the batch count, and the compute type with the algorithm.
+    The arguments of a matrix are its address, its type if the function takes a type, its leading dimension, and its
+    stride in a batch. The optional arguments are the batch count, and the compute type with the algorithm.
     """
     number, pointer = ctypes.c_int, ctypes.c_void_p
     matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]
@@ -142,14 +143,14 @@ def _argument_types(any_type: bool, batched: bool) -> list[Any]:
 
 
 def cublas_version() -> int:
-    """Return the version of cuBLAS as cublasGetVersion does.
+    """Return the number that cublasGetVersion would return for the version of cuBLAS.
 
-    cublasGetVersion needs a handle, and no handle can be created while a stream is captured.
+    cublasGetVersion itself needs a handle, and no handle can be created during the capture of a stream.
     """
     parts = []
     for number in range(3):
         value = ctypes.c_int()
-        check_status(_library().cublasGetProperty(number, ctypes.byref(value)))
+        check_status(_cublas_library().cublasGetProperty(number, ctypes.byref(value)))
         parts.append(value.value)
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
@@ -159,74 +160,76 @@ def math_mode(context: StreamContext) -> int:
     return int(_cublas.getMathMode(context.handle))
 
 
-def setup_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
-    """Return the calls that set a handle's stream and math mode; `before` is its current mode."""
-    calls: list[BoundCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
-    if before != _MATH[math]:
-        calls.append(partial(_cublas.setMathMode, context.handle, _MATH[math]))
+def handle_setup_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
+    """Return the calls that set a handle's stream and math mode; `before` is the handle's current mode."""
+    calls: list[BoundCall] = [partial(_cublas_library().cublasSetStream_v2, context.handle, context.stream)]
+    if before != _MATH_MODES[math]:
+        calls.append(partial(_cublas.setMathMode, context.handle, _MATH_MODES[math]))
     return calls
 
 
-def restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
-    """Return the calls that restore the handle's math mode."""
-    return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH[math] else []
+def mode_restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
+    """Return the calls that set the handle's math mode from `math` back to `before`."""
+    return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH_MODES[math] else []
 
 
-def set_stream(context: StreamContext) -> None:
-    """Set the handle's stream; that also resets the handle's workspace."""
-    check_status(_library().cublasSetStream_v2(context.handle, context.stream))
+def set_handle_stream(context: StreamContext) -> None:
+    """Set the handle's stream; cublasSetStream also resets the handle's workspace."""
+    check_status(_cublas_library().cublasSetStream_v2(context.handle, context.stream))
 
 
-def new_handle() -> int:
-    """Create a cuBLAS handle on the current device, which lives as long as the process."""
+def create_handle() -> int:
+    """Create a cuBLAS handle on the current device; the handle is never destroyed."""
     handle = ctypes.c_void_p()
-    check_status(_library().cublasCreate_v2(ctypes.byref(handle)))
+    check_status(_cublas_library().cublasCreate_v2(ctypes.byref(handle)))
     return int(handle.value or 0)
 
 
-def workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall:
+def set_workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall:
     """Return the call that sets cuBLAS's workspace until the handle's stream is set again.
 
-    While a stream is captured, cuBLAS cannot allocate memory.
+    cuBLAS cannot allocate a workspace itself during the capture of a stream.
     """
-    return partial(_library().cublasSetWorkspace_v2, context.handle, pointer, size)
+    return partial(_cublas_library().cublasSetWorkspace_v2, context.handle, pointer, size)
 
 
 class _CublasCall:
-    """A GEMM or a batch of GEMMs, with all arguments converted, except the handle and the three addresses."""
+    """A GEMM or a batch of GEMMs by cuBLAS, with all arguments converted, except the handle and three addresses."""
 
     def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
-        # the function without argument types, since its arguments are converted already
-        self.function: Callable[..., int] = _library()[name]
-        self.scalars = host_scalars(op, element.scalar)  # alpha and beta in host memory, which cuBLAS reads at the call
+        # A new function object has no argument types, so ctypes does not convert the arguments a second time.
+        self.function: Callable[..., int] = _cublas_library()[name]
+        self.scalars = scalar_array(
+            op, element.scalar
+        )  # alpha and beta in host memory; cuBLAS reads both during the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
 
-        def after_address(x: GemmOperand, stored: DType) -> tuple[int, ...]:
-            """Return the arguments that follow a matrix's address."""
+        def arguments_after_address(x: GemmOperand, stored: DType) -> tuple[int, ...]:
+            """Return a matrix's arguments after its address: type, leading dimension and stride."""
             kind = (stored.cuda_type,) if call.any_type else ()
             return *kind, x.leading, *((x.stride,) if batched else ())
 
-        dest = after_address(op.dest, DTYPES[op.dest_dtype] if op.dest_dtype else element)
+        dest = arguments_after_address(op.dest, DTYPES[op.dest_dtype] if op.dest_dtype else element)
         count = (op.count,) if batched else ()
         arithmetic = (element.compute_type, _DEFAULT_ALGORITHM) if call.any_type else ()
         parts: tuple[tuple[int, ...], ...] = (
             (int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha),
-            after_address(op.left, element),
-            (*after_address(op.right, element), beta),
+            arguments_after_address(op.left, element),
+            (*arguments_after_address(op.right, element), beta),
             (*dest, *count, *arithmetic),
         )
-        types = iter(getattr(_library(), name).argtypes)
+        types = iter(getattr(_cublas_library(), name).argtypes)
 
-        def converted(values: tuple[int, ...]) -> list[Any]:
-            next(types)  # the handle or the address before these values
+        def convert_arguments(values: tuple[int, ...]) -> list[Any]:
+            next(types)  # skip the type of the handle or address that precedes these values
             return [next(types)(value) for value in values]
 
-        self.parts = [converted(values) for values in parts]
-        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
+        self.parts = [convert_arguments(values) for values in parts]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.operands_and_result]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
+    def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
@@ -234,20 +237,20 @@ class _CublasCall:
 
 
 class _RankCall:
-    """A syrk or herk: one triangle of the product of a matrix and its adjoint."""
+    """A call of syrk or herk, which computes one triangle of the product of a matrix and its adjoint."""
 
     def __init__(self, op: RankOp, element: DType) -> None:
-        self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[element.name])
-        # alpha and beta in host memory, which cuBLAS reads at the call.
+        self.function: Callable[..., int] = getattr(_cublas_library(), _RANK_FUNCTIONS[element.name])
+        # alpha and beta in host memory; cuBLAS reads both numbers during the call
         self.scalars = np.array([op.alpha, op.beta], element.real or element.name)
         triangle, transposed = _UPPER if op.upper else _LOWER, _ADJOINT if element.is_complex else _TRANSPOSED
         operation = transposed if op.factor.transposed else _NOT_TRANSPOSED
         self.head = triangle, operation, op.n, op.k, self.scalars.ctypes.data
         self.beta = self.scalars.ctypes.data + self.scalars.itemsize
         self.leading = op.factor.leading, op.dest.leading
-        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.operands_and_result]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
+    def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (k, z) = self.where
         factor_lines, dest_lines = self.leading
         factor, dest = bases[i] + x, bases[k] + z
@@ -256,12 +259,12 @@ class _RankCall:
 
 # ---- cuBLASLt
 
-REQUESTED_CANDIDATES = 32  # number of candidates that are requested of cuBLASLt
+REQUESTED_CANDIDATES = 32  # number of algorithms requested from cuBLASLt's heuristic
 
-# Attribute numbers of cublasLt.h.
+# Numbers of the attributes of descriptors in cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
-_MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
+_MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
 _NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
@@ -280,7 +283,7 @@ class _LtCandidate(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def _lt_library() -> tuple[Any, ctypes.c_void_p]:
+def _cublaslt_library() -> tuple[Any, ctypes.c_void_p]:
     library, handle = load_library("libcublasLt"), ctypes.c_void_p()
     p = ctypes.c_void_p
     library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
@@ -292,28 +295,28 @@ def _lt_library() -> tuple[Any, ctypes.c_void_p]:
 
 
 class CandidateCall:
-    """One candidate of cuBLASLt's heuristic; PlanError if it offers fewer candidates.
+    """A call of one algorithm that cuBLASLt's heuristic offers; PlanError if the heuristic offers too few algorithms.
 
-    The call's scratch memory is part of the workspace, so that calls on many streams are safe. cuBLASLt's descriptors
-    are small, and held until the process ends.
+    The call's scratch memory is part of the workspace, so calls on several streams never share scratch memory.
+    cuBLASLt's descriptors are small and are never destroyed.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
         self.scratch_bytes = op.leaf_use.leaf.scratch(op.m, op.k, op.n, op.count)
-        self.library, self.handle = _lt_library()
-        self.scalars = host_scalars(op, types.scalar)
+        self.library, self.handle = _cublaslt_library()
+        self.scalars = scalar_array(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
-        self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
-        self.operation = self._operation(op)
+        self.layouts = [self._create_layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
+        self.operation = self._create_operation(op)
         self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in factors]
-        self.candidate = self._candidate(number, alignments)
+        self.candidate = self._request_candidate(number, alignments)
         self.algorithm = ctypes.addressof(self.candidate.algorithm)
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
+    def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
@@ -322,11 +325,11 @@ class CandidateCall:
         return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, context.stream)
 
     def _set_attribute(self, noun: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of one of cuBLASLt's descriptors: a MatrixLayout, a MatmulDesc or a MatmulPreference."""
+        """Set an attribute of a cuBLASLt descriptor; `noun` is MatrixLayout, MatmulDesc or MatmulPreference."""
         function = getattr(self.library, f"cublasLt{noun}SetAttribute")
         check_status(function(descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
-    def _layout(self, rows: int, cols: int, x: GemmOperand, count: int) -> ctypes.c_void_p:
+    def _create_layout(self, rows: int, cols: int, x: GemmOperand, count: int) -> ctypes.c_void_p:
         layout = ctypes.c_void_p()
         stored = (cols, rows) if x.transposed else (rows, cols)
         check_status(
@@ -337,7 +340,7 @@ class CandidateCall:
             self._set_attribute("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(x.stride))
         return layout
 
-    def _operation(self, op: GemmOp) -> ctypes.c_void_p:
+    def _create_operation(self, op: GemmOp) -> ctypes.c_void_p:
         operation = ctypes.c_void_p()
         create = self.library.cublasLtMatmulDescCreate
         check_status(create(ctypes.byref(operation), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
@@ -345,18 +348,18 @@ class CandidateCall:
         self._set_attribute("MatmulDesc", operation, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
         return operation
 
-    def _candidate(self, number: int, alignments: Sequence[int]) -> _LtCandidate:
+    def _request_candidate(self, number: int, alignments: Sequence[int]) -> _LtCandidate:
         preference, candidates, count = ctypes.c_void_p(), (_LtCandidate * REQUESTED_CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
         self._set_attribute("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
-        for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
+        for attribute, least in zip(_MIN_ALIGNMENTS, (*alignments, alignments[-1]), strict=True):
             self._set_attribute("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
         status = self.library.cublasLtMatmulAlgoGetHeuristic(
             self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # cuBLASLt's status if it has no candidate
+        if status != _NOT_SUPPORTED:  # the status if the heuristic offers no algorithm
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:
@@ -366,5 +369,5 @@ class CandidateCall:
 
 
 def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:
-    """Return the power of two that divides the addresses of all lines of an operand, if `divides` divides its base."""
+    """Return a power of two that divides the addresses of an operand's lines; `divides` divides its base address."""
     return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -10,16 +10,16 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-# Bytes of global memory that a multiprocessor moves in a cycle, assumed if the driver reports no memory clock.
+# Assumed traffic of a multiprocessor to global memory in bytes per clock cycle, if the driver reports no memory clock.
 BYTES_PER_CLOCK = 16
 
 
 @lru_cache(maxsize=64)
 def chip_of(device: int) -> Chip:
-    """Return a CUDA device, by its number, as a `Chip`.
+    """Return the `Chip` that describes the CUDA device with this number.
 
-    The bandwidth is computed from the memory clock, with two transfers in a cycle. Some drivers report a memory clock
-    of 0; the bandwidth is then a typical one, BYTES_PER_CLOCK for each multiprocessor.
+    The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0;
+    the bandwidth is then BYTES_PER_CLOCK times the number of multiprocessors times their clock rate.
     """
     cupy_device = cupy.cuda.Device(device)
     attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)

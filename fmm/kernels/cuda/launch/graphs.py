@@ -1,12 +1,12 @@
-"""CUDA graphs of recurring calls: when a call is captured, and how its graph is replayed on other arrays.
+"""Capture recurring calls into CUDA graphs, and replay a graph on other arrays.
 
-`GraphCaptures` and `GraphCache` decide which calls are captured and how many captures are held; a function `make`
+`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The function `make`
 captures a call. A capture holds no memory of the captured call. The key of a capture contains everything on which the
-capture depends; each call compares the key.
+capture depends; each call compares its own key with the key of the capture.
 
-`MovableGraph` gives the kernels of a captured graph other parameters, so that one graph serves all arrays of a shape. A
-kernel is found in the graph by its function and by the bytes of its parameters at capture. cuBLAS's own kernels are not
-found and keep their parameters, so their memory must have the addresses that it had at capture.
+`UpdatableGraph` gives the kernels of a captured graph new parameters, so one graph serves all arrays of a shape. A
+kernel is recognized in the graph by its function and the bytes of its parameters at capture. cuBLAS's own kernels are
+not recognized and keep their parameters, so their operands must have the same addresses as at capture.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-# The call at which capturing pays: two may be chance, and a capture takes as long as some calls.
+# Number of the call with the same key that is captured. A second call may be chance, and a capture takes as long as
+# several calls.
 CALLS_BEFORE_CAPTURE = 3
-MAX_CAPTURES = 64  # largest number of captures of all threads together
-MAX_COUNTED_KEYS = 64  # largest number of keys of one call, counted or captured
+MAX_CAPTURES = 64  # largest total number of captures in all threads
+MAX_COUNTED_KEYS = 64  # largest number of keys that a `GraphCaptures` counts or holds captures for
 _NOT_CAPTURED: Final = object()
 
 
@@ -28,22 +29,22 @@ _NOT_CAPTURED: Final = object()
 
 
 class GraphCache:
-    """The captures of all threads, at most `limit`; the oldest is dropped first.
+    """A cache of the captures of all threads, at most `limit` captures; the oldest capture is dropped first.
 
-    There is no lock, which an exception at the wrong moment could leave shut. Each step is one C function; an exception
-    between two steps at most leaves a capture that no call finds.
+    The cache uses no lock, because an exception at the wrong moment could leave a lock locked. Each access to the cache
+    is one C function. An exception between two accesses at worst leaves a capture that no call finds.
     """
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:
         self.limit, self.calls_before_capture = limit, CALLS_BEFORE_CAPTURE
         self._oldest_first: deque[tuple[GraphCaptures, Hashable]] = deque()
 
-    def add(self, owner: GraphCaptures, key: Hashable, captured: Any) -> None:
+    def add_capture(self, owner: GraphCaptures, key: Hashable, captured: Any) -> None:
         """Hold a capture for a key of this owner, and drop the oldest capture beyond the limit."""
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            # a program with more recurring calls than the limit must not capture them again and again
+            # A program with more recurring calls than the limit would otherwise capture the same calls again and again.
             self.calls_before_capture *= 2
 
     def clear(self) -> int:
@@ -64,16 +65,16 @@ class GraphCache:
 
 
 class GraphCaptures:
-    """The captures of one call, on one stream and in one thread. A key holds everything that a capture depends on."""
+    """The captures of one prepared call on one stream in one thread; a key holds all that a capture depends on."""
 
     def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
-        """`make` captures a call; it returns None for a call that cannot be captured, and is not called again."""
+        """`make` captures a call, or returns None for a call that cannot be captured and is not tried again."""
         self.make, self.cache = make, cache
         self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured
-        self.counts: dict[Hashable, int] = {}  # numbers of calls of keys that are not captured yet
+        self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
 
-    def find(self, key: Hashable, *arguments: Any) -> Any:
-        """Return the capture for this key; `make` captures it from these arguments once the key has recurred.
+    def find_capture(self, key: Hashable, *arguments: Any) -> Any:
+        """Return the capture for this key; once the key has recurred, `make` captures the call with these arguments.
 
         The result is None if the call must be made without a graph.
         """
@@ -81,7 +82,7 @@ class GraphCaptures:
         return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
 
     def _count_call(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
-        """Count a call of a key that is not captured, and capture the CALLS_BEFORE_CAPTURE-th call."""
+        """Count a call whose key has no capture; capture the call when its count reaches `calls_before_capture`."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.calls_before_capture:
             if len(self.counts) + len(self.captured) >= MAX_COUNTED_KEYS and key not in self.counts:
@@ -93,7 +94,7 @@ class GraphCaptures:
         if captured is None:
             self.captured[key] = None
         else:
-            self.cache.add(self, key, captured)
+            self.cache.add_capture(self, key, captured)
         return captured
 
 
@@ -101,15 +102,15 @@ class GraphCaptures:
 
 
 class KernelNode(NamedTuple):
-    """A launch of one of fmm's kernels, which have one parameter each."""
+    """A launch of one of fmm's kernels in a graph; each kernel has one parameter, a struct."""
 
-    function: int  # the kernel's address
-    parameters: int  # address of the pointer to the parameter
-    size: int  # bytes of the parameter
+    function: int  # address of the kernel's function
+    parameters: int  # address of the pointer to the parameter struct
+    size: int  # size of the parameter struct in bytes
 
 
 class _KernelNodeParams(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
+    """The driver's struct CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = (
         ("function", ctypes.c_void_p),
@@ -123,7 +124,7 @@ class _KernelNodeParams(ctypes.Structure):
     )
 
 
-KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
+KERNEL_NODE_TYPE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _MatchedNodes = list[tuple[ctypes.c_void_p, _KernelNodeParams, Any]]
 
 
@@ -137,8 +138,8 @@ class _DriverFunctions(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _driver_calls() -> _DriverFunctions | None:
-    """Return the driver's calls; None where the driver is older than they are (CUDA 12)."""
+def _driver_functions() -> _DriverFunctions | None:
+    """Return the driver's functions for graph nodes; None if the driver is older than CUDA 12 and lacks them."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         return _DriverFunctions(
@@ -151,19 +152,21 @@ def _driver_calls() -> _DriverFunctions | None:
         return None
 
 
-class MovableGraph:
-    """A captured graph, with the node of each of fmm's kernels in launch order."""
+class UpdatableGraph:
+    """A captured CUDA graph, with the node of each of fmm's kernels in launch order."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _DriverFunctions | None = None) -> None:
-        """`kernels`: fmm's kernels with their parameters at capture; an item is valid until the next one is taken."""
+        """`kernels` yields fmm's kernels with their parameters at capture; each item is valid until the next item."""
         self.graph, self.executable = graph, graph.graphExec
-        self.driver = driver or _driver_calls()
-        self.nodes = None if self.driver is None else _matching_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
+        self.driver = driver or _driver_functions()
+        self.nodes = (
+            None if self.driver is None else _match_kernel_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
+        )
 
-    def move(self, kernels: Iterable[KernelNode]) -> bool:
-        """Give the kernels other parameters, in launch order.
+    def update_parameters(self, kernels: Iterable[KernelNode]) -> bool:
+        """Give the graph's kernels these parameters, in launch order; return True on success.
 
-        Return False after a failure, which may leave new parameters in some kernels and old ones in others.
+        After a failure, some kernels may have new parameters and others old parameters.
         """
         if self.driver is None or self.nodes is None:
             return False
@@ -187,13 +190,15 @@ def _kernel_nodes(graph: int, driver: _DriverFunctions) -> list[tuple[int, _Kern
     for handle in handles:
         kind, node = ctypes.c_int(-1), _KernelNodeParams()
         driver.kind(ctypes.c_void_p(handle), ctypes.byref(kind))
-        if kind.value == KERNEL_NODE and not driver.read(ctypes.c_void_p(handle), ctypes.byref(node)):
+        if kind.value == KERNEL_NODE_TYPE and not driver.read(ctypes.c_void_p(handle), ctypes.byref(node)):
             nodes.append((int(handle or 0), node))
     return nodes
 
 
-def _matching_nodes(nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterable[KernelNode]) -> _MatchedNodes | None:
-    """Remove fmm's kernels from `nodes` and return them in launch order; None if one is missing."""
+def _match_kernel_nodes(
+    nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterable[KernelNode]
+) -> _MatchedNodes | None:
+    """Remove the nodes of fmm's kernels from `nodes` and return them in launch order; None if a kernel has no node."""
     claimed: _MatchedNodes = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)
@@ -208,5 +213,5 @@ def _matching_nodes(nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterabl
 
 
 def _parameter_bytes(pointers: int, size: int) -> bytes:
-    """Return the bytes of a launch's one parameter; `pointers` is the address of the pointer to it."""
+    """Return the bytes of a launch's parameter struct; `pointers` is the address of the pointer to the struct."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

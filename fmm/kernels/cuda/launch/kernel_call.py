@@ -1,4 +1,4 @@
-"""One kernel launch prepared on a device: compiled kernel, encoded tensor maps, and a driver call without addresses."""
+"""Prepare a kernel launch for a device: compile the kernel, encode its tensor maps, and bind the driver's function."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.compile import compile_kernel
 from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
 
-PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
-MAP_DIMENSIONS = 3  # dimensions of a tensor map: along a line, across lines, and across the matrices of a batch
-NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # enumerators CU_TENSOR_MAP_*
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of a swizzle pattern -> enumerator CU_TENSOR_MAP_SWIZZLE_*
-PROBE_ADDRESS = 1 << 20  # a placeholder address, with which a map is encoded before its address exists
+PROGRAMMATIC_SERIALIZATION = 6  # the driver's CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+MAP_ALIGNMENT = 64  # alignment in bytes of a tensor map, as the driver requires
+MAP_DIMENSIONS = 3  # dimensions of a tensor map: position in a line, line of a matrix, matrix of a batch
+NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # the driver's CU_TENSOR_MAP_* numbers
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # width of a swizzle pattern in bytes -> the driver's CU_TENSOR_MAP_SWIZZLE_*
+PROBE_ADDRESS = 1 << 20  # placeholder for the matrix's address while a tensor map is encoded
 launch_kernel = driver.launchKernel
-# argument types: a stream, the address of the pointer to the parameters, and 0
+# arguments: the stream, the address of the pointer to the kernel's parameters, and 0
 BindLaunch = Callable[[int, int, int], BoundCall]
 
 
 class KernelCall:
-    """A launch that is complete except for addresses.
+    """A kernel launch with all arguments except the stream and the addresses.
 
-    `bind` binds the driver's call to a stream and to the parameters' place; the driver reads the parameters when the
-    call is made. `words` are the parameters with every address zero.
+    `bind` returns the driver's call for a stream and a pointer to the parameters. The driver reads the parameters when
+    the call is made. `words` holds the parameters as 64-bit words, with zero in place of each address.
     """
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
-        self.kernel = compile_kernel(device, launch.kernel)  # a reference, so that the code stays loaded
+        self.kernel = compile_kernel(device, launch.kernel)  # this reference keeps the code loaded
         self.function = self.kernel.address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
-        overlapping = partial(_overlapping_launch, self.function, shape)
+        overlapping = partial(_bind_overlapping_launch, self.function, shape)
         self.bind: BindLaunch = (
             overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
         )
@@ -48,9 +48,10 @@ class KernelCall:
             self.words[word : word + len(encoded)] = encoded
 
 
-# ---- cuLaunchKernelEx: a launch that only adds to what the one before it writes may start before that one has ended
-# (programmatic dependent launch), so that small products fill the device together. CuPy does not wrap this function of
-# the driver.
+# ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
+#
+# A launch that only adds to the previous launch's result may start before the previous launch has ended. Small products
+# then fill the device together.
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -59,7 +60,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 class _LaunchConfig(ctypes.Structure):
     _fields_ = (
-        ("shape", ctypes.c_uint * 7),  # grid, block, bytes of shared memory
+        ("shape", ctypes.c_uint * 7),  # grid and thread block in three dimensions each, then bytes of shared memory
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.POINTER(_LaunchAttribute)),
         ("count", ctypes.c_uint),
@@ -67,16 +68,16 @@ class _LaunchConfig(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def _launch_ex() -> Any:
+def _extended_launch_function() -> Any:
     function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     function.argtypes = [ctypes.POINTER(_LaunchConfig), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     return function
 
 
-def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
+def _bind_overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
     attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _LaunchConfig((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
-    return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)
+    return partial(_extended_launch_function(), ctypes.byref(config), kernel, parameters, None)
 
 
 # ---- tensor maps
@@ -92,20 +93,23 @@ def tensor_map_encoder() -> Any:
 
 
 def encode_tensor_map(x: TensorMap) -> Any:
-    """Return the words of an encoded map; the first word, which holds the address, is zero.
+    """Return a tensor map as the driver's 64-bit words, with zero in the first word, which is for the address.
 
-    Encoding the map for two addresses checks that the address is in the first word and nowhere else.
+    The map is encoded for two addresses to check that no other word depends on the address.
     """
-    words, others = (_encoded_for(x, address) for address in (PROBE_ADDRESS, 2 * PROBE_ADDRESS))
+    words, others = (_encode_at_address(x, address) for address in (PROBE_ADDRESS, 2 * PROBE_ADDRESS))
     if words[0] != PROBE_ADDRESS or others[0] != 2 * PROBE_ADDRESS or (words[1:] != others[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
     words[0] = 0
     return words
 
 
-def _encoded_for(x: TensorMap, address: int) -> Any:
-    """Return the words of a map of a matrix at this address. The variables are named as in the driver's manual."""
-    element = DTYPES.get(x.dtype, BYTE)
+def _encode_at_address(x: TensorMap, address: int) -> Any:
+    """Return the 64-bit words of the tensor map of a matrix at this address.
+
+    The variables are named as in the driver's manual.
+    """
+    element = DTYPES.get(x.dtype, BYTE_TYPE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
     memory = np.zeros(2 * TENSOR_MAP_BYTES, np.uint8)
     start = -memory.ctypes.data % MAP_ALIGNMENT

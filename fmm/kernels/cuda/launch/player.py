@@ -1,11 +1,11 @@
-"""Play a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
+"""Run a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
 
-A signal handler can raise at any step of this code, but not between the calls: one C function makes them all
-(`make_calls`), and nothing writes C before it. After an exception, either the whole product is launched or C is
-untouched, and the streams are synchronized. The only launches made earlier are leading sums on the caller's stream that
-write the workspace alone.
+A signal handler can raise between any two bytecodes of this code, but not between the calls: one C function
+(`make_calls`) makes them all. Nothing writes C before that function runs. After an exception, either the whole product
+is launched or C is unchanged, and the streams are synchronized. Only leading sums on the caller's stream are launched
+earlier; they write nothing but the workspace.
 
-cuBLAS handle, memory, streams and compiled code are CuPy's, so that both libraries share them.
+fmm takes device memory, streams and compiled code from CuPy, so that both libraries share them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
     MathMode,
     StreamContext,
+    handle_setup_calls,
     math_mode,
-    restore_calls,
-    setup_calls,
+    mode_restore_calls,
+    set_workspace_call,
     vendor_call,
-    workspace_call,
 )
 from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import BindLaunch, KernelCall
@@ -54,43 +54,43 @@ from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, address_alig
 from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
-MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
-# Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
-# the flag.)
+MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop fills in faster than NumPy
+# The bases of launches that do not write C. FLAG is among them: all sums receive the flag's address, but only sums that
+# write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# Index of each base's address among the addresses of a call; the counters' addresses follow.
-ADDRESS_NUMBERS = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
+# Base -> index of its address among the addresses of a call. The counters' addresses follow after these.
+ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
 class Addresses(NamedTuple):
-    """The addresses of one call, in the order of ADDRESS_NUMBERS."""
+    """The memory addresses of one call, in the order of ADDRESS_INDICES."""
 
     a: int
     b: int
     c: int
     workspace: int
     flag: int = 0  # address of the flag for inf and NaN
-    host_count: int = 0  # address of the host's count of recomputed products
+    host_count: int = 0  # address of the count of recomputed products in host memory
     addend: int = 0  # address of the addend; 0 if C holds the addend
 
     @property
     def alignment(self) -> Alignment:
-        """The powers of two that divide the first four addresses; the addend counts as C does."""
+        """Powers of two that divide the addresses of A, B, C (and the addend), and the workspace."""
         return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
-    def aligned(self) -> bool:
-        """True if all operands and the workspace have the alignment of memory that libraries allocate."""
+    def is_aligned(self) -> bool:
+        """True if all operands and the workspace are aligned like memory that array libraries allocate."""
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property
     def memory_addresses(self) -> tuple[int, ...]:
-        """The addresses of the caller's memory and the workspace."""
+        """The addresses of A, B, C, the workspace and the addend."""
         return (*self[:4], self.addend)
 
 
-class _OwnLaunch(NamedTuple):
-    """A launch of one of fmm's kernels."""
+class _KernelLaunch(NamedTuple):
+    """A launch of an fmm kernel on the stream with this index."""
 
     stream: int
     bind: BindLaunch
@@ -98,17 +98,17 @@ class _OwnLaunch(NamedTuple):
 
 
 class _VendorProduct(NamedTuple):
-    """A product by the vendor's library."""
+    """A product by the vendor's library on the stream with this index."""
 
     stream: int
     call: GemmCall
 
 
 class _LaunchParameters:
-    """The parameters of all launches of a list, in memory that does not move; the driver copies them at each launch.
+    """The parameters of all launches of a list, at fixed memory addresses; the driver copies them at each launch.
 
-    `pointers[i]` is the address of the parameters of launch i; `addresses[i]` is the address of `pointers[i]`, which
-    the driver takes.
+    `pointers[i]` is the address of the parameters of launch i. `addresses[i]` is the address of `pointers[i]`, as the
+    driver expects.
     """
 
     def __init__(self, blocks: list[Any]) -> None:
@@ -117,18 +117,20 @@ class _LaunchParameters:
         self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
-        self.filled_with: tuple[int, ...] | None = None  # the addresses and counters that are filled in now
+        # the addresses and counters in `words`; None while they are being written
+        self.filled_with: tuple[int, ...] | None = None
 
 
 class _SpareParameters(threading.local):
-    """A thread's parameter blocks that are not in use.
+    """The parameter blocks of one thread that no call uses.
 
-    A call removes a parameter block from the list, and returns it when all kernels are launched, because a signal
-    handler may play the same list meanwhile. The block of an interrupted call is not used again.
+    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
+    handler that runs the same list meanwhile thus takes another block. The block of an interrupted call is not used
+    again.
 
-    A thread that uses a player for the first time may have no CUDA context yet, if its memory comes from a pool and its
-    graph from a thread that has ended. The driver's functions need a context: without one, setting a graph's parameters
-    crashes.
+    A thread with pooled memory and a graph of a thread that has ended may have no current CUDA context at its first use
+    of a player. Without a context, setting a graph's parameters crashes in the driver. Therefore the constructor, which
+    runs once in each thread, makes the context current.
     """
 
     def __init__(self, device: int) -> None:
@@ -137,7 +139,7 @@ class _SpareParameters(threading.local):
 
 
 class Player:
-    """A launch list prepared for one device: compiled kernels, parameters, and the vendor's calls."""
+    """A launch list prepared for one device, with its compiled kernels, parameters and vendor calls."""
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
@@ -145,58 +147,59 @@ class Player:
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
-        self._set_slots()
+        self._set_address_slots()
         self._spare = _SpareParameters(device)
-        steps = list(self._steps())
-        leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.may_run_early, steps)
-        self._first = [step.bind for step in leading if isinstance(step, _OwnLaunch)]
-        self._rest = steps[len(self._first) :]
-        # A list of a single launch or vendor call needs no streams.
+        steps = list(self._bound_steps())
+        leading = takewhile(lambda step: isinstance(step, _KernelLaunch) and step.may_run_early, steps)
+        self._leading_launches = [step.bind for step in leading if isinstance(step, _KernelLaunch)]
+        self._remaining_steps = steps[len(self._leading_launches) :]
+        # A list of a single launch or a single vendor call runs on the caller's stream alone.
         only = steps[0] if len(steps) == 1 else None
-        self._only_launch = only.bind if isinstance(only, _OwnLaunch) else None
+        self._only_launch = only.bind if isinstance(only, _KernelLaunch) else None
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
-    def _set_slots(self) -> None:
-        """Note the parameter words that hold addresses: for each the word, the address's index, and an offset."""
+    def _set_address_slots(self) -> None:
+        """Store for each parameter word with an address: index of the word, index of the address, offset in bytes."""
         slots: list[tuple[int, int, int]] = []
         start = counting = 0
         for call in self.calls:
             for word, base, offset in call.launch.slots:
-                number = len(ADDRESS_NUMBERS) + counting if base == COUNTERS else ADDRESS_NUMBERS[base]
+                number = len(ADDRESS_INDICES) + counting if base == COUNTERS else ADDRESS_INDICES[base]
                 slots.append((start + word, number, offset))
             counting += call.launch.counters > 0
             start += len(call.words)
         self._few_slots = slots if len(slots) <= MAX_LOOP_SLOTS else None
         columns = np.array(slots, np.int64).reshape(-1, 3).T
-        self._words, self._random_numbers, self._offsets = (
+        self._words, self._address_indices, self._offsets = (
             columns[0].astype(np.intp),
             columns[1].astype(np.intp),
             columns[2],
         )
 
-    def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | StreamSync]:
+    def _bound_steps(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
         divides = dict(zip(ADDRESS_BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):
             if isinstance(step, Launch):
                 may_run_early = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
-                yield _OwnLaunch(stream, next(calls).bind, may_run_early)
+                yield _KernelLaunch(stream, next(calls).bind, may_run_early)
             elif isinstance(step, VendorCall):
                 yield _VendorProduct(stream, vendor_call(step.op, divides))
             else:
                 yield step
 
-    # ---- playing
+    # ---- launching
 
-    def play(
+    def launch_all(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None = None, scratch: int = 0
     ) -> None:
-        """Make every launch and call in order, each on its stream, on the current device.
+        """Make all kernel launches and vendor calls in order, each on its own stream, on the current device.
 
-        Only while the stream is captured: `counters` are the graph's own, and `scratch` is memory for cuBLAS,
-        GRAPH_SCRATCH_BYTES bytes for each stream that calls it.
+        The last two arguments are for the capture of a graph. `counters` holds the addresses of the graph's own
+        counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH_BYTES bytes for each stream that
+        calls cuBLAS.
 
-        The leading sums are launched before the other calls are prepared, so that an idle device starts some
+        The leading sums are launched before the other calls are prepared, so an idle device starts to work some
         microseconds earlier.
         """
         if self._only_launch is not None and not self._counting:
@@ -207,57 +210,60 @@ class Player:
         if self._only_vendor_call is not None and not scratch:
             context = StreamContext(thread_handle(self.device), stream, 0)
             mode = math_mode(context)
-            calls = [*setup_calls(context, self.math, mode), self._only_vendor_call.prepared(context, addresses)]
-            make_calls(calls + restore_calls(context, self.math, mode))
+            calls = [
+                *handle_setup_calls(context, self.math, mode),
+                self._only_vendor_call.bind_call(context, addresses),
+            ]
+            make_calls(calls + mode_restore_calls(context, self.math, mode))
             return
         streams, parameters = self._streams_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
-        for bind in self._first:
+        for bind in self._leading_launches:
             bind(stream, next(blocks), 0)()
-        make_calls(self._prepared_rest(addresses, streams, blocks, scratch))
+        make_calls(self._prepare_remaining_calls(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 
-    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
-        """Return the calls of `play`, not yet made, and the function that frees their parameters afterwards."""
+    def prepare_calls(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
+        """Return the calls that `launch_all` would make, and a function that frees their parameters afterwards."""
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
-        first = [bind(stream, next(blocks), 0) for bind in self._first]
-        calls = first + self._prepared_rest(addresses, streams, blocks, 0)
+        first = [bind(stream, next(blocks), 0) for bind in self._leading_launches]
+        calls = first + self._prepare_remaining_calls(addresses, streams, blocks, 0)
         return calls, partial(self._spare.free.append, parameters)
 
     def _streams_and_parameters(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
-        """Return the streams of this call, and parameters that hold its addresses."""
+        """Return the streams of a call, and parameters that hold the call's addresses."""
         streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._filled_parameters(addresses, counters)
 
-    def _prepared_rest(
+    def _prepare_remaining_calls(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
     ) -> list[BoundCall]:
-        """Return all calls but the leading launches, between those that set up and restore the cuBLAS handles."""
+        """Return the calls after the leading launches, between the calls that set up and restore cuBLAS handles."""
         calls, restoring = list[BoundCall](), list[BoundCall]()
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
             mode = math_mode(context)
-            calls += setup_calls(context, self.math, mode)
-            restoring += restore_calls(context, self.math, mode)
+            calls += handle_setup_calls(context, self.math, mode)
+            restoring += mode_restore_calls(context, self.math, mode)
             if scratch:
-                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
-        for step in self._rest:
-            if isinstance(step, _OwnLaunch):
+                calls.append(set_workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
+        for step in self._remaining_steps:
+            if isinstance(step, _KernelLaunch):
                 calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))
             elif isinstance(step, _VendorProduct):
-                calls.append(step.call.prepared(streams[step.stream], addresses))
+                calls.append(step.call.bind_call(streams[step.stream], addresses))
             else:
                 calls += sync_calls(step, streams)
         return calls + restoring
 
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
-        """Take a spare parameter block and fill in these addresses.
+        """Return a spare parameter block with these addresses filled in.
 
-        While it is being filled, the block is marked as holding none, in case an exception interrupts.
+        While the block is being filled, its `filled_with` is None, in case an exception interrupts.
         """
         wanted = (*addresses, *counters)
         try:
@@ -270,7 +276,7 @@ class Player:
                 for word, number, offset in self._few_slots:
                     parameters.view[word] = wanted[number] + offset
             else:
-                parameters.words[self._words] = np.array(wanted, np.int64)[self._random_numbers] + self._offsets
+                parameters.words[self._words] = np.array(wanted, np.int64)[self._address_indices] + self._offsets
             parameters.filled_with = wanted
         return parameters
 
@@ -282,15 +288,15 @@ class Player:
         return tuple(stream_counters(self.device, streams[stream].stream, count) for count, stream in counting)
 
     def create_streams(self) -> None:
-        """Create this thread's streams and cuBLAS handle, since none can be created while a stream is captured."""
+        """Create this thread's streams and cuBLAS handle, because neither can be created during a capture."""
         acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
-        """Return counters for one graph, which may run concurrently with others."""
+        """Return the addresses of new counters for one graph, which may run concurrently with other graphs."""
         return tuple(new_counters(count, stream) for count in self._counting)
 
-    def nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
-        """Yield fmm's kernels in launch order, with their parameters for these addresses."""
+    def kernel_nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
+        """Yield a node for each of fmm's kernels in launch order, with the parameters for these addresses."""
         parameters = self._filled_parameters(addresses, counters)
         for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
@@ -298,18 +304,18 @@ class Player:
 
 
 @lru_cache(maxsize=1024)
-def player_of(launches: LaunchList, device: int) -> Player:
-    """Return the list prepared for the current device, which has the number `device`."""
+def cached_player(launches: LaunchList, device: int) -> Player:
+    """Return the cached player of a launch list for the current device, which has the number `device`."""
     return Player(launches, device)
 
 
-# ---- launches without a plan
+# ---- launch sequences that belong to no plan
 
 
 class LaunchSequence:
-    """Launches of fmm's kernels, one after the other on one stream, prepared for one device: shortest paths use them.
+    """A sequence of kernel launches on one stream, prepared for one device and used for shortest paths.
 
-    Several threads may play a sequence at once, since playing changes nothing in it.
+    Several threads may launch a sequence at once, because `launch_all` does not change the sequence.
     """
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
@@ -317,7 +323,8 @@ class LaunchSequence:
         self.device = device
         self.calls = [KernelCall(launch, device) for launch in launches]
         starts = np.cumsum([0, *(len(call.words) for call in self.calls)])[:-1]
-        self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])  # all parameters
+        # parameters of all launches
+        self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])
         self._starts = starts  # index of the word at which each launch's parameters begin
         self.bases = tuple(dict.fromkeys(slot.base for launch in launches for slot in launch.slots))
         numbers = {base: i for i, base in enumerate(self.bases)}
@@ -327,18 +334,18 @@ class LaunchSequence:
             for slot in launch.slots
         ]
         columns = np.array(slots, np.int64).reshape(-1, 3).T
-        self._slots, self._random_numbers, self._offsets = (
+        self._slots, self._address_indices, self._offsets = (
             columns[0].astype(np.intp),
             columns[1].astype(np.intp),
             columns[2],
         )
 
-    def play(self, addresses: Mapping[str, int], stream: int) -> None:
-        """Make all launches on the current device; the driver copies the parameters during each call."""
+    def launch_all(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Make all launches on the current device; `addresses` maps each base to an address."""
         make_context_current(self.device)
         words = self._words.copy()
         by_number = np.array([addresses[base] for base in self.bases], np.int64)
-        words[self._slots] = by_number[self._random_numbers] + self._offsets
+        words[self._slots] = by_number[self._address_indices] + self._offsets
         pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
         first_pointer = pointers.ctypes.data
         make_calls([call.bind(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

@@ -1,7 +1,7 @@
-"""The streams of a launch list, their synchronization, and counters in device memory.
+"""Manage the streams of a launch list, their synchronization, and counters in device memory.
 
-Stream 0 is the caller's. Every other stream has an event and a cuBLAS handle of its own; its work starts after, and
-ends before, the caller's stream goes on.
+Stream 0 is the caller's stream. Every other stream has its own event and its own cuBLAS handle. A fork makes the other
+streams wait for stream 0, and a join makes stream 0 wait for the other streams.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import cupy
 from cupy_backends.cuda.api import runtime
 
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
-from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
+from fmm.kernels.cuda.launch.cublas import StreamContext, create_handle
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
 def make_context_current(device: int) -> None:
-    """Make the context of the device, which is the current one, the calling thread's current context.
+    """Make the CUDA context of a device, which is the current device, current in the calling thread.
 
-    CUDA's runtime makes a context current at a thread's first call that needs one; the driver's own functions do not.
+    CUDA's runtime makes a context current at a thread's first runtime call that needs a context. Functions of the
+    driver do not make a context current.
     """
     runtime.setDevice(device)
 
 
 def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[StreamContext]:
-    """Return the streams that a list uses, the first of them the caller's; streams that call cuBLAS have a handle."""
+    """Return the streams of a launch list, the caller's stream first; streams that call cuBLAS have a handle."""
     if launches.stream_count == 1:
         return [StreamContext(thread_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
     first, *others = _own_streams(device, launches.stream_count, launches.vendor_stream_count)
@@ -41,8 +42,8 @@ def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[Stre
 def thread_handle(device: int) -> int:
     """Return the calling thread's cuBLAS handle on the current device, which has the number `device`.
 
-    CuPy destroys its own handle of a thread when the thread ends, and waits for the device; the driver crashes
-    (580.159) if another thread ends meanwhile. This handle is left to another thread.
+    CuPy's own handle of a thread is not used: CuPy destroys that handle and waits for the device when the thread ends.
+    Driver 580.159 crashes if another thread ends meanwhile. fmm's handle passes to another thread instead.
     """
     streams = _thread_streams.own.by_device.get(device)
     first = streams[0] if streams and streams[0].handle else _own_streams(device, 1, 1)[0]
@@ -50,7 +51,7 @@ def thread_handle(device: int) -> int:
 
 
 def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
-    """Return the calls that make the other streams wait for the first (FORK), or the first for the others (JOIN)."""
+    """Return the calls that make the other streams wait for the first stream (FORK), or the reverse (JOIN)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
     cupy_runtime = cupy.cuda.runtime
@@ -63,7 +64,10 @@ def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall
 
 
 class _PooledStream:
-    """A stream with its event and cuBLAS handle. In place of the caller's stream only event and handle are used."""
+    """A stream with its own event and cuBLAS handle.
+
+    The caller's stream uses the event and the handle of a thread's first pooled stream.
+    """
 
     def __init__(self) -> None:
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
@@ -71,28 +75,28 @@ class _PooledStream:
         self.handle = 0
 
 
-# Streams of threads that ended, with their devices. The next thread's work on such a stream follows what the previous
-# thread has started there.
-_streams_left: deque[tuple[int, _PooledStream]] = deque()
+# Streams of threads that have ended, with their device numbers. Work of the next thread on a free stream follows the
+# work that the previous thread has started there.
+_free_streams: deque[tuple[int, _PooledStream]] = deque()
 
 
-class _OwnStreams:
-    """One thread's streams, by device.
+class _StreamOwner:
+    """The owner of one thread's streams, by device number.
 
-    When the thread ends, its streams are left to other threads, since cuBLAS handles are large. Leaving them takes no
-    lock, since a thread can end at any moment.
+    When the thread ends, its streams become free for other threads, because cuBLAS handles are large. `__del__` takes
+    no lock, because a thread can end at any moment.
     """
 
     def __init__(self) -> None:
         self.by_device: dict[int, list[_PooledStream]] = {}
 
-    def __del__(self, left: deque[tuple[int, _PooledStream]] = _streams_left) -> None:
+    def __del__(self, left: deque[tuple[int, _PooledStream]] = _free_streams) -> None:
         left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
 
 
 class _ThreadStreams(threading.local):
     def __init__(self) -> None:
-        self.own = _OwnStreams()
+        self.own = _StreamOwner()
 
 
 _thread_streams = _ThreadStreams()
@@ -104,33 +108,33 @@ def _own_streams(device: int, count: int, handle_count: int) -> list[_PooledStre
     while len(streams) < count:
         streams.append(_reuse_or_create(device))
     for pooled in streams[:handle_count]:
-        pooled.handle = pooled.handle or new_handle()
+        pooled.handle = pooled.handle or create_handle()
     return streams[:count]
 
 
 def _reuse_or_create(device: int) -> _PooledStream:
-    """Return a stream that another thread has left on the device, or else a new one."""
-    for _ in range(len(_streams_left)):
+    """Return a free stream of the device, or else a new stream."""
+    for _ in range(len(_free_streams)):
         try:
-            its_device, pooled = _streams_left.popleft()
-        except IndexError:  # another thread has taken the stream
+            its_device, pooled = _free_streams.popleft()
+        except IndexError:  # another thread has taken the last stream meanwhile
             break
         if its_device == device:
             return pooled
-        _streams_left.append((its_device, pooled))
+        _free_streams.append((its_device, pooled))
     return _PooledStream()
 
 
-# ---- streams on which calls are captured
+# ---- streams for graph captures
 
-_capture_streams: dict[int, deque[Any]] = {}  # streams by device that no capture uses now
+_capture_streams: dict[int, deque[Any]] = {}  # device number -> streams that no capture uses now
 
 
 def take_capture_stream(device: int) -> Any:
-    """Return a stream of the current device that no other capture uses.
+    """Return a stream of the current device for a graph capture; no other capture uses the stream.
 
-    These streams are never destroyed. When a thread ends, CuPy destroys its cuBLAS handle and waits for the device; the
-    driver crashes (580.159) if another thread destroys a stream meanwhile.
+    Streams for captures are never destroyed. When a thread ends, CuPy destroys the thread's cuBLAS handle and waits for
+    the device. Driver 580.159 crashes if another thread destroys a stream meanwhile.
     """
     try:
         return _capture_streams[device].pop()
@@ -139,24 +143,25 @@ def take_capture_stream(device: int) -> Any:
 
 
 def return_capture_stream(device: int, stream: Any) -> None:
-    """Leave a stream to the next capture."""
+    """Return a stream to the pool from which the next capture takes its stream."""
     _capture_streams.setdefault(device, deque()).append(stream)
 
 
-# ---- counters by which thread blocks take turns: zero before and after every launch
+# ---- counters with which thread blocks take turns; all are zero before and after every launch
 
-_counters: dict[tuple[int, int, int], int] = {}  # counters by device, stream and size
+# (device number, stream, number of counters) -> address of the counters
+_cached_counters: dict[tuple[int, int, int], int] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """Return the address of a stream's counters; its launches share them, since they run one after the other."""
+    """Return the address of a stream's counters, which all its launches share, because they run one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    found = _counters.get(key)
-    return found if found is not None else _counters.setdefault(key, new_counters(key[2], stream))
+    found = _cached_counters.get(key)
+    return found if found is not None else _cached_counters.setdefault(key, new_counters(key[2], stream))
 
 
 def new_counters(count: int, stream: int) -> int:
-    """Return the address of new counters, which are zero once the stream gets there.
+    """Return the address of `count` new counters of 4 bytes, which a memset on the stream sets to zero.
 
     The counters are never freed, since kernels may still write to them.
     """

@@ -1,1 +1,1 @@
-"""Product kernels, the host half: one module for each kind of kernel, with its sizes, source, parameters and launch."""
+"""Host code of the product kernels: each module has the sizes, source, parameters and launch of one kernel."""

@@ -1,8 +1,9 @@
-"""float32 operands split into float16 planes (f16_planes.cuh, f16_spread.cuh): layout, sources of kernels, launches.
+"""Split float32 operands into float16 planes: memory layout, kernel sources and launches.
 
-A number x of a line with exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
-says where the planes and exponents of one operand are; `plane_split_launch` makes them. Componentwise products also
-record how the exponents of each row and column spread (`ExponentSpread`), and split again if that is needed.
+The kernels are in f16_planes.cuh and f16_spread.cuh. A number x of a line with exponent e becomes hi = float16(x 2^e)
+and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the planes and exponents of an operand are stored;
+`plane_split_launch` computes both. Componentwise products also record how far the exponents of each row and column
+spread (`ExponentSpread`). If the spread is too large, the operands are split a second time.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
-    PLANE_ALIGN,
+    PLANE_ALIGN_BYTES,
     PLANE_CHUNK,
     PLANES_PER_OPERAND,
     exponent_bytes,
-    matrix_bytes,
+    padded_matrix_bytes,
     plane_bytes,
 )
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
-from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
+from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 
-OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # sides of the kernel's operands A and B
-SPLIT_THREADS = 256  # threads of a thread block that splits
-SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
+OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
+SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
+SPLIT_CLUSTER = 8  # number of thread blocks in a cluster, which splits 64 positions of all lines
 WARP_THREADS = 32
-MAX_REGISTER_LOADS = 16  # largest number of loads of a line that a thread holds in registers
-# How numbers are scaled, and how the planes hi and lo are arranged. A line is a row of A or a column of B.
-# default: each line has one exponent; hi and lo alternate in chunks.
-# separate: scaled as by default; all of hi comes before all of lo, as the vendor's products need; no clusters.
-# recorded: as by default, and the spread of exponents along the inner dimension is recorded.
-# balanced: positions of the inner dimension are scaled too, if the earlier launches have found that they must be.
+MAX_REGISTER_LOADS = 16  # largest number of loads from a line whose results a thread holds in registers
+# Rules for scaling the numbers of an operand and for arranging the planes hi and lo. A line is a row of A or a column
+# of B.
+# default: each line has one exponent, and hi and lo alternate in chunks of PLANE_CHUNK numbers.
+# separate: each line has one exponent, and all of hi precedes all of lo, as the vendor's products need. No clusters.
+# recorded: as "default"; the split also records the spread of exponents along the inner dimension.
+# balanced: as "default"; positions of the inner dimension are scaled too, if the recorded spread requires that.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
@@ -50,15 +52,15 @@ SCALING_RULES: Mapping[ScalingRule, str] = {
 
 @dataclass(frozen=True)
 class SplitKernel:
-    """How one operand is split; `group` and `register_loads` count for lines along the inner dimension only."""
+    """A variant of the split kernel; `group` and `register_loads` are 0 if lines run along the outer dimension."""
 
-    along: Along
+    along: ContiguousAxis
     group: int  # number of threads that split one line
-    register_loads: int  # loads of a line that a thread holds in registers
-    wide: bool  # True if 16 bytes are read at a time
+    register_loads: int  # number of loads from a line whose results a thread holds in registers
+    wide: bool  # True if each load reads 16 bytes
 
-    def call(self, rule: ScalingRule) -> str:
-        """Return the function of f16_planes.cuh that splits, with its template arguments."""
+    def function_cpp(self, rule: ScalingRule) -> str:
+        """Return the name and template arguments of the C++ function that splits, from f16_planes.cuh."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "by_line" if self.along == "inner" else "by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
@@ -66,104 +68,107 @@ class SplitKernel:
 
 @dataclass(frozen=True)
 class OperandPlanes:
-    """Layout of the planes of one operand of a batch; its exponents follow the planes.
+    """The memory layout of an operand's planes and exponents for a batch; the exponents follow the planes.
 
-    The planes are in the workspace, or behind the operand itself if an earlier call prepared them.
+    The planes are in the workspace. If an earlier call prepared them, they follow the operand's matrix in its own
+    memory.
     """
 
     source: GemmOperand
-    along: Along  # the dimension along which the operand's lines run
+    along: ContiguousAxis  # the dimension along which the operand's lines run
     lines: int
-    length: int  # numbers in a line
+    length: int  # number of elements in a line
     count: int  # number of products in the batch
     offset: int
     base: str = "W"
 
     @property
     def is_prepared(self) -> bool:
-        """True if the planes are behind the operand, prepared by an earlier call."""
+        """True if an earlier call has prepared the planes, which then follow the operand's matrix."""
         return self.base != "W"
 
     def has_layout_of(self, other: OperandPlanes) -> bool:
-        """Return True if both operands have the same layout in memory."""
+        """Return True if both operands have the same memory layout and the same shape."""
         x, y = ((p.along, p.lines, p.length, p.source.leading, p.source.stride) for p in (self, other))
         return x == y
 
     @property
-    def pitch(self) -> int:
-        """Numbers from one line of a plane to the next."""
+    def line_pitch(self) -> int:
+        """Distance from one line of a plane to the next, in elements."""
         return round_up(self.length, PLANE_CHUNK)
 
     @property
-    def outer(self) -> int:
-        """Rows of A, or columns of B."""
+    def outer_size(self) -> int:
+        """Number of rows of A, or of columns of B."""
         return self.lines if self.along == "inner" else self.length
 
     @property
-    def depth(self) -> int:
-        """Length of the inner dimension."""
+    def inner_size(self) -> int:
+        """Length of the product's inner dimension."""
         return self.length if self.along == "inner" else self.lines
 
     @property
-    def exponents(self) -> int:
-        """Offset of the exponents in bytes."""
+    def exponents_offset(self) -> int:
+        """Offset of the exponents from the base address, in bytes."""
         return self.offset + plane_bytes(self.count * self.lines, self.length)
 
     @property
     def end_offset(self) -> int:
-        """Offset behind the exponents in bytes."""
-        return self.exponents + exponent_bytes(self.count * self.outer)
+        """Offset of the first byte after the exponents."""
+        return self.exponents_offset + exponent_bytes(self.count * self.outer_size)
 
     def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
-        """Return how the operand is split: a thread block for each long line, a warp for each short one."""
+        """Return the variant of the split kernel: a thread block splits each long line, a warp each short line."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
         wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP_THREADS if self.length <= 1024 else SPLIT_THREADS
-        return SplitKernel("inner", group, min(-(-self.pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
+        return SplitKernel("inner", group, min(-(-self.line_pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
-    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
+    def thread_block_count(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
         """Return the number of thread blocks that split the operand."""
         sharing = 1 if rule == "separate" else SPLIT_CLUSTER
         if kernel.along == "outer":
-            return self.count * self.pitch // PLANE_CHUNK * sharing
+            return self.count * self.line_pitch // PLANE_CHUNK * sharing
         return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
-    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
-        """Return struct Operand of f16_planes.cuh; addresses are zero."""
+    def pack_parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
+        """Return the bytes of struct Operand of f16_planes.cuh, with zeros in place of addresses."""
         x = self.source
-        counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
-        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.pitch, *counts)
+        counts = self.lines, self.length, self.count, self.thread_block_count(kernel, rule)
+        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
-    def slots(self, first: int) -> tuple[AddressSlot, ...]:
-        """Return the addresses of operand, planes and exponents, for a struct that begins at word `first`."""
+    def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
+        """Return the slots for the addresses of operand, planes and exponents; their struct starts at word `first`."""
         x = self.source
         return (
             AddressSlot(first, x.base, x.offset),
             AddressSlot(first + 1, self.base, self.offset),
-            AddressSlot(first + 2, self.base, self.exponents),
+            AddressSlot(first + 2, self.base, self.exponents_offset),
         )
 
     def tensor_map(self, most: int) -> TensorMap:
-        """Return the map of planes in which hi and lo alternate by 64 numbers; one copy loads at most `most` lines."""
-        length = PLANES_PER_OPERAND * self.pitch
+        """Return the tensor map of planes in which hi and lo alternate; one copy loads at most `most` lines."""
+        length = PLANES_PER_OPERAND * self.line_pitch
         piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
-        return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
+        return TensorMap(
+            piece, "float16", length, self.lines, self.count, length, length * self.lines, box, TILE_LINE_BYTES
+        )
 
 
 def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
-    """Return the planes of the row-major product's A and B: in the leaf's workspace, or prepared behind the operand."""
+    """Return the layouts of the planes of the row-major product's A and B, in the workspace or prepared earlier."""
     first, second, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     left = (m, k) if along[0] == "inner" else (k, m)
     right = (n, k) if along[1] == "inner" else (k, n)
-    a = _prepared_or_new(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
+    a = _reuse_prepared_planes(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
     after = op.scratch if a.is_prepared else a.end_offset
-    b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
-    # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
-    # different things of rows and of columns, and needs two sets.
+    b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
+    # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A checked product
+    # records different numbers for rows and for columns, so it needs two sets of planes.
     gram = op.triangle is not None and op.triangle.gram
     shared = (
         gram
@@ -173,15 +178,15 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     return a, a if shared else b
 
 
-def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return these planes, or the prepared planes after the operand if there are any."""
+def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
+    """Return the layout of the prepared planes if an earlier call prepared this operand, else the layout `x`."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
-    """Return the planes of A and B that must still be made; one if both operands share them."""
+    """Return the planes of A and B that must still be computed, once if both operands share their planes."""
     missing = [
         x
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
@@ -191,8 +196,8 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
 
 
 @lru_cache(maxsize=64)
-def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
-    """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY_NAME`."""
+def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
+    """Return the CUDA source of the kernel that splits one or two operands; its entry point is `ENTRY_NAME`."""
     records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
     operands = f"    fmm::planes::{'SpreadOperand' if records_spread else 'Operand'} {', '.join(names)};"
@@ -201,7 +206,7 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
     for name, kernel in zip(names, kernels, strict=True):
         forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
-            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
+            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.function_cpp(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",
         ]
     header, clusters = (
@@ -215,31 +220,32 @@ def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> s
 def plane_split_launch(
     operands: Sequence[OperandPlanes], alignment: Mapping[str, int], rule: ScalingRule = "default"
 ) -> Launch:
-    """Return the launch that makes the exponents and planes of these operands.
+    """Return the launch that computes the exponents and planes of these operands.
 
     `alignment` maps a base to the largest power of two that divides its address.
     """
     kernels = tuple(x.split_kernel(alignment) for x in operands)
-    parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
-    slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
-    grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
+    parameters = [x.pack_parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
+    slots = tuple(slot for i, x in enumerate(operands) for slot in x.address_slots(i * len(parameters[0]) // 8))
+    grid = sum(x.thread_block_count(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
     architecture = "" if rule == "separate" else "sm_90a"
-    kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
+    kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
 
-# ---- componentwise products: the spread of exponents, and a second split with the inner dimension balanced
+# ---- componentwise products: the spread of exponents, and a second split that balances the inner dimension
 
-BALANCE_BLOCKS = 2  # number of thread blocks on a multiprocessor that compare exponents along the inner dimension
+BALANCE_BLOCKS = 2  # number of thread blocks of the balance kernel for each multiprocessor
 
 
 @dataclass(frozen=True)
 class ExponentSpread:
-    """Both operands, and where the workspace holds the spread of their exponents.
+    """The planes of both operands, and the place of the spread of their exponents in the workspace.
 
-    In order: the largest exponents along the inner dimension of A, those of B, and whether to balance the dimension.
+    At `offset` the workspace holds three arrays: the largest exponent at each inner position of A, the same for B, and
+    a decision whether to balance the inner dimension.
     """
 
     left: OperandPlanes
@@ -248,37 +254,41 @@ class ExponentSpread:
 
     @property
     def right_exponents_offset(self) -> int:
-        """Offset of B's exponents in bytes."""
-        return self.offset + exponent_bytes(self.left.count * self.left.depth)
+        """Offset of the largest exponents of B in the workspace, in bytes."""
+        return self.offset + exponent_bytes(self.left.count * self.left.inner_size)
 
     @property
     def balance_offset(self) -> int:
-        """Offset of the decision whether to balance, in bytes."""
-        return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.depth)
+        """Offset of the decision whether to balance the inner dimension, in bytes."""
+        return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.inner_size)
 
     @property
     def end_offset(self) -> int:
-        """Offset of the end of these parts, in bytes."""
-        return self.balance_offset + PLANE_ALIGN
+        """Offset of the first byte after the decision in the workspace."""
+        return self.balance_offset + PLANE_ALIGN_BYTES
 
-    def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[AddressSlot, ...]]:
-        """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
+    def pack_parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[AddressSlot, ...]]:
+        """Return the bytes of two structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
         slots: list[AddressSlot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
-            operand = x.parameters(kernel)
+            operand = x.pack_parameters(kernel)
             first = sum(map(len, parts)) // 8
             after = first + len(operand) // 8
-            parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
-            slots += [*x.slots(first), AddressSlot(after, "W", inner[i]), AddressSlot(after + 1, "W", inner[1 - i])]
+            parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.inner_size, -1 if i else 1))
+            slots += [
+                *x.address_slots(first),
+                AddressSlot(after, "W", inner[i]),
+                AddressSlot(after + 1, "W", inner[1 - i]),
+            ]
             slots.append(AddressSlot(after + 2, "W", self.balance_offset))
         return b"".join(parts), tuple(slots)
 
 
 @lru_cache(maxsize=16)
-def balance_source(left: Along, right: Along) -> str:
-    """Return the whole CUDA source of the kernel that decides whether to balance, entry point `ENTRY_NAME`."""
+def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
+    """Return the CUDA source of the kernel that decides whether to balance; its entry point is `ENTRY_NAME`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
@@ -287,16 +297,18 @@ def balance_source(left: Along, right: Along) -> str:
 def checked_split_launches(
     x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
-    """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
+    """Return the launches that split and record the spread, decide whether to balance, and then split again."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
-    parameters, slots = x.parameters(kernels)
-    grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
+    parameters, slots = x.pack_parameters(kernels)
+    grid = x.left.thread_block_count(kernels[0]) + x.right.thread_block_count(kernels[1]), 1, 1
 
-    def split(rule: ScalingRule, label: str) -> Launch:
-        kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
+    def split_launch(rule: ScalingRule, label: str) -> Launch:
+        kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
         return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
 
-    source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
+    source = Kernel(
+        balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a"
+    )
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",
@@ -305,5 +317,7 @@ def checked_split_launches(
         parameters + bytes(8),
         (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
     )
-    first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
-    return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")
+    first = split_launch(
+        "recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread"
+    )
+    return first, balance, split_launch("balanced", "splits again if the inner dimension is to be balanced")

@@ -1,9 +1,10 @@
-"""Splits that write planes (f16_sums.cuh): sums of blocks leave as float16 hi and lo, for a batch of f16x3 products.
+"""Form sums of submatrices and write each sum directly as the planes hi and lo, for a batch of f16x3 products.
 
-The power of two that scales a sum depends on its largest number, which is unknown before the sum is formed. The largest
-numbers of a sum's blocks bound the largest number of the sum. Therefore three launches replace the split and the pass
-that writes planes: they find the largest number of each line or position of every block, then the exponents of all
-sums, and then split.
+The kernels are in f16_sums.cuh. The power of two that scales a sum depends on the sum's largest number, which is
+unknown before the sum is formed. The largest numbers of the sum's submatrices (blocks) bound this number. Therefore
+three launches replace the split of the level and the pass that writes planes. The first finds the largest number in
+each line or position of every block. The second computes the exponents of all sums. The third forms the sums and writes
+their planes.
 """
 
 from __future__ import annotations
@@ -22,59 +23,63 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, program_struct_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, MAX_GRID_BLOCKS, BlockArray, SumOp
 
-EXTENT_THREADS, WARP_THREADS, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
-MASK_BITS = 64  # number of blocks that the bit mask of a sum can name
+# The same numbers as in f16_sums.cuh: threads of a thread block, threads of a warp, and positions that a thread block
+# reads if the lines run along the outer dimension.
+EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32
+MASK_BITS = 64  # largest number of blocks in a sum, because a 64-bit mask selects the blocks
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split that forms one operand, A or B, of a batch of f16x3 products."""
+    """A split whose sums are the operands A, or the operands B, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
-    side: OperandSide  # the operand of the row-major product
-    separate: bool = False  # True if all hi come before all lo, as the vendor's products need
+    side: OperandSide  # name of the operand in the row-major product
+    separate: bool = False  # True if plane hi precedes plane lo as a whole, as the vendor's products need
 
     @property
     def writes_result(self) -> bool:
         return False
 
     @cached_property
-    def source(self) -> BlockArray:
-        """The matrix that provides the blocks."""
+    def source_array(self) -> BlockArray:
+        """The matrix that contains the blocks of all sums."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Rows and columns of blocks in the source matrix."""
+    def block_counts(self) -> tuple[int, int]:
+        """Number of rows and number of columns of blocks in the source matrix."""
         reads = self.split.kernel.reads
         return 1 + max(x.i for x in reads), 1 + max(x.j for x in reads)
 
     @property
-    def lines(self) -> bool:
-        """True if lines run along the inner dimension, so that each line has an exponent."""
+    def is_k_major(self) -> bool:
+        """True if the planes' lines run along the inner dimension (K-major); each line then has one exponent."""
         return self.planes.along == "inner"
 
     @cached_property
     def block_masks(self) -> tuple[int, ...]:
-        """For each sum, a bit mask of its blocks."""
-        reads, across = self.split.kernel.reads, self.blocks[1]
+        """A bit mask for each sum, with a set bit for each block in the sum."""
+        reads, across = self.split.kernel.reads, self.block_counts[1]
         return tuple(
             sum(1 << (x.i * across + x.j) for x, c in zip(reads, row, strict=True) if c)
-            for row in self.split.kernel.program.matrix()
+            for row in self.split.kernel.program.coefficient_matrix()
         )
 
     @cached_property
-    def kernel(self) -> SumKernel:
-        """The split's kernel; if lines of planes are padded, it checks every number against the end of the line."""
+    def sum_kernel(self) -> SumKernel:
+        """The split's kernel; if lines of planes are padded, the kernel compares every position with the line's end."""
         kernel = self.split.kernel
-        return kernel if self.planes.pitch == self.split.cols else replace(kernel, unchecked=frozenset())
+        return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
-    """Return the split that writes planes in place of an operand of a batch of products.
+def find_plane_sums(
+    split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
+) -> PlaneSums | None:
+    """Return the split that writes planes instead of an operand of a batch of products, or None.
 
-    The result is None if the split writes neither operand of the batch, or cannot write planes.
+    The result is None if the split writes neither operand of the batch, or if its sums cannot be written as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
@@ -83,19 +88,19 @@ def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], sepa
     sums = [
         PlaneSums(split, x, side, separate)
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
-        if _can_write(split, x)
+        if _can_write_planes(split, x)
     ]
     return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
-def _can_write(split: SumOp, x: OperandPlanes) -> bool:
-    """Return True if the split writes exactly this operand, and each sum has every block of one matrix at most once."""
+def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
+    """Return True if the split writes exactly this operand, and no sum contains a block of the source twice."""
     kernel = split.kernel
     if split.scalars or kernel.column_major or kernel.in_parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
     source, dest = kernel.reads[0].array, kernel.writes[0].array
     written, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
-    below = all(s.j == 0 for s in kernel.writes)  # sums are below each other, or side by side if column-major
+    below = all(s.j == 0 for s in kernel.writes)  # The sums are stacked vertically, or side by side if column-major.
     layout = written.base, written.offset, written.row, written.down if below else written.right
     return (
         source != dest
@@ -106,10 +111,10 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
         and kernel.vector_width > 1
-        and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
+        and all(c in (-1, 0, 1) for row in kernel.program.coefficient_matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_STRUCT_BYTES <= MAX_PARAMETER_BYTES
-        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= MAX_GRID_BLOCKS
+        and -(-x.line_pitch // (SUM_THREADS * kernel.vector_width)) <= MAX_GRID_BLOCKS
     )
 
 
@@ -117,28 +122,28 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
 
 
 @lru_cache(maxsize=4)
-def extent_source(lines: bool, wide: bool) -> str:
-    """Return the whole CUDA source of the kernel that finds the largest numbers of blocks, entry point `ENTRY_NAME`."""
+def maxima_kernel_source(lines: bool, wide: bool) -> str:
+    """Return the CUDA source of the kernel that finds the largest numbers of blocks, with entry `ENTRY_NAME`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
-    return _source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
+    return _f16_sums_source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
-def bounds_source(sums: int) -> str:
-    """Return the whole CUDA source of the kernel that bounds the exponents of sums, entry point `ENTRY_NAME`."""
-    return _source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
+def exponent_kernel_source(sums: int) -> str:
+    """Return the CUDA source of the kernel that bounds the exponents of sums, with entry point `ENTRY_NAME`."""
+    return _f16_sums_source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
-def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
-    """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY_NAME`."""
+def plane_sum_kernel_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
+    """Return the CUDA source of the kernel that forms sums and writes planes, with entry point `ENTRY_NAME`."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
-    return _source(parameters, call, kernel.launch_bounds, program_struct_lines(kernel))
+    return _f16_sums_source(parameters, call, kernel.launch_bounds, program_struct_lines(kernel))
 
 
-def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
+def _f16_sums_source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
     return entry_source(parameters, f"{call};", "f16_sums.cuh", (bounds,), before=before)
 
 
@@ -146,52 +151,61 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 
 
 def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
-    """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
-    return _extent_launch(x, alignment), _bound_launch(x), _sum_launch(x)
+    """Return three launches, which find the blocks' largest numbers, compute exponents, and write sums as planes."""
+    return _maxima_launch(x, alignment), _exponent_launch(x), _sum_launch(x)
 
 
-def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
-    """Return the launch that finds the largest number of every line or position of each block.
+def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
+    """Return the launch that finds the largest number of each line or position of every block.
 
-    The results go to the memory of the sums, which no other launch writes now.
+    The results are stored in the memory of the sums, which are never written themselves.
     """
-    a, (down, across) = x.source, x.blocks
+    a, (down, across) = x.source_array, x.block_counts
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
     wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
-    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP)
-    kernel = Kernel(extent_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
+    grid = (
+        -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS))
+        if x.is_k_major
+        else blocks * -(-a.width // STRIP_POSITIONS)
+    )
+    kernel = Kernel(maxima_kernel_source, (x.is_k_major, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
-    slots = AddressSlot(0, a.base, a.offset), _extents_slot(x, 1)
+    slots = AddressSlot(0, a.base, a.offset), _maxima_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
 
-def _bound_launch(x: PlaneSums) -> Launch:
-    """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
-    down, across = x.blocks
-    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.block_masks)
-    grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
-    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
-    slots = _extents_slot(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents)
+def _exponent_launch(x: PlaneSums) -> Launch:
+    """Return the launch that bounds the largest number of each sum and computes the sum's exponents."""
+    down, across = x.block_counts
+    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_masks)
+    grid = -(-x.planes.outer_size // EXTENT_THREADS), x.planes.count, 1
+    kernel = Kernel(exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
+    slots = _maxima_slot(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents_offset)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
-def _extents_slot(x: PlaneSums, word: int) -> AddressSlot:
-    """Return the slot of the largest numbers of blocks."""
+def _maxima_slot(x: PlaneSums, word: int) -> AddressSlot:
+    """Return the slot for the address of the blocks' largest numbers."""
     return AddressSlot(word, x.planes.source.base, x.planes.source.offset)
 
 
 def _sum_launch(x: PlaneSums) -> Launch:
     """Return the launch that forms the sums and writes their planes."""
-    op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
-    parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
+    op, planes = replace(x.split, kernel=x.sum_kernel, cols=x.planes.line_pitch), x.planes
+    parameters = op.parameters + struct.pack(
+        "<3q4i", 0, 0, planes.line_pitch, planes.lines, planes.length, planes.count, 0
+    )
     words, after = ARRAY_STRUCT_BYTES // 8, len(op.parameters) // 8
     slots = [AddressSlot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
-    slots += [AddressSlot(after, planes.base, planes.offset), AddressSlot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
-    label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
+    slots += [
+        AddressSlot(after, planes.base, planes.offset),
+        AddressSlot(after + 1, planes.base, planes.exponents_offset),
+    ]
+    grid = planes.lines, -(-planes.line_pitch // (SUM_THREADS * x.sum_kernel.vector_width)), 1
+    kernel = Kernel(plane_sum_kernel_source, (x.sum_kernel, x.is_k_major, x.separate), ENTRY_NAME, SUM_THREADS)
+    label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.sum_kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -1,7 +1,8 @@
-"""A float32 product as three products of float16 planes, hi hi + (hi lo + lo hi) / 2048, by gemm_f16x3.cuh or BLAS.
+"""Compute a float32 product as three products of float16 planes: hi hi + (hi lo + lo hi) / 2048.
 
-`f16x3_op` describes a GEMM by our own kernel on Hopper's warpgroups, and `f16x3_launch` its launch. On other chips,
-`vendor_f16x3_steps` has the vendor multiply the planes. The planes come from f16_planes.py or f16_sums.py.
+On Hopper GPUs, `f16x3_op` describes a GEMM for the kernel of gemm_f16x3.cuh, and `f16x3_launch` returns the launch. On
+other GPUs, `vendor_f16x3_steps` returns steps in which cuBLAS multiplies the planes. f16_planes.py and f16_sums.py
+compute the planes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from fmm.kernels.cuda.products.f16_planes import (
     operand_planes,
     plane_split_launch,
 )
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, VENDOR_PIECE
-from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, Along, TriangleTiles, along_cpp, triangle_tiles
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, VENDOR_PIECE_LENGTH
+from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
-    LINE_BYTES,
+    TILE_LINE_BYTES,
     WgmmaSizes,
     best_wgmma_sizes,
     cluster_tiles,
@@ -47,30 +48,32 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instructions,
 )
 
-POINTER_COUNT = 5  # number of pointers of struct Product3, after its maps
-# The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
+POINTER_COUNT = 5  # number of pointers in struct Product3, after its tensor maps
+# The last two sizes have no clusters. They serve a C with few rows, where one thread block of each cluster would have
+# no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
 @dataclass(frozen=True)
 class F16x3Kernel:
-    """A compiled variant of the product of planes."""
+    """A compiled variant of the kernel that multiplies planes."""
 
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
-    checked: bool = False  # True if the flag is raised where an entry may be inaccurate relative to its own size
+    along: tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
+    # True if the kernel raises the flag for an entry of C that may be inaccurate relative to its own size
+    checked: bool = False
     triangle: TriangleTiles | None = None
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of hi and lo of A and B, barriers."""
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, for tiles of both planes of A and B and for the barriers of each stage."""
         s = self.sizes
-        return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * LINE_BYTES + 2 * BARRIER_BYTES)
+        return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * TILE_LINE_BYTES + 2 * BARRIER_BYTES)
 
 
 @lru_cache(maxsize=64)
-def f16x3_source(kernel: F16x3Kernel) -> str:
-    """Return the whole CUDA source of a product, entry point `ENTRY_NAME`."""
+def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
+    """Return the CUDA source of a kernel that multiplies planes; its entry point is `ENTRY_NAME`."""
     s = kernel.sizes
     left, right = along_cpp(kernel.along)
     sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
@@ -81,26 +84,26 @@ def f16x3_source(kernel: F16x3Kernel) -> str:
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
     before = [*wgmma_instructions(DTYPES["float16"], s.n_s, planes=True), ""]
-    return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+    return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.thread_count, 1), clusters=s.cluster, before=before)
 
 
 @dataclass(frozen=True)
 class F16x3Op:
-    """One launch: C = factor A B + keep C for each product of a batch."""
+    """One launch that computes C = factor A B + keep C for each product of a batch."""
 
     kernel: F16x3Kernel
     left: OperandPlanes
     right: OperandPlanes
-    missing: tuple[OperandPlanes, ...]  # planes that must be written before the product
+    missing: tuple[OperandPlanes, ...]  # planes that must be computed before the product
     dest: GemmOperand
     m: int
     n: int
     k: int
     factor: float
     keep: float
-    clusters: int  # number of clusters that are resident on the device at a time
-    spread: ExponentSpread | None = None  # the spread of exponents, for a componentwise product
-    addend: MatrixView | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
+    clusters: int  # number of clusters that run on the device at the same time
+    spread: ExponentSpread | None = None  # the spread of exponents; None unless the product is componentwise
+    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)
@@ -110,38 +113,48 @@ class F16x3Op:
         return self.left.count
 
     @cached_property
-    def maps(self) -> tuple[TensorMap, TensorMap]:
+    def tensor_maps(self) -> tuple[TensorMap, TensorMap]:
         s = self.kernel.sizes
         return self.left.tensor_map(s.m_s), self.right.tensor_map(s.n_s)
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """Rows and columns of clusters' tiles in C."""
+    def cluster_tile_counts(self) -> tuple[int, int]:
+        """Number of rows and number of columns of cluster tiles in C; a cluster computes one tile at a time."""
         return cluster_tiles(self.m, self.n, self.kernel.sizes)
 
     @property
-    def units(self) -> int:
-        """Clusters' tiles in all; the resident clusters take them one after the other."""
-        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
+    def cluster_tile_total(self) -> int:
+        """Total number of cluster tiles in the batch, which the resident clusters share."""
+        return (
+            count_cluster_tiles(self.cluster_tile_counts, self.kernel.sizes, self.kernel.triangle is not None)
+            * self.count
+        )
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
-    def parameters(self) -> bytes:
-        """struct Product3 of gemm_f16x3.cuh; maps and addresses are zero."""
-        maps = bytes(TENSOR_MAP_BYTES * len(self.maps) + POINTER_COUNT * 8)
+    def parameter_bytes(self) -> bytes:
+        """The bytes of struct Product3 of gemm_f16x3.cuh, with zeros in place of tensor maps and addresses."""
+        maps = bytes(TENSOR_MAP_BYTES * len(self.tensor_maps) + POINTER_COUNT * 8)
         lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
-        counts = self.m, self.n, -(-self.k // PLANE_CHUNK), *self.tiles, raster_rows(self.kernel.sizes), self.units
+        counts = (
+            self.m,
+            self.n,
+            -(-self.k // PLANE_CHUNK),
+            *self.cluster_tile_counts,
+            raster_rows(self.kernel.sizes),
+            self.cluster_tile_total,
+        )
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """Return the product of planes in the leaf's workspace, or prepared behind the operands.
+    """Describe a GEMM as a product of planes, which are in the leaf's workspace or were prepared earlier.
 
-    The result is None if alpha or beta is complex, or if a batch has a separate addend.
+    Return None if alpha or beta has an imaginary part, or if a batch has a separate addend.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag or (op.addend is not None and op.count > 1):
@@ -157,49 +170,55 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
 
 
 def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
-    """Return the launches that make the missing planes."""
+    """Return the launches that compute the missing planes."""
     if op.spread is not None:
         return checked_split_launches(op.spread, multiprocessors, alignment)
     return (plane_split_launch(op.missing, alignment),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
-    """Return the launch that multiplies the planes; if `flagged`, it raises the flag for an inf or NaN in C."""
-    words = [i * TENSOR_MAP_WORDS for i in range(len(op.maps))]
-    after = len(op.maps) * TENSOR_MAP_WORDS
-    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
-    slots += [AddressSlot(after, op.dest.base, op.dest.offset), AddressSlot(after + 1, op.left.base, op.left.exponents)]
+    """Return the launch that multiplies the planes; if `flagged`, the kernel raises the flag for inf or NaN in C."""
+    words = [i * TENSOR_MAP_WORDS for i in range(len(op.tensor_maps))]
+    after = len(op.tensor_maps) * TENSOR_MAP_WORDS
+    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.tensor_maps, strict=True)]
     slots += [
-        AddressSlot(after + 2, op.right.base, op.right.exponents),
+        AddressSlot(after, op.dest.base, op.dest.offset),
+        AddressSlot(after + 1, op.left.base, op.left.exponents_offset),
+    ]
+    slots += [
+        AddressSlot(after + 2, op.right.base, op.right.exponents_offset),
         *([AddressSlot(after + 3, FLAG)] if flagged else []),
     ]
     addend = op.addend or op.dest
     slots += [AddressSlot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
-    kernel = Kernel(f16x3_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(
+        f16x3_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"
+    )
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
-    maps = tuple(zip(words, op.maps, strict=True))
-    return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)
+    maps = tuple(zip(words, op.tensor_maps, strict=True))
+    return Launch("product", label, kernel, op.grid, op.parameter_bytes, tuple(slots), maps)
 
 
-# ---- without warpgroups: the vendor multiplies the planes
+# ---- GPUs without warpgroups: cuBLAS multiplies the planes
 #
-# Tensor cores truncate what they add to their accumulators, so long sums drift. The vendor therefore multiplies hi by
-# hi in pieces of the inner dimension, and adds each piece to float32 numbers in memory. The other two products are so
-# small that their drift does not matter. All products accumulate in C, and a last kernel undoes the scaling.
+# Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. Therefore
+# cuBLAS multiplies hi by hi in ranges of the inner dimension, and adds the product of each range to float32 numbers in
+# memory. The products hi lo and lo hi are so small that their truncation does not matter. All products accumulate in C,
+# and a last kernel undoes the scaling.
 
-LO_SCALE = 2048.0  # lo is the remainder of hi times this factor
+LO_SCALE = 2048.0  # lo is the remainder after subtracting hi, times this factor
 FLOAT16_BYTES = 2
 
 
 class PlaneProduct(NamedTuple):
-    """A product of planes over a piece of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
+    """A product over a range of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
 
-    start: int  # first position along the inner dimension
-    length: int  # number of positions
-    lo_of_a: bool = False  # True for the plane lo of A, False for hi
+    start: int  # first position of the range along the inner dimension
+    length: int  # number of positions in the range
+    lo_of_a: bool = False  # True to use plane lo of A, False to use plane hi
     lo_of_b: bool = False
     factor: float = 1.0
     keep: float = 1.0
@@ -208,7 +227,7 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return the split, the vendor's products of planes, and the unscaling; or the reason why this is impossible."""
+    """Return the steps that split, multiply planes with cuBLAS, and undo the scaling; or the reason against them."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
@@ -219,17 +238,17 @@ def vendor_f16x3_steps(
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Return both corrections over the whole inner dimension, then hi times hi piece by piece."""
+    """Return the products hi lo and lo hi over the whole inner dimension, then hi hi in ranges of that dimension."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_SCALE)
-    pieces = range(0, k, VENDOR_PIECE)
-    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE, k - start)) for start in pieces)]
+    pieces = range(0, k, VENDOR_PIECE_LENGTH)
+    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE_LENGTH, k - start)) for start in pieces)]
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
-    """Return the call of one product of planes; the kernel's B is the left operand of the BLAS call.
+    """Return cuBLAS's call for one product of planes; the row-major product's B is cuBLAS's left operand.
 
-    The call counts among the launches of sums, because the last launch turns its result into C.
+    The call's kind is "sums", because only the last launch turns its result into C.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
@@ -238,30 +257,30 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
 
 
 def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
-    """Return plane hi or lo as an operand of the BLAS call, from position `start` of the inner dimension on."""
-    numbers = x.lines * x.pitch
-    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
-    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
+    """Return plane hi or lo as an operand of the cuBLAS call, starting at position `start` of the inner dimension."""
+    numbers = x.lines * x.line_pitch
+    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.line_pitch)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.line_pitch, source.transposed, numbers)
 
 
 def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
-    """Return the launch that undoes the scaling of rows and columns, in place in C (f16_unscale.cuh)."""
+    """Return the launch that undoes the scaling of C's rows and columns in place, by the kernel of f16_unscale.cuh."""
     m, n, c = op.n, op.m, op.dest
     counts = m, n, op.count
     parameters = struct.pack("<7q3if", *[0] * 5, c.leading, c.stride, *counts, complex(op.alpha).real)
     slots = [AddressSlot(0, c.base, c.offset), AddressSlot(1, c.base, c.offset)]
     slots += [
-        AddressSlot(2, a.base, a.exponents),
-        AddressSlot(3, b.base, b.exponents),
+        AddressSlot(2, a.base, a.exponents_offset),
+        AddressSlot(3, b.base, b.exponents_offset),
         *([AddressSlot(4, FLAG)] if flagged else []),
     ]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
-    kernel = Kernel(unscale_source, (), ENTRY_NAME, SPLIT_THREADS)
+    kernel = Kernel(unscale_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"
     return Launch("product", label, kernel, grid, parameters, tuple(slots))
 
 
 @lru_cache(maxsize=1)
-def unscale_source() -> str:
-    """Return the whole CUDA source of the unscaling, entry point `ENTRY_NAME`."""
+def unscale_kernel_source() -> str:
+    """Return the CUDA source of the kernel that undoes the scaling; its entry point is `ENTRY_NAME`."""
     return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (SPLIT_THREADS,))

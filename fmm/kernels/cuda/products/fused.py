@@ -1,7 +1,8 @@
-"""Products with sums inside: the blocks of A, B and C of a fused level, or of a step table's kernel, in one TileOp.
+"""Describe products whose kernel also forms the sums of a fused level, or the updates of a step table.
 
-The sums of blocks are formed inside the tiled kernel, so a fused level needs no temporaries. `FusedLaunches` turns the
-products of a scheme into launches; `tile_op_with_sums` and `tile_op_with_update` describe one product each.
+The tiled kernel forms the sums of blocks (submatrices of A, B and C) itself, so a fused level needs no temporaries.
+`FusedLaunches` turns the products of a scheme into launches. `tile_op_with_sums` describes one product of sums, and
+`tile_op_with_update` one product with an update.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import NamedTuple
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, MatrixView
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
-from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
+from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, UpdateMode, adding_epilogue, to_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.plans.fused_order import StreamLaunches, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
-Terms = Sequence[tuple[float, MatrixView]]  # a linear combination of blocks: coefficients and blocks
+BlockSum = Sequence[tuple[float, MatrixView]]  # a linear combination of blocks: pairs of a coefficient and a block
 
 
-class Blocks(NamedTuple):
-    """The blocks of A, B and C, row by row."""
+class ProductBlocks(NamedTuple):
+    """The blocks (submatrices) of A, B and C, in row-major order."""
 
     a: Sequence[MatrixView]
     b: Sequence[MatrixView]
@@ -32,26 +33,32 @@ class Blocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` has the numbers of the blocks of C that earlier launches write."""
+    """The launches of a fused level; `written` contains the indices of C's blocks that earlier launches write."""
 
     def __init__(
-        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+        self,
+        level: FusedProducts,
+        strategy: TileSizes | None,
+        dtype: str,
+        blocks: ProductBlocks,
+        alpha: float,
+        beta: float,
     ) -> None:
-        # Without a strategy, or with one of the copy engine's kernel, one launch does all products if the device can.
+        # With strategy None or a strategy for TMA, a single launch computes all products, if the device supports that.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
         self.written: set[int] = set()
 
     @property
-    def atomic(self) -> bool:
-        """True if launches add atomically, so that C must hold beta times its old value before the first launch."""
+    def is_atomic(self) -> bool:
+        """True if launches add to C atomically; C must then contain beta times old C before the first launch."""
         return "atomic" in self.tasks
 
-    def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield the launches of one stage after the other, as a list of launches for each stream."""
+    def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
+        """Yield the launches of each stage in order, as one list of launches for each stream."""
         if self.one_launch and not self.tasks:
-            products = [op for p in range(self.scheme.rank) if (op := self._product(p)) is not None]
+            products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
             yield [[group]] if products else []
             return
@@ -59,26 +66,26 @@ class FusedLaunches:
             yield [ops for stream in stage if (ops := list(self._stream_launches(stream)))]
 
     def _stream_launches(self, stream: StreamLaunches) -> Iterator[TileOp | TileGroup]:
-        """Yield the launches of one stream, one for each task."""
+        """Yield the launches of one stream, one launch for each task."""
         may_overlap = False
         for task in stream:
             ops: list[TileOp] = []
             for product in task:
-                if (op := self._product(product)) is not None:
+                if (op := self._product_op(product)) is not None:
                     ops.append(replace(op, may_overlap=may_overlap))
                     may_overlap = True
             if ops:
-                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
+                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.is_atomic else "free")
 
-    def _product(self, product: int) -> TileOp | None:
-        """Return one product of the scheme; None if it has no factor or no destination."""
+    def _product_op(self, product: int) -> TileOp | None:
+        """Return one product of the scheme; None if an operand or the destination has no nonempty block."""
         left = _block_terms(self.scheme.u, product, self.blocks.a)
         right = _block_terms(self.scheme.v, product, self.blocks.b)
         dest = _block_terms(self.scheme.w, product, self.blocks.c)
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
-        update: Update = "atomic" if self.atomic else "keep"
+        update: UpdateMode = "atomic" if self.is_atomic else "keep"
         op = tile_op_with_sums(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
         keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
         self.written.update(i for i, *_ in dest)
@@ -86,25 +93,29 @@ class FusedLaunches:
 
 
 def _block_terms(matrix: Matrix, product: int, blocks: Sequence[MatrixView]) -> list[tuple[int, float, MatrixView]]:
-    """Return number, coefficient and view of each nonempty block that a product uses."""
+    """Return index, coefficient and view of each nonempty block that a product uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
 
 def tile_op_with_sums(
-    s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep"
+    s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
-    """Return one product of sums, which is added to its destinations; if C is column-major, C^T is computed."""
+    """Return a product of sums that is added to its destinations; if C is column-major, the kernel computes C^T."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
     if transposed:
         left, right, m, n = right, left, n, m
-    along: tuple[Along, Along] = _operand_along(left[0][1], 0, transposed), _operand_along(right[0][1], 1, transposed)
-    # Sums are formed one tile ahead, so that more than two stages gain nothing.
+    along: tuple[ContiguousAxis, ContiguousAxis] = (
+        _operand_along(left[0][1], 0, transposed),
+        _operand_along(right[0][1], 1, transposed),
+    )
+    # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # In the kernel the first block of a sum has coefficient 1, so its own coefficient moves to the product.
+    # The kernel requires coefficient 1 for the first block of a sum. Therefore the sum is divided by its first
+    # coefficient, and the product is multiplied by that coefficient.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
@@ -121,10 +132,10 @@ def tile_op_with_update(
     reads: Sequence[MatrixView],
     writes: Sequence[MatrixView],
 ) -> TileOp:
-    """Return one product whose epilogue is `update`, the update of C's blocks in a kernel of a step table.
+    """Return one product whose epilogue is `update`, a step table's update of C's blocks.
 
-    The inputs of the program `update` are the product and the old values of the blocks `reads`; its outputs are stored
-    to the blocks `writes`.
+    The inputs of the program `update` are the product and the old values of the blocks `reads`. The outputs of the
+    program are stored to the blocks `writes`.
     """
     s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
@@ -132,8 +143,11 @@ def tile_op_with_update(
         left, right, m, n = right, left, n, m
     blocks = list(dict.fromkeys((*writes, *reads)))
     read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
-    epilogue, coefficients = as_adding_epilogue(Epilogue(update, read, written))
-    along: tuple[Along, Along] = _operand_along(left, 0, transposed), _operand_along(right, 1, transposed)
+    epilogue, coefficients = to_adding_epilogue(Epilogue(update, read, written))
+    along: tuple[ContiguousAxis, ContiguousAxis] = (
+        _operand_along(left, 0, transposed),
+        _operand_along(right, 1, transposed),
+    )
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
@@ -141,12 +155,12 @@ def tile_op_with_update(
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _operand_along(x: MatrixView, inner: int, transposed: bool) -> Along:
+def _operand_along(x: MatrixView, inner: int, transposed: bool) -> ContiguousAxis:
     """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A and 1 for its B."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
 def _row_major_piece(x: MatrixView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
-    """Return a block as the kernel sees it: the transpose of a column-major one."""
+    """Return a block in the kernel's row-major terms: a column-major block is described as its transpose."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

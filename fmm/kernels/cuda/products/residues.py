@@ -1,7 +1,8 @@
-"""A product by residues: byte planes multiplied by modulus (gemm_residues.cuh), joined to C (residue_join.cuh).
+"""Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
 
-`residue_op` describes a GEMM; `residue_launches` lists its launches in order: measure, then split and multiply for each
-group of moduli, then join by the Chinese remainder theorem. residue_planes.py has the operands.
+The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns its
+launches in order: measure the operands, split and multiply for each group of moduli, and join by the Chinese remainder
+theorem. residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import BYTE, DTYPES, RING_TYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
@@ -20,22 +21,22 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
-    NAMESPACE,
+    RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
     WARP_THREADS,
-    BytesFrom,
+    ByteSource,
     ResidueOperand,
-    byte_map,
+    byte_plane_map,
     fast_sums_cpp,
     measure_launch,
     moduli_table,
     residue_split_launch,
     source_byte_map,
 )
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
-    LINE_BYTES,
+    TILE_LINE_BYTES,
     WgmmaOp,
     WgmmaSizes,
     cluster_tiles,
@@ -46,10 +47,10 @@ from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_B
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
-TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
-REDUCED_STEPS = 512  # sums are reduced after that many steps of 128 numbers, as in gemm_residues.cuh
-EXACT_BITS = 52  # bits of integers that float64 holds exactly
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if no base is known to be aligned
+TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take as long as computing this number of columns
+MAX_UNREDUCED_STEPS = 512  # steps of 128 positions after which sums are reduced, as in gemm_residues.cuh
+FLOAT64_EXACT_BITS = 52  # number of bits of integers that float64 stores exactly
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, for bases of unknown alignment
 
 
 # ---- a GEMM as a product by residues
@@ -57,7 +58,7 @@ NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if
 
 @dataclass(frozen=True)
 class ResidueOp:
-    """C = factor A B + keep C for each product of a batch."""
+    """A product by residues: C = factor A B + keep C for each product of a batch."""
 
     dtype: str
     geometry: PlaneLayout
@@ -68,45 +69,46 @@ class ResidueOp:
     multiprocessors: int
     factor: float
     keep: float
-    writes_c: bool = False  # True if the product kernel writes C itself, because its bytes are C's numbers
-    lower_only: bool = False  # True if C is its own adjoint, and only its lower triangle is written
+    writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
+    lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
-    def sides(self) -> tuple[ResidueOperand, ResidueOperand]:
+    def operands(self) -> tuple[ResidueOperand, ResidueOperand]:
         return self.left, self.right
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The moduli in groups; the workspace holds the planes of one group at a time."""
-        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
+    def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The moduli in groups; the workspace has room for the planes of one group."""
+        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
-    def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """Return the launch of the products of planes for `count` moduli from number `first`."""
-        g, (rows, inner, columns) = self.geometry, self.geometry.block
-        layers = count * g.products
+    def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
+        """Describe the products of planes for `count` moduli, starting at the modulus with index `first`."""
+        g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
+        layers = count * g.plane_product_count
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
-        steps, sides = -(-inner // LINE_BYTES), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= REDUCED_STEPS)
+        steps, sides = -(-inner // TILE_LINE_BYTES), (rows, columns)
+        kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= MAX_UNREDUCED_STEPS)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(
     op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
-    """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
+    """Describe a GEMM as a product by residues, from planes in the workspace or from the operands' own bytes.
 
-    The result is None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
+    Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides its
+    address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -114,25 +116,30 @@ def residue_op(
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
-    rows, inner, columns = g.block
-    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
+    rows, inner, columns = g.block_shape
+    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.part_offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, dimension, alignment) if are_residues else None
+        _byte_source(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
-    x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
-    # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
-    # The products of a fast scheme's blocks are not their own adjoints.
+    y = ResidueOperand(
+        right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
+    )
+    x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
+    # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
+    # zeros.
+    writes_c = (
+        are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
+    )
+    # With levels, the products of blocks in a scheme are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
-def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand, with the prepared exponents and planes behind it if there are any."""
+def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
+    """Return the operand with the layout of its prepared planes, if an earlier call prepared them."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -140,60 +147,61 @@ def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOper
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, transposed_copy=op.scratch)
 
 
-def _bytes_from(x: GemmOperand, along: Along, alignment: Mapping[str, int]) -> BytesFrom | None:
-    """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
+def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
+    """Return the source of an operand's bytes, which are residues already; None if the bytes must be copied."""
     if along == "outer":
         return "planes"
-    return "source" if _is_aligned(x, alignment) else None
+    return "source" if _is_tma_aligned(x, alignment) else None
 
 
-def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
-    """Return True if the copy engine can read the lines of an operand of bytes."""
+def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
+    """Return True if the copy engine (TMA) can read the lines of an operand of bytes."""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, alignment.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
-    """Return the tile sizes with the least time until the last cluster ends."""
+    """Return the tile sizes with the shortest predicted time until the last cluster ends."""
 
-    def end(s: WgmmaSizes) -> int:
+    def last_cluster_end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
         return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS)
 
-    return min(RESIDUE_SIZES, key=end)
+    return min(RESIDUE_SIZES, key=last_cluster_end)
 
 
 # ---- the launches
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product: exponents, then planes and their products by groups of moduli, then C.
+    """Return all launches of a product: exponents, then planes and products for each group of moduli, then C.
 
-    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
-    for an inf or NaN in C.
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
+    the flag for an inf or NaN in C.
     """
-    aligned, exact = _aligned_sides(op, alignment), DTYPES[op.dtype].exact
-    measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
-    launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
+    aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
+    measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
+    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures else []
     first = 0
-    for moduli in op.groups:
-        if any(x.split_blocks for x in op.sides):
-            launches.append(residue_split_launch(op.sides, op.dtype, aligned, moduli))
+    for moduli in op.modulus_groups:
+        if any(x.split_block_count for x in op.operands):
+            launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
         launches.append(residue_product_launch(op, first, moduli))
         first += len(moduli)
     if not op.writes_c:
-        launches.append(join_integer_launch(op) if exact else join_launch(op, flagged))
+        launches.append(integer_join_launch(op) if exact else join_launch(op, flagged))
     return tuple(launches)
 
 
 def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that prepare one operand, and their workspace in bytes."""
-    if not any(x.is_prepared for x in op.sides):
+    """Return the launches that prepare one operand for later calls, and their workspace in bytes."""
+    if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # The operand to prepare is the one that residue_op describes as ready.
-    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
-    aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
+    # residue_op describes the operand to prepare as already prepared. Its launches must compute the planes of that
+    # operand.
+    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
+    aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
+    workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -201,9 +209,9 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     return launches, workspace
 
 
-def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
-    """Return True for each of A and B that begins at a multiple of 16 bytes."""
-    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
+def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
+    """Return for each of A and B whether its address is a multiple of 16 bytes."""
+    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.operands)
 
 
 # ---- products of planes
@@ -211,44 +219,50 @@ def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, .
 
 @dataclass(frozen=True)
 class ResidueKernel:
-    """A compiled variant of the products of planes."""
+    """A compiled variant of the kernel that multiplies planes of bytes."""
 
     sizes: WgmmaSizes
-    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
-    reduces: bool = False  # True if sums are reduced modulo p on the way, since they could exceed 32 bits
+    triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
+    reduces: bool = False  # True if sums are reduced modulo p after some steps, because they could exceed 32 bits
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of A and B, a tile of bytes of C, barriers."""
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, for tiles of A and B, a tile of C in bytes, and barriers."""
         s = self.sizes
-        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        return (
+            s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES
+            + s.m_s * s.n_s
+            + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
+        )
 
 
 @lru_cache(maxsize=64)
-def residue_product_source(kernel: ResidueKernel) -> str:
-    """Return the whole CUDA source of the products of planes, entry point `ENTRY_NAME`."""
+def residue_product_kernel_source(kernel: ResidueKernel) -> str:
+    """Return the CUDA source of the kernel that multiplies planes of bytes; its entry point is `ENTRY_NAME`."""
     s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
-        f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
-        f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
-        f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
+        f"using Sizes = fmm::{sizes}<{BYTE_TYPE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"extern __shared__ __align__(1024) {BYTE_TYPE.cpp} memory[];",
+        f"fmm::multiply_by_groups<Step, {BYTE_TYPE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
         f"    p.product, fmm::ByModulus<{str(kernel.reduces).lower()}>{{p.moduli, p.each}}, memory);",
     )
-    before = [*wgmma_instructions(BYTE, s.n_s), ""]
-    bounds = s.threads, 1
+    before = [*wgmma_instructions(BYTE_TYPE, s.n_s), ""]
+    bounds = s.thread_count, 1
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 
 
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
-    """Return the launch that multiplies the planes of these moduli, which begin at number `first` of all moduli."""
-    product = op.product(first, len(moduli))
+    """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus."""
+    product = op.plane_product_op(first, len(moduli))
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: LaunchPurpose = "product" if op.writes_c else "sums"
-    kernel = Kernel(residue_product_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
+    kernel = Kernel(
+        residue_product_kernel_source, (spec,), ENTRY_NAME, s.thread_count, spec.shared_bytes, architecture="sm_90a"
+    )
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
     products += ", the lower triangle" if op.lower_only else ""
@@ -262,94 +276,94 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The weights of the Chinese remainder theorem, cut into pieces of few bits so that all their sums are exact."""
+    """The weights of the Chinese remainder theorem in pieces of few bits, so that sums of pieces are exact."""
 
     moduli: int
     levels: int
 
     @property
-    def bits(self) -> int:
-        """Number of bits of a piece of a weight.
+    def piece_bits(self) -> int:
+        """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
-        products of all moduli are then added up.
+        A piece is multiplied by a residue of 7 bits. Each level sums four residues, which adds 2 bits. The products for
+        all moduli are then added up, which adds the bits of their number.
         """
-        return EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
+        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
-    def count(self) -> int:
-        """Pieces of a weight."""
-        return -(-remainder_weights(self.moduli).product.bit_length() // self.bits)
+    def piece_count(self) -> int:
+        """Number of pieces of a weight."""
+        return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
-    def cut(self, x: int) -> list[float]:
-        """Return the pieces of a number, the highest first, padded with zeros."""
-        places = range(self.bits * (self.count - 1), -1, -self.bits)
-        pieces = [float(x >> place & (1 << self.bits) - 1) for place in places]
+    def split_number(self, x: int) -> list[float]:
+        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_PIECES."""
+        places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
+        pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_PIECES - len(pieces))
 
     @cached_property
-    def packed(self) -> bytes:
-        """The fields `up` to `weights` of struct Join in residue_join.cuh."""
+    def packed_weights(self) -> bytes:
+        """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
-        inverse = 2 ** (self.bits * (self.count - 1)) / numbers.product
-        rows = [self.cut(w) for w in numbers.weights]
+        inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
+        rows = [self.split_number(w) for w in numbers.weights]
         rows += [[0.0] * MAX_PIECES] * (MAX_MODULI - len(rows))
-        flat = [x for row in (self.cut(numbers.product), *rows) for x in row]
-        return struct.pack(f"<{3 + len(flat)}d", 2.0**self.bits, 2.0**-self.bits, inverse, *flat)
+        flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
+        return struct.pack(f"<{3 + len(flat)}d", 2.0**self.piece_bits, 2.0**-self.piece_bits, inverse, *flat)
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """Return the launch that reconstructs C, in float64 or float32, from the planes of the product."""
+    """Return the launch that reconstructs C in float64 or float32 from the residues of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
-    parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
-    slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
+    parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
+    slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 
 
-def join_integer_launch(op: ResidueOp) -> Launch:
-    """Return the launch that reconstructs an integer C from the planes of the product."""
+def integer_join_launch(op: ResidueOp) -> Launch:
+    """Return the launch that reconstructs an integer C from the residues of the product."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
     padding = [0] * (MAX_MODULI - g.moduli)
     weights = [w % 2**64 for w in numbers.weights] + padding
     shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor), int(op.keep))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(join_integer_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
 
 
 @lru_cache(maxsize=64)
-def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY_NAME`."""
-    body = (f"{NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
-    return _join_entry(f"Join<{DTYPES[dtype].cpp}>", body)
+def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+    """Return the CUDA source of the join to float64 or float32; its entry point is `ENTRY_NAME`."""
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
-def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to integers, entry point `ENTRY_NAME`."""
-    body = (f"{NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
+def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
+    """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
-def _join_entry(parameters: str, body: tuple[str, ...]) -> str:
+def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
     return entry_source(
-        f"{NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
+        f"{RESIDUE_NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
     )
 
 
 def adjacent_columns(dtype: str) -> int:
-    """Return how many numbers of a row a thread joins: at most four, and at most 16 bytes."""
+    """Return the number of adjacent elements of a row that a thread joins: at most four, and at most 16 bytes."""
     return min(4, 16 // DTYPES[dtype].itemsize)
 
 
 def _result_bytes(op: ResidueOp) -> bytes:
-    """Return struct Result of residue_join.cuh; addresses are zero."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    """Return the bytes of struct Result of residue_join.cuh, with zeros in place of addresses."""
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
@@ -358,9 +372,9 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
-    """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    """Return the grid of the join kernel; each thread joins the same adjacent columns in every block of C."""
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    if g.levels == 2:  # one warp for each block of the outer level
+    if g.levels == 2:  # a separate warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

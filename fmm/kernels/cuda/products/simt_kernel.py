@@ -1,8 +1,8 @@
-"""CUDA source of a tiled product with fused sums: a stub for the kernel of gemm_simt.cuh or gemm_mma_f64.cuh.
+"""Generate the CUDA source of a tiled product with fused sums, for the kernels of gemm_simt.cuh and gemm_mma_f64.cuh.
 
-The stub holds all that depends on a scheme: the number of blocks of A, B and C in a product, and the epilogue of each
-number of C. The blocks and their coefficients come with the launch, so each variant of Figure 6 of Huang, Yu and van de
-Geijn is one compiled kernel. The update of a step table's kernel is code in the stub.
+The generated source contains all that depends on a scheme: the numbers of blocks of A, B and C in a product, and the
+epilogue for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant
+of Figure 6 of Huang, Yu and van de Geijn is one compiled kernel. A step table's update of C is generated as code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     TriangleTiles,
     along_cpp,
     comma_list,
@@ -26,24 +26,26 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-Access = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
-CopyPath = Literal["async", "plain", "texture"]  # how a tile gets to shared memory: enum Path of gemm_simt.cuh
-# How a product is added to a destination. "keep": read, scaled by `keep`, and written, by the only kernel that writes
-# the block. "atomic": by atomic additions, while other thread blocks may add to the same block.
-Update = Literal["keep", "atomic"]
-# How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
-# "obeys": the kernel does nothing unless the flag is up.
+MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
+CopyPath = Literal["async", "plain", "texture"]  # how a tile is copied to shared memory; enum Path of gemm_simt.cuh
+# How a product is added to a destination block. "keep": the kernel reads the block, multiplies it by `keep`, adds the
+# product, and writes the block; no other kernel writes the block. "atomic": the kernel adds the product atomically, and
+# other thread blocks may add to the same block at the same time.
+UpdateMode = Literal["keep", "atomic"]
+# How a kernel uses the device's flag for inf and NaN. "raises": the kernel raises the flag when it stores an inf or
+# NaN. "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# -O1, because ptxas's higher levels reorder the multiply-adds. The order chosen in the source reads registers without
-# bank conflicts; without that order each multiply-add takes a third of a cycle more.
+# ptxas's levels above -O1 reorder the multiply-adds. The order in the source reads registers without bank conflicts;
+# with another order each multiply-add takes a third of a cycle more.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction: rows and columns of C, and its smallest depth along the inner dimension (4, 8 or 16).
+# The float64 mma instruction: its rows and columns of C, and its smallest depth along the inner dimension (of 4, 8,
+# 16).
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient of a destination that comes with the launch: the product's factor, or that of old C."""
+    """A coefficient of a destination that the launch sets: `factor` multiplies the product, `keep` the old value."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -54,13 +56,13 @@ class LaunchScalar(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The update of every number of the destinations from the product's number.
+    """The update of each element of the destination blocks from an element of the product.
 
-    The program's inputs are the product and the old values of the destinations `reads`. Its outputs are stored to the
-    destinations `writes`, or added to them atomically. A destination may be read only.
+    The inputs of `program` are the product and the old values of the destinations `reads`. The outputs are stored to
+    the destinations `writes`, or added to these atomically. A destination may be read and never written.
     """
 
-    program: AdditionProgram  # coefficients may be LaunchScalars
+    program: AdditionProgram  # the sums to compute; coefficients may be LaunchScalars
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     atomic: bool = False
@@ -71,15 +73,15 @@ class Epilogue:
             raise ValueError(f"{inputs} inputs and {outputs} outputs for reads {self.reads}, writes {self.writes}")
 
     @property
-    def destinations(self) -> int:
+    def destination_count(self) -> int:
         return max((*self.reads, *self.writes)) + 1
 
 
 @lru_cache(maxsize=256)
-def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
-    """Return the epilogue C_d = keep_d C_d + factor_d product, with coefficients that come with the launch.
+def adding_epilogue(destinations: int, update: UpdateMode = "keep") -> Epilogue:
+    """Return the epilogue C_d = keep_d C_d + factor_d product, where the launch sets keep_d and factor_d.
 
-    A destination with keep = 0 is not read.
+    A destination C_d with keep_d = 0 is not read.
     """
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()
@@ -95,30 +97,32 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 
 @lru_cache(maxsize=256)
-def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
 
-    An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
-    tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients of the launch.
+    An equivalent exists if no destination's new value depends on the old value of another destination. Most kernels of
+    step tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients that the launch
+    sets.
     """
-    every = range(e.destinations)
-    rows = dict(zip(e.writes, e.program.matrix(), strict=True))
+    every = range(e.destination_count)
+    rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
     old = {d: i for i, d in enumerate(e.reads, 1)}
     separate = set(rows) == set(every) and all(
         not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d])
     )
     if e.atomic or len(old) < len(e.reads) or not separate:
-        return e, ((1.0, 0.0),) * e.destinations
+        return e, ((1.0, 0.0),) * e.destination_count
     pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
-    return adding_epilogue(e.destinations), pairs
+    return adding_epilogue(e.destination_count), pairs
 
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A compiled variant: `products` products in one launch, each (sum of blocks of A)(sum of blocks of B).
+    """A compiled variant: one launch computes `products` products (sum of blocks of A)(sum of blocks of B).
 
-    `left` and `right` are the blocks in these sums. A kernel that uses the flag gets its address in the parameters; a
-    kernel that obeys the flag also gets the address of the host's count (recompute_tiled.cuh).
+    `left` and `right` are the numbers of blocks in these sums. A kernel that uses the flag receives the flag's address
+    in the parameters. A kernel that obeys the flag also receives the address of the host's count of recomputed products
+    (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -126,46 +130,47 @@ class TileKernel:
     left: int = 1
     right: int = 1
     epilogue: Epilogue = DEFAULT_EPILOGUE
-    # dimensions along which A and B are contiguous; default: both row-major
-    along: tuple[Along, Along] = ("inner", "outer")
+    # dimensions along which A and B are contiguous; by default both are row-major
+    along: tuple[ContiguousAxis, ContiguousAxis] = ("inner", "outer")
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles get to shared memory
+    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles are copied to shared memory
     triangle: TriangleTiles | None = None
 
     @property
-    def operands(self) -> tuple[int, int, int]:
-        """Blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
-        return self.left, self.right, self.epilogue.destinations
+    def block_counts(self) -> tuple[int, int, int]:
+        """Numbers of blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
+        return self.left, self.right, self.epilogue.destination_count
 
     @property
     def mma_depth(self) -> int:
-        """Depth of the float64 mma instruction along the inner dimension; 0 if threads multiply alone."""
+        """Depth of the float64 mma instruction along the inner dimension; 0 if the kernel uses no mma instruction."""
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
-        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC_PATHS else s.mma_depth
+        # Sums, and copies through registers, occupy registers. The instruction of the smallest depth needs the fewest.
+        return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
-    def sums(self) -> bool:
-        """True if blocks of A or of B are added up."""
+    def has_sums(self) -> bool:
+        """True if an operand is a sum of several blocks of A or of B."""
         return self.left + self.right > 2
 
     @property
-    def blocks(self) -> int:
-        """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
-        return 1 if self.sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
+    def min_resident_blocks(self) -> int:
+        """Smallest number of thread blocks on a multiprocessor that must fit the registers; 0: the compiler decides."""
+        # shared memory suffices for one thread block
+        return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: the pipeline's tiles, and copies of the blocks of a sum."""
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, for the tiles of all stages and for the blocks of sums."""
         s, item = self.strategy, DTYPES[self.element].itemsize
-        vector = VECTOR_BYTES // item  # numbers in a vector access
+        vector = VECTOR_BYTES // item  # number of elements in a vector access
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
-            # Lines are padded, so that equal places of neighbouring lines are in different banks.
+            # Lines are padded, so that equal positions of neighbouring lines are in different memory banks.
             padding = 2 * vector if self.mma_depth else vector if along == "inner" else 0
             copied = lines * (length + padding)
             transposed = along == "inner" and s.transposed_sums and not self.mma_depth
@@ -175,10 +180,10 @@ class TileKernel:
 
 
 @lru_cache(maxsize=512)
-def simt_source(kernel: TileKernel, access: Access) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
+def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
+    """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
-    counts = *kernel.operands, kernel.products
+    counts = *kernel.block_counts, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     obeys = kernel.flag == "obeys"
     parameters, number, call, tile = (
@@ -209,14 +214,14 @@ def simt_source(kernel: TileKernel, access: Access) -> str:
         "extern __shared__ float4 memory[];",
         *_product_call(kernel, call, variant, tile),
     ]
-    bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
+    bounds = (s.thread_count, kernel.min_resident_blocks) if kernel.min_resident_blocks else (s.thread_count,)
     return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
 
 
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
-    """Return the call of the kernel: of mma instructions if the device has float64 ones, else of threads alone.
+    """Return C++ that calls the mma variant if the device has float64 mma instructions, else the variant without mma.
 
-    Both use the same shared memory.
+    Both variants use the same shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
@@ -227,30 +232,30 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """Yield the members of `Product` that say which destinations are read and written, and compute their update."""
-    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
+    """Yield the C++ members of struct Product that tell which destinations are read and written, and update them."""
+    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destination_count}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_select_text('d', [_read_condition(e, d) for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [_read_condition(e, d) for d in range(e.destination_count)])};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
-    yield f"        return {_select_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [str(d in e.writes).lower() for d in range(e.destination_count)])};"
     yield "    }"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
-    yield f"                                                  Element (&value)[{e.destinations}]) {{"
+    yield f"                                                  Element (&value)[{e.destination_count}]) {{"
     yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
     names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     for number, terms in enumerate(e.program.lines):
-        yield f"        const Element sum{number} = {_sum_text(terms, names)};"
+        yield f"        const Element sum{number} = {_sum_expression(terms, names)};"
         names.append(f"sum{number}")
     yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
     yield "    }"
 
 
 def _read_condition(e: Epilogue, dest: int) -> str:
-    """Return the C++ condition for reading a destination: false if the launch sets all its coefficients to zero."""
+    """Return the C++ condition for reading a destination: false if all coefficients of its old value are zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
     conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))
@@ -258,7 +263,7 @@ def _read_condition(e: Epilogue, dest: int) -> str:
     return "true" if is_output or len(conditions) < len(factors) else " || ".join(conditions) or "false"
 
 
-def _sum_text(terms: Terms, names: Sequence[str]) -> str:
+def _sum_expression(terms: Terms, names: Sequence[str]) -> str:
     """Return the C++ expression of a sum, for example `old0 - product`; zero for an empty sum."""
     words = []
     for c, v in terms:
@@ -268,7 +273,7 @@ def _sum_text(terms: Terms, names: Sequence[str]) -> str:
     return " ".join(words).removeprefix("+ ") or "Element(0)"
 
 
-def _select_text(name: str, values: Sequence[str]) -> str:
-    """Return the C++ expression that selects one of these values by the number in the variable `name`."""
+def _select_expression(name: str, values: Sequence[str]) -> str:
+    """Return the C++ expression that selects one of these values by the index in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

@@ -1,7 +1,7 @@
-"""Products by the tiled kernels of gemm_simt.cuh and gemm_mma_f64.cuh: a GEMM as one launch, its parameters, its grid.
+"""Describe products for the tiled kernels of gemm_simt.cuh and gemm_mma_f64.cuh, and return their launches.
 
-In order: a `TileOp` is one product with its blocks, and a `TileGroup` several products; `tile_op` describes a GEMM in
-the kernel's row-major terms; `tile_launches` makes the launches for a chip. Products with fused sums are in fused.py.
+A `TileOp` is one product with its blocks, and a `TileGroup` is several products. `tile_op` describes a GEMM in the
+kernel's row-major terms. `tile_launches` returns the launches for a chip. Products with fused sums are in fused.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
-    Access,
     CopyPath,
     Epilogue,
     LaunchScalar,
+    MemoryAccess,
     TileKernel,
-    simt_source,
+    simt_kernel_source,
 )
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
@@ -39,26 +39,27 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-BLOCK_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
+# bytes of an element -> `struct` format of struct Block of gemm_common.cuh
+BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch of `count` products (sum of a_i A_i)(sum of b_j B_j), each with its epilogue.
+    """A launch of `count` products (sum of a_i A_i)(sum of b_j B_j), where A_i and B_j are blocks of A and B.
 
-    The epilogue is C_d = keep_d C_d + c_d product, unless it comes from a step table.
+    The epilogue is C_d = keep_d C_d + c_d product for each destination C_d, or the update of a step table.
     """
 
     kernel: TileKernel
     left: tuple[BlockTerm, ...]
     right: tuple[BlockTerm, ...]
     dest: tuple[BlockTerm, ...]
-    lines: tuple[BlockStrides, ...]  # strides of A's blocks, of B's blocks, and of each destination
+    lines: tuple[BlockStrides, ...]  # strides of A's blocks, of B's blocks, and of each destination block
     m: int
     n: int
     k: int
-    count: int = 1  # products in the batch
-    # True if the launch may overlap the previous one, because it only adds to that launch's results
+    count: int = 1  # number of products in the batch
+    # True if the launch may overlap the previous launch, because it only adds to the previous launch's results
     may_overlap: bool = False
     open_strategy: bool = False  # True if the strategy may be replaced by a faster one
 
@@ -66,17 +67,17 @@ class TileOp:
         return id(self)
 
     def with_strategy(self, s: TileSizes) -> TileOp:
-        """Return the same product with another strategy."""
+        """Return the same product with the tile sizes `s`."""
         return self if s is self.kernel.strategy else replace(self, kernel=replace(self.kernel, strategy=s))
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """The product alone, so that a TileOp reads like a TileGroup."""
+        """This product alone, so that callers can treat a TileOp like a TileGroup."""
         return (self,)
 
     @property
-    def largest(self) -> TileOp:
-        """The product itself, so that a TileOp reads like a TileGroup."""
+    def largest_product(self) -> TileOp:
+        """This product itself, so that callers can treat a TileOp like a TileGroup."""
         return self
 
     @property
@@ -86,18 +87,18 @@ class TileOp:
 
     @property
     def writes_result(self) -> bool:
-        """True if a block of C is written, and not only temporaries."""
+        """True if the launch writes a block of C, and not temporaries alone."""
         return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """Rows and columns of tiles in C."""
+    def tile_counts(self) -> tuple[int, int]:
+        """Number of rows and number of columns of tiles in C."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
 
     @property
     def grid(self) -> tuple[int, int, int]:
         s = self.kernel.strategy
-        tiles = count_triangle_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.triangle else prod(self.tiles)
+        tiles = count_triangle_tiles(self.tile_counts, s.m_s, s.n_s) if self.kernel.triangle else prod(self.tile_counts)
         return tiles * self.count, 1, 1
 
     @property
@@ -105,34 +106,34 @@ class TileOp:
         return DTYPES[self.kernel.element].itemsize
 
     @cached_property
-    def parameters(self) -> bytes:
-        """struct Parameters of gemm_simt.cuh with null pointers: the first word of each block, and the flag (last)."""
-        return self.sums + self.sizes
+    def parameter_bytes(self) -> bytes:
+        """The bytes of struct Parameters of gemm_simt.cuh, with null pointers to each block and to the flag."""
+        return self.packed_sums + self.packed_sizes
 
     @property
-    def sums(self) -> bytes:
-        """struct Sums: the blocks and coefficients of A, B and C."""
-        return b"".join(struct.pack(BLOCK_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
+    def packed_sums(self) -> bytes:
+        """The bytes of struct Sums of gemm_simt.cuh: the blocks of A, B and C with their coefficients."""
+        return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
-    def sizes(self) -> bytes:
-        """The fields of struct Parameters behind `products`."""
+    def packed_sizes(self) -> bytes:
+        """The bytes of the fields of struct Parameters after `products`."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, RASTER_ROWS, 0)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tile_counts, RASTER_ROWS, 0)
 
     @cached_property
-    def access(self) -> Access:
-        """ "vector" if all lines of all blocks are aligned whenever the bases are."""
+    def access(self) -> MemoryAccess:
+        """ "vector" if all lines of all blocks are aligned whenever the base addresses are, else "scalar"."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Several products, in one launch if a kernel can do that.
+    """Several products, which run in one launch if a kernel can compute them together.
 
-    `order` is how they write blocks of C. "free": each block is written by one product; "turns": one product after the
-    other writes; "atomic": atomic additions in any order.
+    `order` tells how the products write blocks of C. "free": each block is written by one product only. "turns": the
+    products write one after the other. "atomic": the products add to C atomically, in any order.
     """
 
     ops: tuple[TileOp, ...]
@@ -143,9 +144,9 @@ class TileGroup:
 
     @cached_property
     def fits_one_launch(self) -> bool:
-        """True if gemm_simt.cuh can do all in one launch: one variant, no product waits for another."""
+        """True if one launch of gemm_simt.cuh can compute all: one variant, and no product waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
-        return alike and self.order != "turns" and len(self.parameters) <= MAX_PARAMETER_BYTES
+        return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
 
     @cached_property
     def kernel(self) -> TileKernel:
@@ -165,30 +166,30 @@ class TileGroup:
         return self.ops[0].may_overlap
 
     @cached_property
-    def largest(self) -> TileOp:
-        """A product with the largest size of the group in each dimension; smaller blocks count as padded with zeros."""
+    def largest_product(self) -> TileOp:
+        """A product with the group's largest m, n and k; smaller products are treated as padded with zeros."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks of the launch; block index z is the product."""
-        across, _, _ = self.largest.grid
+        """The grid of the launch; blockIdx.z is the index of the product."""
+        across, _, _ = self.largest_product.grid
         return across, 1, len(self.ops)
 
     @cached_property
-    def parameters(self) -> bytes:
-        """struct Parameters of gemm_simt.cuh for all products, with null pointers."""
-        return b"".join(op.sums for op in self.ops) + self.largest.sizes
+    def parameter_bytes(self) -> bytes:
+        """The bytes of struct Parameters of gemm_simt.cuh for all products, with null pointers."""
+        return b"".join(op.packed_sums for op in self.ops) + self.largest_product.packed_sizes
 
     @cached_property
-    def access(self) -> Access:
+    def access(self) -> MemoryAccess:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
 def pointer_words(op: TileOp | TileGroup) -> range:
-    """Return the 8-byte words of the parameters that hold the pointers of the pieces."""
-    words = struct.calcsize(BLOCK_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
+    """Return the indices of the 8-byte words of the parameters that hold pointers to blocks."""
+    words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
@@ -197,7 +198,7 @@ def pointer_words(op: TileOp | TileGroup) -> range:
 
 @lru_cache(maxsize=4096)
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
-    """Return the TileOp of a GEMM with this strategy; the row-major product is C^T = B^T A^T."""
+    """Return the TileOp of a GEMM with tile sizes `s`; the row-major product is C^T = B^T A^T."""
     left, right, along = row_major_operands(op)
     kernel = TileKernel(
         s, dtype, along=along, paths=leaf_paths(op.leaf_use), triangle=triangle_tiles(op.triangle_extent)
@@ -221,25 +222,26 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     )
 
 
-# C_0 = factor_0 product + keep_1 C_1, where destination 1 is the addend: it is read, and never written.
+# The epilogue C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend, which is read and never written.
 _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
 def with_addend(op: TileOp, addend: MatrixView) -> TileOp:
-    """Return the same product with a separate addend in place of old C; the addend has the layout of BLAS's C."""
+    """Return the same product with a separate addend in place of old C; the addend is column-major."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
     lines = *op.lines, BlockStrides(addend.right if op.m > 1 else 0)
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Options of a leaf's name, such as `tile.gpu8.texture`, that say how A's and B's tiles get to shared memory.
+# Option in a leaf's name (such as `texture` in `tile.gpu8.texture`) -> how A's and B's tiles are copied to shared
+# memory.
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
 def leaf_strategy(use: LeafUse) -> TileSizes | None:
-    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`, where the model chooses."""
+    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`, whose strategy the model chooses."""
     names = [option for option in use.options if option not in LEAF_PATHS]
     return named_strategy(names[0]) if names else None
 
@@ -251,18 +253,18 @@ def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
 
 # ---- launches for a chip
 
-# A launch may overlap the previous one only if it has this many thread blocks for each multiprocessor. Smaller launches
-# were measured to slow each other down.
+# Smallest number of thread blocks for each multiprocessor with which a launch may overlap the previous launch. In
+# measurements, smaller overlapping launches slowed each other down.
 OVERLAP_MIN_WAVES = 1.9
 
 
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """Return the launch of these products, or one launch for each if one kernel cannot do them all.
+    """Return one launch for all these products, or one launch for each product if one kernel cannot compute them all.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
-    raise the flag where they store an inf or NaN.
+    raise the flag when they store an inf or NaN.
     """
     op = fit_to_chip(op, chip)
     parts = op.ops if isinstance(op, TileGroup) and not op.fits_one_launch else (op,)
@@ -270,53 +272,55 @@ def tile_launches(
 
 
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
-    """Return the same products with a smaller strategy if their own does not fit the chip.
+    """Return the same products, with a smaller strategy if their own strategy does not fit the chip.
 
-    A strategy does not fit if its tiles exceed the shared memory. On a chip without a float64 mma instruction,
-    strategies made for that instruction do not fit either: a thread would need more registers than it has.
+    A strategy does not fit if its tiles exceed the chip's shared memory. On a chip without float64 mma instructions,
+    strategies for these instructions do not fit either, because a thread would need too many registers.
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.mma_depth and not chip.has_float64_mma else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_bytes_per_block), kernels[-1])
+    fits = next((kernel for kernel in kernels if kernel.shared_bytes <= chip.shared_bytes_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
 
 def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the one launch of a product, or of a group that one kernel can do."""
+    """Return the launch of a product, or of a group that one kernel can compute."""
     aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
-    access: Access = op.access if aligned else "scalar"
+    access: MemoryAccess = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
     slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
-        slots.append(AddressSlot(len(op.parameters) // 8 - 1, FLAG))
+        slots.append(AddressSlot(len(op.parameter_bytes) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
-    kernel = Kernel(simt_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        simt_kernel_source, (spec, access), ENTRY_NAME, spec.strategy.thread_count, spec.shared_bytes, COMPILER_OPTIONS
+    )
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_float64_mma),
+        tile_label(spec, access, op.largest_product.count, by_warps=spec.mma_depth > 0 and chip.has_float64_mma),
         kernel,
         op.grid,
-        op.parameters,
+        op.parameter_bytes,
         tuple(slots),
         overlaps=op.may_overlap and fills_chip and chip.can_overlap_launches,
         aligned=access == "vector",
     )
 
 
-def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
-    """Return the label of a launch: the kernel, its tile sizes, and what it does beyond a plain product.
+def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: bool) -> str:
+    """Return the label of a launch: kernel, tile sizes, and the features beyond a single product.
 
-    `by_warps` is True if mma instructions multiply. On a chip without float64 mma, gemm_mma_f64.cuh compiles to the
-    code of gemm_simt.cuh.
+    `by_warps` is True if the kernel uses mma instructions. On a chip without float64 mma instructions, gemm_mma_f64.cuh
+    compiles to the code of gemm_simt.cuh.
     """
-    s, (left, right, dest) = kernel.strategy, kernel.operands
+    s, (left, right, dest) = kernel.strategy, kernel.block_counts
     written = len(kernel.epilogue.writes)
     parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
-    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
-    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
+    parts += [f"adds up {left} and {right} blocks"] if kernel.has_sums else []
+    parts += [f"writes {written}"] if kernel.has_sums or dest > 1 else []
     parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
     parts += [TRIANGLE_LABELS[kernel.triangle]] if kernel.triangle else []

@@ -1,4 +1,4 @@
-"""Small products by gemm_small.cuh: one launch for any real type and any layout."""
+"""Describe small products for the kernel of gemm_small.cuh: one launch for any real type and any layout."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import row_major_operands
 
-SMALL_TILE, SMALL_THREADS = 32, 256  # of gemm_small.cuh: rows and columns of a tile, threads of a thread block
-SMALL_BLOCKS_PER_SM = 2  # number of thread blocks on a multiprocessor for which registers must suffice
+SMALL_TILE, SMALL_THREADS = 32, 256  # as in gemm_small.cuh: rows (and columns) of a tile, threads of a thread block
+SMALL_BLOCKS_PER_SM = 2  # smallest number of thread blocks on a multiprocessor for which registers must suffice
 SMALL_ENTRY = "fmm_small"
-# By extent, the enumerator of fmm::Part; and by enumerator, the words that the launch's label ends with.
+# Extent of C -> enumerator of fmm::Part in gemm_small.cuh, and enumerator -> last words of the launch's label.
 TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
     None: "ALL",
     "loose": "LOWER",
@@ -26,29 +26,29 @@ PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lo
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
-    """Return the one launch of a product of any size."""
+    """Return the launch that computes a whole product, of any size."""
     left, right, along = row_major_operands(op)
     part, (m, n) = TRIANGLE_PARTS[op.triangle_extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
-    steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
+    steps = *_operand_strides(left, along[0] == "inner"), *_operand_strides(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
     parameters = struct.pack("<15q2d", *numbers, alpha, beta)  # struct SmallProduct of gemm_small.cuh
     slots = tuple(AddressSlot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
-    kernel = Kernel(small_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
+    kernel = Kernel(small_kernel_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
     rows, columns = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
     tiles = rows * columns if part == "ALL" else rows * (rows + 1) // 2
     label = f"gemm_small, tiles of {SMALL_TILE} x {SMALL_TILE}{PART_LABELS[part]}"
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 
-def _steps(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
-    """Return the strides of an operand: between lines, along the inner dimension, and between matrices of a batch."""
+def _operand_strides(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
+    """Return an operand's strides: along the outer dimension, along the inner dimension, and between matrices."""
     return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
 
 
 @lru_cache(maxsize=32)
-def small_source(dtype: str, part: str) -> str:
-    """Return the whole CUDA source, entry point `SMALL_ENTRY`."""
+def small_kernel_source(dtype: str, part: str) -> str:
+    """Return the CUDA source of the kernel for small products; its entry point is `SMALL_ENTRY`."""
     body = (f"fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",)
     bounds = SMALL_THREADS, SMALL_BLOCKS_PER_SM
     return entry_source("fmm::SmallProduct", body, "gemm_small.cuh", bounds, entry=SMALL_ENTRY)

@@ -1,8 +1,9 @@
-"""Split-K for the last round of thread blocks: which tiles are computed in parts along the inner dimension.
+"""Split the last tiles of C along the inner dimension (split-K), so that the last round of thread blocks ends sooner.
 
-Where the last round would leave multiprocessors idle, the last tiles are cut into parts. Each part is a task of its
-own, and the tasks that write one tile do so in order. `split_tail` tries many cuts and takes the one with the least
-makespan, by a model of when each thread block starts, computes and stores.
+If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
+dimension. Each part is a separate task, and the tasks that write the same tile do so in order. `split_tail` compares
+many divisions and returns the division whose last task ends first. A model predicts when each thread block starts,
+computes and stores.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-MIN_PART_STEPS = 16  # least number of steps of a part: a shorter part costs more than the idle time that it fills
-TASK_COUNTS = (1, 8, 24)  # task counts that kernels are compiled for; a launch takes the smallest sufficient one
-MAX_PARTS = 16  # largest number of parts of one tile
-# Times of a thread block in units of one step of the inner dimension: to start, to store a tile of C, and to store a
-# tile in order with other thread blocks. On an H200 an ordered store took 45 where all thread blocks store at about the
-# same time. With 30 the model finds the best of the cuts that were measured, because parts store at other times than
-# whole tiles.
+MIN_PART_STEPS = 16  # smallest number of steps in a part; a shorter part costs more than the idle time saved
+TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
+MAX_TILE_PARTS = 16  # largest number of parts of one tile
+# Times of a thread block in units of one position of the inner dimension: to start, to store a tile of C, and to store
+# a tile in order with other thread blocks. On an H200 an ordered store took 45 units if all thread blocks store at
+# about the same time. Parts and whole tiles store at different times, and with 30 units the model finds the fastest of
+# the measured divisions.
 START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 
 class ProductPart(NamedTuple):
-    """A range of tiles of a product's C, over a range of steps of the inner dimension."""
+    """A task: a range of tiles of a product's C, over a range of steps of the inner dimension."""
 
     product: int
-    first: int  # number of the first tile
+    first: int  # index of the first tile
     tiles: int
-    start: int  # first step of the inner dimension
+    start: int  # index of the first step of the inner dimension
     steps: int
 
 
@@ -36,31 +37,32 @@ class ProductPart(NamedTuple):
 def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks of all products: whole tiles, and the last tiles in parts if the last task then ends sooner.
+    """Return the tasks of all products, with the last tiles divided into parts if the last task then ends sooner.
 
-    A product has `tiles` tiles of C, `steps` steps of `k_s` numbers along the inner dimension, and writes `writes`
-    blocks; a batch repeats it `layers` times. In a batch, a product is either whole or all in parts.
+    A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. A product writes
+    `writes` blocks of C on average. A batch repeats each product `layers` times. In a batch, either no tile or every
+    tile of a product is divided.
     """
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
     cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
-    most = min(steps // MIN_PART_STEPS, MAX_PARTS)
+    most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    def end(parts: tuple[ProductPart, ...]) -> float:
+    def predicted_end(parts: tuple[ProductPart, ...]) -> float:
         edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=end, default=whole)
-    return best if end(best) < 0.995 * end(whole) else whole
+    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predicted_end, default=whole)
+    return best if predicted_end(best) < 0.995 * predicted_end(whole) else whole
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:
-    """Return the whole tiles, then the last `cut` tiles in `each` parts each, in the order of the products.
+    """Return tasks in the order of the products, with each of the last `cut` tiles divided into `each` parts.
 
-    The cut is at some tile of some product. In later products, too, the tiles before and after that tile are different
-    tasks.
+    The first divided tile may be inside a product. In later products too, separate tasks compute the tiles before and
+    after the same position.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, each, round(ORDERED_STORE_STEPS / k_s))
@@ -77,7 +79,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
 
 
 def _part_lengths(steps: int, each: int, later: int) -> list[int]:
-    """Return the steps of each part; a part ends `later` steps after the previous one, while that one stores C."""
+    """Return the number of steps of each part; a part ends `later` steps after the previous part, which stores C."""
     if each > 1:
         later = max(min(later, 2 * (steps // each - MIN_PART_STEPS) // (each - 1)), 0)
     least = (steps - later * (each * (each - 1) // 2)) // each
@@ -86,9 +88,10 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
 
 
 def last_job_end(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return the time at which the last job ends, if each job starts on the machine that is free earliest.
+    """Return the time when the last job ends, if each job starts on the machine that is free first.
 
-    A group is a number of jobs and the time that each of them takes. Groups are started in order, all at time 0.
+    A group is a pair: a number of jobs, and the duration of each job. The jobs start in the order of the groups, the
+    first jobs at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

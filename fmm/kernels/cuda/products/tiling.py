@@ -1,7 +1,7 @@
-"""What all tiled product kernels share: operands in row-major terms, the order of tiles, triangles of C, C++ names.
+"""Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
-BLAS describes matrices column by column and the kernels row by row. A kernel therefore computes C^T = B^T A^T, which is
-the same memory with the operands swapped.
+BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore computes C^T = B^T
+A^T. The memory of each matrix is the same, and the operands are swapped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Literal
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 
-VECTOR_BYTES = 16  # bytes of a vector access, and the alignment that the copy engine needs
-RASTER_ROWS = 8  # rows of tiles computed together, so that the tiles of B that they read stay in the L2 cache
+VECTOR_BYTES = 16  # bytes of a vector access, and the alignment in bytes that the copy engine (TMA) needs
+RASTER_ROWS = 8  # number of rows of tiles computed together, so that their tiles of B stay in the L2 cache
 
-# The dimension along which an operand is contiguous: the inner dimension (K-major), or its rows or columns (MN-major).
-Along = Literal["inner", "outer"]
-# Tiles of a C that is its own adjoint. Both compute the tiles on and below the diagonal; "lower" writes these alone,
-# and "full" writes their mirror too. A variable of this type that may be None computes all tiles of C then.
+# The dimension along which an operand is contiguous: "inner" for the inner dimension (K-major), "outer" for A's rows or
+# B's columns (MN-major).
+ContiguousAxis = Literal["inner", "outer"]
+# The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": these
+# tiles, and their mirror images. None in place of these words means all tiles of a general C.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",
@@ -27,51 +28,52 @@ TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
 }
 
 
-def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Along, Along]]:
-    """Return the kernel's A and B, and the dimension along which each is contiguous.
+def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[ContiguousAxis, ContiguousAxis]]:
+    """Return the kernel's operands A and B, and the dimension along which each operand is contiguous.
 
-    The operands of the BLAS call are swapped: BLAS counts columns where the kernels count rows.
+    The kernel's A is the right operand of the BLAS call, because BLAS is column-major and the kernels are row-major.
     """
-    left: Along = "inner" if not op.right.transposed else "outer"
-    right: Along = "inner" if op.left.transposed else "outer"
+    left: ContiguousAxis = "inner" if not op.right.transposed else "outer"
+    right: ContiguousAxis = "inner" if op.left.transposed else "outer"
     return op.right, op.left, (left, right)
 
 
 def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
-    """Return the tiles that a kernel computes for this extent; "loose" permits more than these kernels write."""
+    """Return the tiles that a kernel computes for this extent; "loose", which permits more, becomes "lower"."""
     return "lower" if extent == "loose" else extent
 
 
 @lru_cache(maxsize=1024)
 def count_triangle_tiles(tiles: tuple[int, int], height: int, width: int) -> int:
-    """Return how many tiles touch the lower triangle of C.
+    """Return the number of tiles that overlap the lower triangle of C.
 
-    `tiles` are the rows and columns of tiles in C; each tile has `height` rows and `width` columns of numbers.
+    `tiles` has the number of rows and of columns of tiles in C. Each tile has `height` rows and `width` columns of
+    elements.
     """
     rows, columns = tiles
     return sum(min(-(-(row + 1) * height // width), columns) for row in range(rows))
 
 
-# ---- C++ names in the stubs of sources
+# ---- C++ names for generated source
 
 
-def along_cpp(along: tuple[Along, Along]) -> tuple[str, str]:
-    """Return the enumerators of fmm::Along for A and B."""
+def along_cpp(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
+    """Return the C++ enumerators of fmm::Along for A and B."""
     left, right = (f"fmm::Along::{x.upper()}" for x in along)
     return left, right
 
 
 def triangle_cpp(triangle: TriangleTiles | None) -> str:
-    """Return the enumerator of fmm::Triangle."""
+    """Return the C++ enumerator of fmm::Triangle for these tiles."""
     return f"fmm::Triangle::{(triangle or 'none').upper()}"
 
 
 def strategy_cpp(s: TileSizes) -> str:
-    """Return the C++ type of a strategy."""
+    """Return the C++ type that describes these tile sizes."""
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.transposed_sums)
     return f"fmm::Strategy<{comma_list(sizes)}>"
 
 
 def comma_list(values: Iterable[int]) -> str:
-    """Return the values as C++ template arguments."""
+    """Return the values separated by commas, as C++ template arguments."""
     return ", ".join(map(str, values))

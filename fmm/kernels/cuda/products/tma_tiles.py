@@ -1,7 +1,7 @@
-"""Products by gemm_tma.cuh, with tiles loaded by the copy engine (TMA): several products a launch, whole or in parts.
+"""Describe products for the kernel of gemm_tma.cuh, where the copy engine (TMA) loads the tiles.
 
-`tma_op` turns TileOps into one launch. The last tiles may be split along the inner dimension (split_k.py); each part is
-then a task, and the tasks that write one tile take turns.
+`tma_op` turns one or several TileOps into a single launch. The last tiles of C may be divided into parts along the
+inner dimension (split_k.py). Each part is then a task, and the tasks that write the same tile take turns.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fmm.kernels.cuda.launch_list import (
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_kernel import ASYNC_PATHS, COMPILER_OPTIONS, adding_epilogue
-from fmm.kernels.cuda.products.simt_tiles import BLOCK_FORMATS, TileGroup, TileOp
+from fmm.kernels.cuda.products.simt_tiles import BLOCK_STRUCT_FORMATS, TileGroup, TileOp
 from fmm.kernels.cuda.products.split_k import TASK_COUNTS, ProductPart, split_tail
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     TriangleTiles,
     along_cpp,
     comma_list,
@@ -44,15 +44,16 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-SM90_SHARED_BYTES = 227 << 10  # bytes of shared memory that a thread block can have on compute capability 9.0
+SM90_SHARED_BYTES = 227 << 10  # largest shared memory of a thread block in bytes, on compute capability 9.0
 BlockCounts = tuple[int, int, int]  # numbers of blocks of A, of B and of C
 
 
 @dataclass(frozen=True)
 class TmaKernel:
-    """A compiled variant: up to `tasks` tasks, each a product of sums of at most `terms` blocks.
+    """A compiled variant of the kernel: up to `tasks` tasks, each a product of sums with at most `terms` blocks.
 
-    `blocks` counts the distinct blocks of A, B and C. `shapes` are the pairs (A is a sum, B is a sum) that occur.
+    `blocks` has the numbers of distinct blocks of A, B and C. `shapes` contains the pairs (A is a sum, B is a sum) that
+    occur in the tasks.
     """
 
     strategy: TileSizes
@@ -62,15 +63,15 @@ class TmaKernel:
     tasks: int
     shapes: frozenset[tuple[bool, bool]]
     order: str
-    along: tuple[Along, Along]
+    along: tuple[ContiguousAxis, ContiguousAxis]
     triangle: TriangleTiles | None = None
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
-        Each stage holds a tile of every term, and of the sum where there is one; a tile of C uses the same memory
-        later. Each stage has two barriers of 8 bytes.
+        Each stage holds a tile of every term, and a tile of the sum if there are several terms. A tile of C later uses
+        the same memory. Each stage also has two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -79,8 +80,8 @@ class TmaKernel:
 
 
 @lru_cache(maxsize=256)
-def tma_source(kernel: TmaKernel) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
+def tma_kernel_source(kernel: TmaKernel) -> str:
+    """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = along_cpp(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
@@ -96,76 +97,76 @@ def tma_source(kernel: TmaKernel) -> str:
         f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {comma_list(kernel.terms[:2])}, {shapes},",
         f"                  {order}, {triangle}>(p, memory);",
     )
-    return entry_source("Launch", body, "gemm_tma.cuh", (s.threads, s.blocks), before=before)
+    return entry_source("Launch", body, "gemm_tma.cuh", (s.thread_count, s.blocks), before=before)
 
 
 @dataclass(frozen=True)
 class TmaOp:
-    """One launch: tasks, which are parts of products, all described in its parameters."""
+    """A launch whose parameters describe all tasks; each task is a part of a product."""
 
     kernel: TmaKernel
-    maps: tuple[TensorMap, ...]  # tensor maps of all blocks of A, then of B
+    maps: tuple[TensorMap, ...]  # tensor maps of all blocks of A, then of all blocks of B
     dest: tuple[BlockTerm, ...]  # all blocks of C
     parts: tuple[ProductPart, ...]
-    tasks: bytes  # struct Task of gemm_tma.cuh for every part
+    tasks: bytes  # bytes of struct Task of gemm_tma.cuh for every part
     lines: BlockStrides  # strides of C's blocks
-    tiles: tuple[int, int]  # rows and columns of tiles in a block of C
-    count: int  # products in the batch
+    tiles: tuple[int, int]  # number of rows and of columns of tiles in a block of C
+    count: int  # number of products in the batch
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return self.blocks * self.count, 1, 1
+        return self.product_block_count * self.count, 1, 1
 
     @property
-    def blocks(self) -> int:
-        """Thread blocks for one product of the batch."""
+    def product_block_count(self) -> int:
+        """Number of thread blocks for one product of the batch."""
         return sum(part.tiles for part in self.parts)
 
     @property
-    def turns(self) -> int:
-        """Counters of 4 bytes that order the writes of tiles; they are zero before and after the launch."""
+    def turn_counter_count(self) -> int:
+        """Number of 4-byte counters that order the writes of tiles; all are zero before and after the launch."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
     @property
-    def parameters(self) -> bytes:
-        """The parameters if C is aligned."""
-        return self.packed(True)
+    def parameter_bytes(self) -> bytes:
+        """The bytes of the parameters if C is aligned."""
+        return self.pack_parameters(True)
 
-    def packed(self, aligned_result: bool) -> bytes:
-        """Return struct Launch of gemm_tma.cuh; maps and pointers are zero."""
+    def pack_parameters(self, aligned_result: bool) -> bytes:
+        """Return the bytes of struct Launch of gemm_tma.cuh, with zeros in place of tensor maps and pointers."""
         item = DTYPES[self.kernel.element].itemsize
-        blocks = b"".join(struct.pack(BLOCK_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
+        blocks = b"".join(struct.pack(BLOCK_STRUCT_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
-        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.product_block_count)
         unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
         return parameters + bytes(-len(parameters) % 64)
 
     @property
     def map_words(self) -> range:
-        """The 8-byte words of the parameters at which the maps begin."""
+        """The index of each 8-byte word of the parameters at which a tensor map starts."""
         return range(0, TENSOR_MAP_WORDS * len(self.maps), TENSOR_MAP_WORDS)
 
     @property
     def dest_words(self) -> range:
-        """The words that hold the pointers of C's blocks."""
-        words = struct.calcsize(BLOCK_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
+        """The indices of the words that hold the pointers to C's blocks."""
+        words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
         first = TENSOR_MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
     @property
-    def turns_word(self) -> int:
-        """The word that holds the address of the counters."""
+    def counters_word(self) -> int:
+        """The index of the word that holds the address of the counters."""
         return self.dest_words.stop
 
     @property
     def flag_word(self) -> int:
-        """The word that holds the address of the flag."""
-        return self.turns_word + 1
+        """The index of the word that holds the address of the flag."""
+        return self.counters_word + 1
 
 
 # ---- from products to one launch
@@ -173,21 +174,22 @@ class TmaOp:
 
 @lru_cache(maxsize=4096)
 def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
-    """Return the launch of these products, for aligned operands.
+    """Describe these products of aligned operands as one launch of the TMA kernel.
 
-    None if the kernel cannot compute them, or if parameters or shared memory are too small for them.
+    Return None if the kernel cannot compute the products, or if the launch needs too many parameters or too much shared
+    memory.
     """
-    ops, largest = op.ops, op.largest
-    if not _is_supported(ops):
+    ops, largest = op.ops, op.largest_product
+    if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
-        tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))  # each block once
+        tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))  # without duplicates
         for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
     )
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
     steps, triangle = -(-largest.k // s.k_s), largest.kernel.triangle
     writes = sum(len(o.dest) for o in ops) / len(ops)
-    if triangle:  # one thread block computes a tile that is written twice, so nothing is split
+    if triangle:  # a thread block writes a tile and its mirror, so tiles are not divided into parts
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
@@ -202,16 +204,16 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
         *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
     )
-    task_words = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
-    # The first product to write a block of C keeps its share of the old value.
+    task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
+    # The first product that writes a block of C multiplies the block's old value by `keep`.
     into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
-    fits = kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= MAX_PARAMETER_BYTES
+    fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= MAX_PARAMETER_BYTES
     return launch if fits else None
 
 
-def rows_are_aligned(op: TileOp | TileGroup) -> bool:
-    """Return True if the copy engine can read A and B whenever their bases are aligned."""
+def has_tma_alignment(op: TileOp | TileGroup) -> bool:
+    """Return True if the copy engine can read A and B, provided that their base addresses are aligned."""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
     return all(step * item % VECTOR_BYTES == 0 for step in steps) and all(
@@ -219,11 +221,11 @@ def rows_are_aligned(op: TileOp | TileGroup) -> bool:
     )
 
 
-def _is_supported(ops: Sequence[TileOp]) -> bool:
+def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
     The products must be float32, with one layout for all destinations and an adding epilogue. All sums of an operand
-    must have the same number of blocks; single blocks are allowed among them.
+    must have the same number of blocks; an operand may also be a single block.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -233,12 +235,12 @@ def _is_supported(ops: Sequence[TileOp]) -> bool:
 
 
 def _without_factors(x: BlockTerm) -> BlockTerm:
-    """Return a block without its coefficients, so that equal blocks compare equal."""
+    """Return a block with default coefficients, so that blocks with the same memory compare equal."""
     return x._replace(factor=1, keep=0)
 
 
 def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStrides, count: int) -> TensorMap:
-    """Return the tensor map of a block of A (`left`) or of B."""
+    """Return the tensor map of a block of A (if `left`) or of B."""
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
     length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
@@ -247,24 +249,25 @@ def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStride
     return TensorMap(x, kernel.element, length, number, count, lines.leading, lines.layer, box, swizzle)
 
 
-def _task_words(
+def _pack_tasks(
     ops: Sequence[TileOp], parts: Sequence[ProductPart], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
 ) -> Iterator[bytes]:
-    """Yield struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
+    """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
 
-    A task that writes a tile with others holds the number of tasks that write before it, and whether it is the last.
+    A task contains, for each tile that several tasks write, the number of earlier tasks and whether this task is the
+    last.
     """
-    # Where a product is cut, the tiles before the cut and behind it have different writers.
+    # If a product is divided, different tasks write the tiles before the cut and the tiles after the cut.
     cut = max(part.first for part in parts)
     all_writers = Counter(
         (_without_factors(x), behind)
         for part in parts
-        for behind in _tile_ranges(part, cut)
+        for behind in _sides_of_cut(part, cut)
         for x in ops[part.product].dest
     )
     remaining = Counter(all_writers)
     for part in parts:
-        op, ranges = ops[part.product], _tile_ranges(part, cut)
+        op, ranges = ops[part.product], _sides_of_cut(part, cut)
         sides = op.left, op.right, op.dest
         block_numbers = [
             [distinct.index(_without_factors(x)) for x in side] for distinct, side in zip(blocks, sides, strict=True)
@@ -275,21 +278,21 @@ def _task_words(
         is_last = [int(not remaining[tiles]) for tiles in written]
         fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
-        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _zero_filled(values, length)]
+        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _pad_with_zeros(values, length)]
         factors = [
-            x for side, n in zip(sides, kernel.terms, strict=True) for x in _zero_filled([y.factor for y in side], n)
+            x for side, n in zip(sides, kernel.terms, strict=True) for x in _pad_with_zeros([y.factor for y in side], n)
         ]
         counts = [len(side) for side in sides]
         head = *counts, part.first, part.tiles, part.start * kernel.strategy.k_s, part.steps
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _tile_ranges(part: ProductPart, cut: int) -> list[bool]:
-    """Return the sides of the cut on which the part has tiles: False for before it, True for behind it."""
+def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
+    """Return the sides of the cut where the part has tiles: False for before the cut, True for after the cut."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
-def _zero_filled(values: Sequence[float], length: int) -> list[float]:
+def _pad_with_zeros(values: Sequence[float], length: int) -> list[float]:
     return [*values, *([0] * (length - len(values)))]
 
 
@@ -297,22 +300,33 @@ def _zero_filled(values: Sequence[float], length: int) -> list[float]:
 
 
 def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the launch; `alignment` maps a base to the largest power of two that divides its address.
+    """Return the launch of a TmaOp; `alignment` maps a base to the largest power of two that divides its address.
 
-    The addresses of A and B must be multiples of 16 bytes. If `flagged`, the kernel raises the flag where it stores an
+    The addresses of A and B must be multiples of 16 bytes. If `flagged`, the kernel raises the flag when it stores an
     inf or NaN to C.
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
     slots += [AddressSlot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
-    if op.turns:
-        slots.append(AddressSlot(op.turns_word, COUNTERS))
+    if op.turn_counter_count:
+        slots.append(AddressSlot(op.counters_word, COUNTERS))
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(AddressSlot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(tma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        tma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
+    )
     maps = tuple(zip(op.map_words, op.maps, strict=True))
-    return Launch("product", _tma_label(op), kernel, op.grid, op.packed(vector_writes), tuple(slots), maps, op.turns)
+    return Launch(
+        "product",
+        _tma_label(op),
+        kernel,
+        op.grid,
+        op.pack_parameters(vector_writes),
+        tuple(slots),
+        maps,
+        op.turn_counter_count,
+    )
 
 
 def _tma_label(op: TmaOp) -> str:

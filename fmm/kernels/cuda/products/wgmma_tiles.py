@@ -1,7 +1,8 @@
-"""Products by the tensor cores of Hopper's warpgroups (gemm_wgmma.cuh): float16, bfloat16, TF32 and bytes.
+"""Describe products on Hopper's tensor cores, by the warpgroup instruction wgmma: float16, bfloat16, TF32 and bytes.
 
-In order: the compiled variant and its source; `wgmma_op`, the launch of a GEMM with its tensor maps; the choice of tile
-sizes; `wgmma_launch`. gemm_f16x3.cuh and gemm_residues.cuh use the same tiles and instructions (f16x3.py, residues.py).
+The kernel is in gemm_wgmma.cuh. `wgmma_op` describes a GEMM with its tensor maps, `best_wgmma_sizes` chooses the tile
+sizes, and `wgmma_launch` returns the launch. f16x3.py and residues.py use the same tiles and instructions, with the
+kernels of gemm_f16x3.cuh and gemm_residues.cuh.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     along_cpp,
     count_triangle_tiles,
     row_major_operands,
     triangle_tiles,
 )
 
-LINE_BYTES = 128  # bytes of a line of a tile along the inner dimension
-MMA_K_BYTES = 32  # bytes of a row of A that one wgmma instruction multiplies
-TILE_STEPS = LINE_BYTES // MMA_K_BYTES  # instructions along the inner dimension of a tile
+TILE_LINE_BYTES = 128  # length of a tile along the inner dimension, in bytes
+WGMMA_DEPTH_BYTES = 32  # length along the inner dimension that one wgmma instruction multiplies, in bytes
+# number of wgmma instructions along the inner dimension of a tile
+INSTRUCTIONS_PER_TILE = TILE_LINE_BYTES // WGMMA_DEPTH_BYTES
 BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
 
 
 @dataclass(frozen=True)
 class WgmmaSizes:
-    """A thread block's tile of C; the `cluster` thread blocks below each other share their loads of B."""
+    """The size m_s x n_s of a thread block's tile of C; the `cluster` thread blocks of a cluster share loads of B."""
 
     m_s: int
     n_s: int
@@ -44,48 +46,51 @@ class WgmmaSizes:
     stages: int = 3
 
     @property
-    def groups(self) -> int:
-        """Consumer warpgroups, which multiply; one more warpgroup copies tiles in and out."""
+    def consumer_groups(self) -> int:
+        """Number of warpgroups that multiply; one more warpgroup loads and stores tiles."""
         return self.m_s // 64
 
     @property
-    def threads(self) -> int:
-        return 128 * (self.groups + 1)
+    def thread_count(self) -> int:
+        return 128 * (self.consumer_groups + 1)
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-# For a triangle of C also 192 columns: with 256, most of the last round would be idle, as at 4096 rows on an H200.
+# A triangle of C may also have tiles of 192 columns. With 256 columns most multiprocessors may be idle in the last
+# round, for example with 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
-MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| that the kernel multiplies
-UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, over that of one that shares loads
-TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
+MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| for which the kernel is used
+UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time with a cluster
+TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take as long as computing this number of columns
 
 
 @dataclass(frozen=True)
 class WgmmaKernel:
-    """A compiled variant of the product by warpgroups."""
+    """A compiled variant of the kernel of gemm_wgmma.cuh."""
 
     element: str
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
-    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    along: tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
+    triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
 
     @property
-    def passes(self) -> int:
-        """Parts in which a tile of C leaves through shared memory; a part has the same bytes in all types."""
+    def store_passes(self) -> int:
+        """Number of parts in which a tile of C is stored; a part has the same size in bytes for all types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of A and B, a part of the tile of C, barriers."""
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
-        staged = s.m_s * s.n_s // self.passes * DTYPES[self.element].itemsize
-        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        staged = s.m_s * s.n_s // self.store_passes * DTYPES[self.element].itemsize
+        return (
+            s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
+        )
 
 
 @lru_cache(maxsize=64)
-def wgmma_source(kernel: WgmmaKernel) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
+def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
+    """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = along_cpp(kernel.along)
     sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
@@ -97,26 +102,29 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
     )
     before = [*wgmma_instructions(element, s.n_s), ""]
-    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.thread_count, 1), clusters=s.cluster, before=before)
 
 
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
-    """Return `struct Step`; its `multiply` multiplies a tile of 64 rows of A and one of `width` columns of B by wgmma.
+    """Return the C++ struct Step; its `multiply` multiplies 64 rows of A by `width` columns of B with wgmma.
 
-    With `keeps` = 0 the first instruction overwrites the accumulators, else it adds to them; the others add. 16-bit
-    operands may be transposed, that is, contiguous along the outer dimension. Bytes accumulate as integers. An
-    instruction must name all its registers, so its text depends on the width. The instructions of a tile are one asm
-    statement: NVRTC takes long for each statement with so many registers.
+    With `keeps` = 0 the first instruction overwrites the accumulators, else it adds to them. All other instructions
+    add. 16-bit operands may be transposed, that is, contiguous along the outer dimension. Products of bytes accumulate
+    as integers. An instruction must name all its registers, so the text of an instruction depends on `width`. All
+    instructions of a tile are in one asm statement, because NVRTC compiles slowly for each statement with many
+    registers.
 
-    With `planes`, `multiply_low` alternately multiplies A by the plane that follows B, and the plane that follows A by
-    B; both are given by their distances.
+    With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A and LOW_B are the distances from
+    plane hi to plane lo of A and of B.
     """
     sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
     accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))
     lines = ["struct Step {", f"    using Sum = {number};"]
     functions = {"multiply": (("0", "0"),), **({"multiply_low": (("0", "LOW_B"), ("LOW_A", "0"))} if planes else {})}
     for name, distances in functions.items():
-        offsets = [(f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(TILE_STEPS) for a, b in distances]
+        offsets = [
+            (f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(INSTRUCTIONS_PER_TILE) for a, b in distances
+        ]
         more = ", int LOW_A, int LOW_B" if len(distances) > 1 else ""
         lines += [
             f"    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B{more}>",
@@ -131,12 +139,12 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
 
 
 def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the instructions, one for each pair of offsets from the descriptors of A and B."""
+    """Yield the lines of an asm statement, with one wgmma for each pair of offsets from the descriptors of A and B."""
     count, transposable = width // 2, element.itemsize == 2
     names = ", ".join(f"%{i}" for i in range(count))
     signs = "" if element.itemsize == 1 else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if transposable else ""
-    depth = MMA_K_BYTES // element.itemsize
+    depth = WGMMA_DEPTH_BYTES // element.itemsize
     instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     yield '        asm volatile("{.reg .pred keeps, adds; .reg .b64 a, b; "'
     yield f'                     "setp.ne.b32 keeps, %{count + 2}, 0; setp.eq.b32 adds, 0, 0; "'
@@ -161,7 +169,7 @@ def _wgmma_inputs(element: DType, offsets: Sequence[tuple[str, str]]) -> str:
 
 
 class WarpgroupKernel(Protocol):
-    """What a launch reads of any kernel by warpgroups."""
+    """The members that `WgmmaOp` needs of any kernel with wgmma instructions."""
 
     @property
     def sizes(self) -> WgmmaSizes: ...
@@ -169,44 +177,51 @@ class WarpgroupKernel(Protocol):
     def triangle(self) -> TriangleExtent | None: ...
 
 
-KernelType = TypeVar("KernelType", bound=WarpgroupKernel, covariant=True)
+KernelT = TypeVar("KernelT", bound=WarpgroupKernel, covariant=True)
 
 
 @dataclass(frozen=True)
-class WgmmaOp(Generic[KernelType]):
-    """One launch: C = factor (A B + keep C) for each product of a batch."""
+class WgmmaOp(Generic[KernelT]):
+    """A launch that computes C = factor (A B + keep C) for each product of a batch."""
 
-    kernel: KernelType
+    kernel: KernelT
     maps: tuple[TensorMap, TensorMap, TensorMap]  # tensor maps of A, B and C
-    steps: int  # number of steps of the inner dimension
-    tiles: tuple[int, int]  # rows and columns of clusters' tiles in C
-    count: int  # products in the batch
-    adds: bool  # True if the copy engine adds to C's old value; `keep` is then zero
+    steps: int  # number of tiles along the inner dimension
+    tiles: tuple[int, int]  # number of rows and of columns of cluster tiles in C
+    count: int  # number of products in the batch
+    adds: bool  # True if the copy engine adds the product to C's old value; `keep` is then zero
     factor: float
     keep: float
-    sides: tuple[int, int]  # rows and columns of C
-    clusters: int  # number of clusters that are resident on the device at a time
-    addend: MatrixView | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
+    sides: tuple[int, int]  # number of rows and of columns of C
+    clusters: int  # number of clusters that run on the device at the same time
+    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
-    def units(self) -> int:
-        """Clusters' tiles in all; the resident clusters take them one after the other."""
+    def cluster_tile_total(self) -> int:
+        """Total number of cluster tiles in the batch, which the resident clusters share."""
         return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
-    def parameters(self) -> bytes:
-        """struct Product of gemm_wgmma.cuh; tensor maps and pointers are zero."""
+    def parameter_bytes(self) -> bytes:
+        """The bytes of struct Product of gemm_wgmma.cuh, with zeros in place of tensor maps and pointers."""
         dest = self.maps[2]
         lines = (self.addend.right, 0) if self.addend else (dest.leading, dest.layer)
         old_values = 0, *lines, *self.sides, self.keep
-        product = self.steps, *self.tiles, raster_rows(self.kernel.sizes), self.units, self.adds, self.factor
+        product = (
+            self.steps,
+            *self.tiles,
+            raster_rows(self.kernel.sizes),
+            self.cluster_tile_total,
+            self.adds,
+            self.factor,
+        )
         numbers = struct.pack("<3q2if6if", *old_values, *product)
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + numbers
         return parameters + bytes(-len(parameters) % 64)
@@ -214,28 +229,28 @@ class WgmmaOp(Generic[KernelType]):
 
 @lru_cache(maxsize=4096)
 def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
-    """Return the launch of a GEMM on aligned bases; None if the kernel cannot compute it."""
+    """Describe a GEMM whose base addresses are aligned; return None if the kernel cannot compute the GEMM."""
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine can add to C, but not where a tile is mirrored, and not to a separate addend.
+    # The copy engine can add to C, but cannot add to a mirrored tile or read a separate addend.
     adds = beta == 1 and op.triangle is None and op.addend is None
     sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
-    line = LINE_BYTES // DTYPES[dtype].itemsize
+    line = TILE_LINE_BYTES // DTYPES[dtype].itemsize
 
-    def map_of(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
-        """Return the map of a matrix as lines, which are its rows or columns; one copy loads at most `most` lines."""
+    def operand_tensor_map(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+        """Return the tensor map of a matrix, whose lines are its rows or columns; a copy moves at most `most` lines."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
         piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
-        return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), LINE_BYTES)
+        return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), TILE_LINE_BYTES)
 
     maps = (
-        map_of(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
-        map_of(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
-        map_of(op.dest, m, n, True, 64),
+        operand_tensor_map(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
+        operand_tensor_map(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
+        operand_tensor_map(op.dest, m, n, True, 64),
     )
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.triangle_extent)
@@ -244,49 +259,50 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
 
 
 def _can_multiply(op: GemmOp, dtype: str) -> bool:
-    """Return True if the kernel can read these operands, and scale by alpha and beta."""
+    """Return True if the kernel can read these operands and multiply by this alpha and beta."""
     itemsize, (_, _, along) = DTYPES[dtype].itemsize, row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The instructions read operands that are contiguous along the outer dimension in 16-bit types only.
+    # wgmma reads operands that are contiguous along the outer dimension only if their elements have 16 bits.
     readable = itemsize <= 2 or along == ("inner", "inner")
-    aligned = all(_is_aligned(x, itemsize) for x in op.pieces)
+    aligned = all(_is_tma_aligned(x, itemsize) for x in op.operands_and_result)
     small_enough = not abs(beta) > MAX_BETA_RATIO * abs(alpha)
     return readable and aligned and not alpha.imag and not beta.imag and small_enough
 
 
 def _can_write(op: GemmOp, dtype: str) -> bool:
-    """Return True if the kernel can write this result, and read its addend."""
+    """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
-    # The copy engine writes 16 bytes at a time, so zeros would follow a row of C that ends within 16 bytes.
+    # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
+    # zeros.
     if op.m * itemsize % VECTOR_BYTES:
         return False
-    # An instruction transposes tiles of 16-bit numbers only.
+    # The instruction that transposes a tile supports elements of 16 bits only.
     if op.triangle_extent == "lower" or (op.triangle_extent == "full" and itemsize > 2):
         return False
-    # The addend is read in pairs of numbers.
+    # The kernel reads the addend in pairs of elements.
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
 
 
-def _is_aligned(x: GemmOperand, itemsize: int) -> bool:
-    """Return True if the copy engine can read or write the matrix whenever its base is aligned."""
+def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:
+    """Return True if the copy engine can read or write the matrix, provided that its base address is aligned."""
     return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
 
 
-# ---- tiles of clusters, and the choice of their sizes
+# ---- cluster tiles, and the choice of tile sizes
 
 
 def cluster_tiles(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
-    """Return the rows and columns of clusters' tiles in C."""
+    """Return the number of rows and of columns of cluster tiles in C."""
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
 def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -> int:
-    """Return the number of clusters' tiles of one product, or of a triangle of C."""
+    """Return the number of cluster tiles in C, or in the triangle of C."""
     return count_triangle_tiles(tiles, s.m_s * s.cluster, s.n_s) if triangle else prod(tiles)
 
 
 def raster_rows(s: WgmmaSizes) -> int:
-    """Return the rows of clusters' tiles computed together; their height is a multiple of a tile's width."""
+    """Return the number of rows of cluster tiles computed together; their height is a multiple of a tile's width."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
 
@@ -299,31 +315,33 @@ def best_wgmma_sizes(
     among: tuple[WgmmaSizes, ...] = WGMMA_SIZES,
     triangle: bool = False,
 ) -> WgmmaSizes:
-    """Return the sizes with which the last cluster ends first."""
+    """Return the tile sizes with the shortest predicted time until the last cluster ends."""
 
-    def end(s: WgmmaSizes) -> float:
+    def last_cluster_end(s: WgmmaSizes) -> float:
         units, slowdown = (
             count_cluster_tiles(cluster_tiles(m, n, s), s, triangle),
             1.0 if s.cluster > 1 else UNSHARED_SLOWDOWN,
         )
         return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS) * slowdown
 
-    return min(among, key=end)
+    return min(among, key=last_cluster_end)
 
 
 # ---- the launch for a chip
 
 
 def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
-    """Return the launch; the addresses of all three bases must be multiples of 16 bytes."""
+    """Return the launch of a WgmmaOp; the base addresses of A, B and C must be multiples of 16 bytes."""
     words = [i * TENSOR_MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
     dest = op.addend or op.maps[2].piece
     slots += (AddressSlot(len(op.maps) * TENSOR_MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
-    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(
+        wgmma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"
+    )
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     triangle = triangle_tiles(op.kernel.triangle)
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
-    return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))
+    return Launch("product", label, kernel, op.grid, op.parameter_bytes, slots, tuple(zip(words, op.maps, strict=True)))

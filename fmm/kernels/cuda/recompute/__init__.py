@@ -1,1 +1,1 @@
-"""Inf and NaN: the flags that kernels raise, and the launches that recompute a product in the classical order."""
+"""Handling of inf and NaN: flags that kernels raise, and launches that recompute a product without a fast algorithm."""

@@ -1,12 +1,12 @@
-"""Flags on a device, one for each stream and thread: kernels raise them when they write an inf or NaN to C.
+"""Flags on a device, one for each pair of a stream and a thread. A kernel raises the flag for an inf or NaN in C.
 
-Nothing here waits for the device. A flag is raised and lowered on its stream. The device counts recomputed products in
-host memory, which later calls read. Data with inf or NaN tend to recur, so the next few products on that stream go to
-the vendor.
+A flag is raised and lowered by kernels on its stream, so the host does not wait for the device. The device writes the
+number of recomputed products to host memory, and later calls read the number. Inf and NaN tend to occur again, so
+after a recomputed product the next products on the stream go to the vendor.
 
-A thread holds the flags of the streams that it uses, at most MAX_FLAGS_PER_THREAD of them. When it ends, or uses ever
-new streams, its flags go to the next thread on the same stream. Flags that no thread takes go to other streams, after
-the host has waited for the device: once in thousands of threads and streams.
+A thread owns the flags of its streams, at most MAX_FLAGS_PER_THREAD flags. A thread that ends, or that has too many
+flags, abandons flags, and the next thread on the same stream takes them. If thousands of flags are abandoned, the host
+waits for the device once and uses their memory for other streams.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cupy_backends.cuda.api import runtime
 from fmm.kernels.cuda.recompute.recompute import VendorBackoff
 
 FLAG_BYTES = 16  # bytes of struct Slot in nonfinite_flag.cuh, rounded up
-FLAGS_PER_CHUNK = 4096  # number of flags that are allocated together
-MAX_FLAGS_PER_THREAD = 256
-StreamKey = tuple[int, int]  # a device and a stream on it
+FLAGS_PER_CHUNK = 4096  # number of flags in one allocation
+MAX_FLAGS_PER_THREAD = 256  # number of flags that a thread can own
+StreamKey = tuple[int, int]  # the number of a device, and the handle of a stream on the device
 
 
 class _FlagChunk:
-    """Device memory for flags and host memory for their counts; never freed, since kernels may still write it."""
+    """Device memory for many flags and host memory for their counts, never freed because kernels may still write."""
 
     def __init__(self) -> None:
         self.device_memory = runtime.malloc(FLAGS_PER_CHUNK * FLAG_BYTES)
@@ -37,57 +37,58 @@ class _FlagChunk:
         self.counts[:] = 0
 
 
-_FlagPlace = tuple[_FlagChunk, int]  # a flag in a chunk
+_ChunkEntry = tuple[_FlagChunk, int]  # a chunk, and the index of a flag in the chunk
 
 
 class StreamFlag:
-    """The flag of one stream and thread, with the host's count of recomputed products."""
+    """The flag of one stream and one thread, with the count of recomputed products in host memory."""
 
-    def __init__(self, place: _FlagPlace, stream: int) -> None:
-        chunk, number = self.place = place
+    def __init__(self, entry: _ChunkEntry, stream: int) -> None:
+        chunk, number = self.entry = entry
         self.address = chunk.device_memory + number * FLAG_BYTES
         self.count_address = chunk.host_memory.ptr + 4 * number
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
-        self._before = int(self._counts[number])  # products that were counted for earlier users of this place
+        self._before = int(self._counts[number])  # the count at this time: earlier flags used the same memory
         self._backoff = VendorBackoff(self._before)
-        self.prepared: dict[int, Any] = {}  # the runtime's prepared calls for this stream and thread
+        self.prepared: dict[int, Any] = {}  # prepared calls of the runtime for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
 
     @property
     def recomputed_count(self) -> int:
-        """Products recomputed so far that the device has counted in host memory."""
+        """The number of recomputed products that the device has counted in host memory."""
         return int(self._counts[self._number]) - self._before
 
     def allows_plan(self) -> bool:
-        """Return True if the next product may be a fast one."""
+        """Return True if the next product may run by a plan, False if it goes to the vendor."""
         return self._backoff.allows_plan(self._counts[self._number])
 
 
-# ---- which thread has which flag
+# ---- the owner of each flag
 
-_abandoned_flags: deque[tuple[StreamKey, StreamFlag]] = (
-    deque()
-)  # flags of threads that ended or went on to other streams
-_idle_flags: dict[StreamKey, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect_flags
-_free_places: dict[int, list[_FlagPlace]] = {}
-_flags_lock = threading.Lock()  # guards _idle_flags and _free_places
+# Flags without an owner: the thread that owned them has ended, or has too many flags.
+_abandoned_flags: deque[tuple[StreamKey, StreamFlag]] = deque()
+_idle_flags: dict[StreamKey, list[StreamFlag]] = {}  # abandoned flags by device and stream
+_free_entries: dict[int, list[_ChunkEntry]] = {}  # unused memory of flags, by device
+_flags_lock = threading.Lock()  # guards _idle_flags and _free_entries
 
 
 class _FlagsOfThread:
-    """One thread's flags, which are left to other threads when it ends.
+    """The flags that one thread owns. When the thread ends, they are abandoned.
 
-    That takes no lock, since a thread can end at any moment.
+    Abandoning flags takes no lock, because a thread can end at any moment.
     """
 
     def __init__(self) -> None:
         self.by_stream: dict[StreamKey, StreamFlag] = {}
 
-    def __del__(self, left: deque[tuple[StreamKey, StreamFlag]] = _abandoned_flags) -> None:
-        left.extend(self.by_stream.items())
+    def __del__(self, abandoned: deque[tuple[StreamKey, StreamFlag]] = _abandoned_flags) -> None:
+        abandoned.extend(self.by_stream.items())
 
 
 class _ThreadFlags(threading.local):
+    """Thread-local storage of the current thread's flags."""
+
     def __init__(self) -> None:
         self.flags = _FlagsOfThread()
 
@@ -98,15 +99,15 @@ _thread_flags = _ThreadFlags()
 def stream_flag(device: int, stream: int) -> StreamFlag:
     """Return this thread's flag on a stream of the current device.
 
-    Two threads that use one stream have a flag each. Their launches may alternate, and one thread's recomputation would
-    lower a flag that the other's plan has raised.
+    Two threads that use one stream have separate flags. Their launches can alternate. With a common flag, one thread's
+    recomputation would lower the flag that the other thread's plan has raised.
     """
     found = _thread_flags.flags.by_stream.get((device, stream))
     return found if found is not None else _acquire_flag((device, stream))
 
 
 def reset_flags() -> None:
-    """Reset this thread's flags on every stream, for tests."""
+    """Reset the counts and prepared calls of this thread's flags and of all abandoned flags; for tests."""
     _thread_flags.flags = _FlagsOfThread()
     with _flags_lock:
         _sort_abandoned_flags()
@@ -117,11 +118,14 @@ def reset_flags() -> None:
 
 
 def _acquire_flag(key: StreamKey) -> StreamFlag:
-    """Return a flag that another thread has left on this stream, where launches are ordered; else a new one."""
+    """Return a flag for this thread on a stream: an abandoned flag of the same stream, else a new one.
+
+    Launches on one stream are ordered, so earlier launches that use an abandoned flag do no harm.
+    """
     device, stream = key
     with _flags_lock:
         _sort_abandoned_flags()
-        made = _take_idle_flag(key) or StreamFlag(_allocate_flag_place(device), stream)
+        made = _take_idle_flag(key) or StreamFlag(_allocate_chunk_entry(device), stream)
     own = _thread_flags.flags.by_stream
     if len(own) >= MAX_FLAGS_PER_THREAD:
         oldest = next(iter(own))
@@ -131,6 +135,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
 
 
 def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
+    """Remove and return an abandoned flag of a stream; None if there is none."""
     idle = _idle_flags.get(key)
     if not idle:
         return None
@@ -141,7 +146,7 @@ def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
 
 
 def _sort_abandoned_flags() -> None:
-    """Sort the flags that threads have left by stream. Only MAX_FLAGS_PER_THREAD streams keep their prepared calls."""
+    """Sort the abandoned flags by stream. Flags of more than MAX_FLAGS_PER_THREAD streams lose their prepared calls."""
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()
         if len(_idle_flags) >= MAX_FLAGS_PER_THREAD:
@@ -149,21 +154,21 @@ def _sort_abandoned_flags() -> None:
         _idle_flags.setdefault(key, []).append(flag)
 
 
-def _allocate_flag_place(device: int) -> _FlagPlace:
-    """Return a place for a flag that no launch writes any more."""
-    free = _free_places.setdefault(device, [])
+def _allocate_chunk_entry(device: int) -> _ChunkEntry:
+    """Return memory for a flag: an entry of a chunk that no launch writes."""
+    free = _free_entries.setdefault(device, [])
     if not free:
         idle = [key for key in _idle_flags if key[0] == device]
-        if sum(len(_idle_flags[key]) for key in idle) >= FLAGS_PER_CHUNK // 2 and _is_device_idle():
-            free += [flag.place for key in idle for flag in _idle_flags.pop(key)]
+        if sum(len(_idle_flags[key]) for key in idle) >= FLAGS_PER_CHUNK // 2 and _wait_for_device():
+            free += [flag.entry for key in idle for flag in _idle_flags.pop(key)]
         else:
             chunk = _FlagChunk()
             free += [(chunk, number) for number in reversed(range(FLAGS_PER_CHUNK))]
     return free.pop()
 
 
-def _is_device_idle() -> bool:
-    """Wait for the current device. Return False where a stream is being captured, which forbids waiting."""
+def _wait_for_device() -> bool:
+    """Wait for the current device; return False if CUDA forbids waiting, as during the capture of a stream."""
     try:
         runtime.deviceSynchronize()
     except runtime.CUDARuntimeError:

@@ -1,9 +1,9 @@
-"""Recompute a fast product that has an inf or NaN, in the classical order, on the device.
+"""Recompute a product with an inf or NaN on the device, without a fast algorithm.
 
-Every kernel that writes C raises a flag where it stores an inf or NaN. The launches here follow a plan's own, and
-return at once if the flag is down. Types in TILED_STRATEGIES are recomputed by the tiled kernel (recompute_tiled.cuh),
-others by a simple one (recompute_simple.cuh). The host never waits: it reads a count in its own memory at some later
-call, and `VendorBackoff` then leaves the next products to the vendor.
+Every kernel that writes C raises a flag when it stores an inf or NaN. The launches of this module follow the launches
+of a plan, and return at once if the flag is down. Types in TILED_STRATEGIES are recomputed by the tiled kernel
+(recompute_tiled.cuh), other types by a simple kernel (recompute_simple.cuh). The host never waits for the flag. A later
+call reads the count of recomputed products in host memory, and `VendorBackoff` sends the next products to the vendor.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import MatrixView, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_source
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-SIMPLE_THREADS = 256  # per thread block, as in recompute_simple.cuh
+SIMPLE_THREADS = 256  # threads of a thread block, as in recompute_simple.cuh
 RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
-# By type, the tiled kernel's strategy: one for all sizes, so that few kernels are compiled. The first product of a type
-# waits for this kernel. So it is not the fastest one (Square), but one that compiles in half the time and recomputes at
-# 3/4 of that speed (H200).
+# For each type, the tile sizes of the tiled kernel. They are the same for all sizes of a product, so that few kernels
+# are compiled. The first product of a type waits for the compilation. Compared with the fastest tile sizes (Square),
+# Huge compiles in half the time, and recomputes at 3/4 of the speed on an H200.
 TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 
 
 def may_create_nonfinite(plan: Plan) -> bool:
     """Return True if a plan can produce an inf or NaN where the classical product has none.
 
-    A plan cannot if it multiplies the operands' own numbers, and neither its levels nor its leaf save products.
+    The result is True for plans with emulation, and for plans whose levels or leaf save multiplications.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return plan.emulates or saves_products
+    return plan.uses_emulation or saves_products
 
 
 def can_recompute(problem: Problem) -> bool:
-    """Return False for A A^T added to C: the old numbers of C are overwritten."""
-    return not (problem.writes_triangle and problem.updates)
+    """Return True if a problem can be recomputed; A A^T + beta C cannot, because the old C is overwritten."""
+    return not (problem.writes_triangle and problem.has_factors)
 
 
 def recompute_launches(
@@ -52,11 +52,11 @@ def recompute_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is up; they follow the plan's launches.
 
-    With `unseen`, C is first scanned for inf and NaN, since its writer raises no flag. `addend` is the matrix that beta
-    multiplies, which may be a copy of C's old numbers.
+    With `unseen`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag. `addend` is
+    the matrix that beta multiplies: an addend, or a copy of the old C.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
-    tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole
+    tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
     scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if unseen else ()
     again = (
         _tiled_recompute_launch(problem, chip, alignment)
@@ -67,10 +67,9 @@ def recompute_launches(
 
 
 def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: MatrixView | None = None) -> Launch:
-    """Return a launch of a simple kernel. Its parameters are struct Rescue of recompute_simple.cuh.
+    """Return a launch of a simple kernel: the recomputation, or the scan for inf and NaN.
 
-    These are pointers and strides of A, B and C, sizes, the flag, the host's count, pointer and strides of what beta
-    multiplies, whether only the lower triangle is written, alpha and beta.
+    The parameters are struct Rescue of recompute_simple.cuh.
     """
     a, b, c = (x.strides for x in problem.layouts)
     alpha, beta = complex(problem.alpha), complex(problem.beta)
@@ -89,25 +88,27 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: M
     label = "recompute_simple: " + (
         "looks for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes again if there is any"
     )
-    kernel = Kernel(simple_recompute_source, (problem.stored, entry), entry, SIMPLE_THREADS)
+    kernel = Kernel(simple_recompute_source, (problem.stored_type, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
 def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
-    """Return the launch of the tiled kernel. As many thread blocks as are resident at a time share the tiles.
+    """Return the launch of the tiled kernel. Its thread blocks are all resident at a time and share the tiles.
 
-    Its parameters are struct Again of recompute_tiled.cuh: those of a tiled product, with its flag last, and the host's
-    count.
+    The parameters are struct Again of recompute_tiled.cuh: the parameters of a tiled product, which end with the flag,
+    then the host's count.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
-    parameters = op.parameters + bytes(8)
+    parameters = op.parameter_bytes + bytes(8)
     words = len(parameters) // 8
     slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     slots += [AddressSlot(words - 2, FLAG), AddressSlot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(simt_source, source_arguments, ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        simt_kernel_source, source_arguments, ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
+    )
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
@@ -115,23 +116,23 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
 
 def tiled_recompute_op(problem: Problem) -> TileOp:
-    """Return C = A B by the tiled kernel, which computes only if the flag is up."""
-    s = TILED_STRATEGIES[problem.stored]
+    """Return the tiled product C = A B that its kernel computes only if the flag is up."""
+    s = TILED_STRATEGIES[problem.stored_type]
     views = operand_views(problem)
-    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
-    product = tile_op(op, problem.stored, s)
+    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored_type)
+    product = tile_op(op, problem.stored_type, s)
     triangle: TriangleTiles | None = "lower" if problem.fill == "lower" else None
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))
 
 
 @lru_cache(maxsize=2 * len(STORED_TYPES))
 def simple_recompute_source(dtype: str, entry: str) -> str:
-    """Return the whole CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
+    """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
-    Each kernel has its own source, so that a first product compiles both side by side, or only the one that it needs.
+    Each kernel has a separate source. So the first product compiles both kernels in parallel, or only one of them.
     """
     element = DTYPES[dtype]
-    # Sums per thread along either side of its tile: as many as 64 registers hold, with 16 threads a side.
+    # Rows and columns of sums in a thread, so that the sums take 64 registers. A tile has 16 x 16 threads.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::Rescue", (SIMPLE_THREADS, 1)
     calls = {RECOMPUTE_ENTRY_NAME: f"rescue<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}
@@ -140,24 +141,25 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
 
 # ---- after a recomputed product
 
-# Products that go to the vendor after a recomputed one: at first and at most. The number doubles each time.
+# Number of products that go to the vendor after a recomputed product: MIN_BACKOFF at first. Each recomputed product
+# doubles the number, up to MAX_BACKOFF.
 MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
 @dataclass
 class VendorBackoff:
-    """Exponential backoff: after a recomputed product, the next ones go to the vendor.
+    """Exponential backoff: after a recomputed product, the next products go to the vendor.
 
-    Data with inf or NaN tend to recur, and computing a product twice costs more than the vendor's product.
+    Inf and NaN tend to occur again, and computing a product twice takes longer than the vendor's product.
     """
 
-    recomputed: int = 0  # number of products recomputed up to the last call
-    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed one
+    recomputed: int = 0  # number of products that were recomputed before the last call
+    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed product
     vendor_products_left: int = 0  # number of products that still go to the vendor
-    plan_products: int = 0  # number of products by plans since the last recomputed one
+    plan_products: int = 0  # number of products by plans since the last recomputed product
 
     def allows_plan(self, recomputed: int) -> bool:
-        """Return True if the next product may run by a plan; `recomputed` is the present count."""
+        """Return True if the next product may run by a plan; `recomputed` is the current count."""
         if recomputed != self.recomputed:
             self.recomputed, self.vendor_products_left, self.plan_products = recomputed, self.next_backoff, 0
             self.next_backoff = min(2 * self.next_backoff, MAX_BACKOFF)

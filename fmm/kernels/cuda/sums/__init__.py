@@ -1,1 +1,1 @@
-"""Sum kernels, host side: the order of their statements, their source, and their launches."""
+"""Host code of the kernels that add blocks: the order of their statements, their CUDA source, and their launches."""

@@ -1,4 +1,4 @@
-"""Launches of the kernels that finish sums: mirroring a triangle (mirror_triangle.cuh) and scaling (rescale.cuh)."""
+"""Launches of the kernels that mirror a triangle (mirror_triangle.cuh) and scale by powers of two (rescale.cuh)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MIRROR_ENTRY_NAME = "fmm_mirror"
 class MirrorVariant(NamedTuple):
     """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_triangle.cuh."""
 
-    in_place: bool  # True if dest holds the lower triangle already
-    reads_source: bool
-    reads_dest: bool
-    full: bool  # True if the upper triangle is written too
-    raises_flag: bool
+    in_place: bool  # True if dest already holds the lower triangle
+    reads_source: bool  # False if alpha is 0
+    reads_dest: bool  # False if beta is 0
+    full: bool  # True if the kernel also writes the upper triangle
+    raises_flag: bool  # True if the kernel raises the flag for an inf or NaN
 
 
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """Return the launch of a mirror; with `flagged`, an inf or NaN stored in C raises the flag."""
+    """Return the launch of a mirror; if `flagged`, the kernel raises the flag when it stores an inf or NaN in C."""
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
     slots = [AddressSlot(0, op.source.base, op.source.offset), AddressSlot(3, op.dest.base, op.dest.offset)]
@@ -44,7 +44,7 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
 
 @lru_cache(maxsize=256)
 def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
-    """Return the whole CUDA source, with entry point `MIRROR_ENTRY_NAME`."""
+    """Return the complete CUDA source of a mirror kernel with the entry point `MIRROR_ENTRY_NAME`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
     body = (f"fmm::mirror_triangle<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
     return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY_NAME)
@@ -54,12 +54,12 @@ def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY_NAME = "fmm_rescale"
-SignedExponents = tuple[MatrixView | None, int]  # a vector of exponents or None, and the sign that multiplies them
+SignedExponents = tuple[MatrixView | None, int]  # a vector of exponents (None: no exponents), and their sign: 1 or -1
 
 
 @dataclass(frozen=True)
 class LineExponentsOp:
-    """The exponents of the rows (axis 0) or columns (axis 1) of a matrix."""
+    """The operation that finds the exponent of the largest number in each row (axis 0) or column (axis 1)."""
 
     label: str
     source: MatrixView
@@ -72,7 +72,7 @@ class LineExponentsOp:
 
 @dataclass(frozen=True)
 class RescaleOp:
-    """A matrix with its rows and columns scaled by powers of two, copied or in place."""
+    """The operation that scales the rows and columns of a matrix by powers of two, to a copy or in place."""
 
     label: str
     source: MatrixView
@@ -82,6 +82,7 @@ class RescaleOp:
 
     @property
     def writes_result(self) -> bool:
+        """True if dest is in C and not a temporary."""
         return self.dest.base == "C"
 
 
@@ -89,12 +90,15 @@ ScalingOp = LineExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
-    """Return the launch of either operation; with `flagged`, an inf or NaN stored in C raises the flag."""
+    """Return the launch of a scaling operation.
+
+    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
+    """
     return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 
 def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[MatrixView], dest: MatrixView) -> ScalingOp:
-    """Return the operation of a plan's scaling step."""
+    """Return the operation for a step of a plan that finds exponents or scales a matrix."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
@@ -105,33 +109,36 @@ def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[MatrixView], 
 
 
 class _ParameterWords:
-    """A kernel's parameters, assembled word by word, with the slots of the words that are addresses."""
+    """The parameters of a kernel, appended word by word, and the address slots among the words."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
         self.slots: list[AddressSlot] = []
 
     def add_address(self, x: MatrixView | None) -> None:
-        """Add the address of a view; a null pointer for None."""
+        """Append the address of a view, or a null pointer for None."""
         if x is not None:
             self.slots.append(AddressSlot(len(self.words), x.base, x.offset))
         self.words.append(0)
 
     def add_numbers(self, *values: int) -> None:
+        """Append integers, one 8-byte word each."""
         self.words += values
 
     def add_exponents(self, exponents: SignedExponents) -> None:
+        """Append struct Exponents of rescale.cuh: the address, stride and sign of a vector of exponents."""
         vector, sign = exponents
         self.add_address(vector)
         self.add_numbers(vector.right if vector else 0, sign)
 
     def packed_launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
+        """Return the launch of a kernel with these parameters on `blocks` thread blocks."""
         parameters = struct.pack(f"<{len(self.words)}q", *self.words)
         return Launch("sums", label, kernel, (blocks, 1, 1), parameters, tuple(self.slots))
 
 
 def exponents_launch(op: LineExponentsOp) -> Launch:
-    """Return the launch that finds exponents. Its parameters are struct LineExponents of rescale.cuh."""
+    """Return the launch that finds exponents. The parameters are struct LineExponents of rescale.cuh."""
     x, parameters = op.source, _ParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
     parameters.add_address(x)
@@ -140,7 +147,7 @@ def exponents_launch(op: LineExponentsOp) -> Launch:
     parameters.add_exponents((op.against, 1))
     parameters.add_address(op.dest)
     parameters.add_numbers(op.dest.right)
-    adjacent = abs(steps[0]) < abs(steps[1])  # lines interleave in memory instead of following each other
+    adjacent = abs(steps[0]) < abs(steps[1])  # True if neighbouring lines are adjacent in memory
     kernel = Kernel(
         rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY_NAME, RESCALE_THREADS
     )
@@ -152,9 +159,9 @@ def exponents_launch(op: LineExponentsOp) -> Launch:
 
 
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
-    """Return the launch that scales. Its parameters are struct Rescaled of rescale.cuh.
+    """Return the launch that scales a matrix. The parameters are struct Rescaled of rescale.cuh.
 
-    With `flagged`, an inf or NaN stored in C raises the flag.
+    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
     """
     x, y, parameters = op.source, op.dest, _ParameterWords()
     for view in (x, y):
@@ -177,7 +184,10 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
 
 @lru_cache(maxsize=64)
 def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
-    """Return the whole CUDA source; `flags` are the function's template arguments behind the type."""
+    """Return the complete CUDA source of a scaling kernel.
+
+    The kernel calls fmm::`function`; its template arguments are the type and then `flags`.
+    """
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
     return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY_NAME)

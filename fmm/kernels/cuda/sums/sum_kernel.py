@@ -1,9 +1,9 @@
-"""A sum kernel: which blocks a thread loads, adds and stores, how many numbers at a time, and its CUDA source.
+"""A sum kernel: the blocks that a thread loads, adds and stores, the width of its memory accesses, and its CUDA source.
 
-One thread owns one position of every block. sum_order.py orders its statements; sum_launch.py places the blocks in
-memory. The source is a short stub of statements without branches, which the kernel in block_sums.cuh includes. Only
-the stub depends on a scheme's coefficients. Its statements are ordered so that few values are live at a time: a value
-that does not fit in a register would go through memory, which these kernels wait for.
+Each thread computes one position of every block. sum_order.py orders the thread's statements. sum_launch.py describes
+the blocks in memory. The generated source is `struct Step`, statements without branches that the kernel of
+block_sums.cuh runs. Only this struct depends on a scheme's coefficients. The order of the statements keeps few values
+live at a time: values that do not fit in registers would be spilled to memory, and memory limits these kernels.
 """
 
 from __future__ import annotations
@@ -18,90 +18,91 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_statement_order, peak_live_values
 
-AccessWidth = Literal["vector", "scalar"]
+AccessWidth = Literal["vector", "scalar"]  # a memory access moves several elements, or one element
 SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, as in block_sums.cuh
-SECTOR_BYTES = 32  # bytes of the smallest memory transaction
-CROSSWISE_WARP_ROWS = 4  # warps of a thread block along the rows, where a kernel transposes
-MAX_ACCESS_BYTES = 16  # bytes of the widest memory access
-# Registers for a kernel's live values; addresses and the compiler's early loads need the rest of the 255. (Three levels
-# in one pass hold 84 values: two float32 a thread, or one float64.)
+SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
+CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel
+MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
+# Largest number of a thread's 255 registers that may hold live values. Addresses and early loads need the others.
+# Three levels in one pass have 84 live values: 168 registers for two float32 elements or one float64 element.
 MAX_VALUE_REGISTERS = 176
-MAX_PREFETCH_VALUE_REGISTERS = 128  # the same with prefetched loads: their addresses need registers too
-# Registers of live values up to which four thread blocks fit on a multiprocessor, where a kernel prefetches or
-# transposes.
+MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels, whose addresses need more registers
+# Largest number of registers for live values with which four thread blocks fit on a multiprocessor. The limit applies
+# to kernels that prefetch or transpose.
 MAX_FOUR_BLOCK_REGISTERS = 72
-MAX_SHORT_PROGRAM_STATEMENTS = 400  # statements of a long program: more than two levels in one pass
-MAX_JOINT_PASS_VALUES = 12  # with more live values, registers hold the addresses of one element at a time
-# A program with at least PREFETCH_MIN_LOADS loads, and twice as many loads as live values, prefetches through shared
-# memory: PREFETCH_BATCHES batches of loads are in flight, PREFETCH_BYTES bytes in a thread block. Loads to registers
-# alone are too few at a time: the join of three levels moves 1.9 TB/s on an H200, and 3.7 to 4.1 with prefetching.
+MAX_SHORT_PROGRAM_STATEMENTS = 400  # programs with more statements are long: more than two levels in one pass
+MAX_JOINT_PASS_VALUES = 12  # with more live values, a prefetching kernel processes one element of a thread at a time
+# A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
+# loads as live values. PREFETCH_BATCHES batches of loads are then in flight, PREFETCH_BYTES bytes in a thread block.
+# Registers hold too few loads in flight: on an H200, the join of three levels moves 1.9 TB/s without prefetching and
+# 3.7 to 4.1 TB/s with prefetching.
 PREFETCH_MIN_LOADS = 32
 PREFETCH_BATCHES = 8
 PREFETCH_BYTES = 32 << 10
 
 
 class BlockIndex(NamedTuple):
-    """The block (i, j) of one of the kernel's arrays, where an input or output is."""
+    """The block of an input or output of a kernel: an array, and row i and column j in the array's grid of blocks."""
 
     array: int
     i: int
     j: int
-    part: int = 0  # 1 for the imaginary parts of an array of complex numbers, 0 for real parts and whole numbers
+    part: int = 0  # 1 for the imaginary parts of complex numbers, 0 for real parts or complete numbers
 
 
 @dataclass(frozen=True)
 class SumKernel:
-    """What one kernel computes, and on which blocks; sizes, strides and coefficients are launch parameters.
+    """A kernel that adds blocks: its program and its blocks. Sizes and strides are launch parameters.
 
-    An array holds several blocks of one matrix, or equal layers on top of each other.
+    An array is a grid of blocks of one matrix, or equal blocks at a constant distance.
     """
 
-    program: AdditionProgram  # its coefficients may be LaunchCoefficients
+    program: AdditionProgram  # coefficients are literals, or launch parameters of type LaunchCoefficient
     scalars: int  # number of coefficients that are launch parameters
     reads: tuple[BlockIndex, ...]
     writes: tuple[BlockIndex, ...]
-    aliases: tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
+    aliases: tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
     arrays: int  # number of arrays
-    unchecked: frozenset[int]  # indices of arrays whose layers are as large as the launch: no bounds checks
-    element: str
+    unchecked: frozenset[int]  # indices of the arrays without bounds checks: their blocks are as large as the launch
+    element: str  # element type
     column_major: frozenset[int] = frozenset()  # indices of the column-major arrays; all other arrays are row-major
-    in_parts: frozenset[int] = frozenset()  # indices of complex arrays, accessed as real and imaginary parts
+    in_parts: frozenset[int] = frozenset()  # indices of complex arrays, whose parts are separate values
 
     @cached_property
     def statements(self) -> tuple[Statement, ...]:
-        """The kernel's statements, in order."""
+        """The kernel's statements in the order of execution."""
         return best_statement_order(self.program, self.aliases)
 
     @cached_property
     def vector_width(self) -> int:
-        """Elements per thread: as many as one memory access moves, as long as their sums fit in registers."""
+        """Elements per thread: the largest number that one access moves and whose live values fit in registers."""
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
         registers = MAX_PREFETCH_VALUE_REGISTERS if self.prefetches_loads else MAX_VALUE_REGISTERS
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
-        # With alpha and beta, three levels need more registers than those for values.
+        # Three levels with alpha and beta need many registers besides the live values.
         if self.is_long_program and self.scalars:
             width = max(width // 2, 1)
-        # A complex number takes two accesses: with four numbers a thread NVRTC spills the joins of two levels.
+        # A complex number takes two values: with four numbers per thread, the joins of two levels spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
     def is_long_program(self) -> bool:
-        """Whether the program is so long that its statements should be compiled only once."""
-        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # both parts of a number are one access
+        """True if the program is so long that the kernel contains its statements once, always with bounds checks."""
+        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # one access moves both parts of a number
         return len(self.statements) > longest
 
     @property
     def processes_elements_singly(self) -> bool:
-        """Whether a thread's elements are processed one by one, because their addresses do not all fit in registers."""
+        """True if a thread processes its elements one by one, because registers cannot hold all their addresses."""
         return self.is_long_program or (
             self.prefetches_loads and peak_live_values(self.statements) > MAX_JOINT_PASS_VALUES
         )
 
     @cached_property
     def prefetches_loads(self) -> bool:
-        """Whether loads are prefetched through shared memory."""
+        """True if the kernel prefetches its loads through shared memory."""
         if self.column_major or any(block.array in self.in_parts for block in self.reads):
             return False
         loads = sum(event.kind == "load" for event in self.statements)
@@ -109,22 +110,22 @@ class SumKernel:
 
     @cached_property
     def loads_per_batch(self) -> int:
-        """The number of loads in a prefetched batch; 0 without prefetching."""
+        """The number of loads in one prefetched batch; 0 without prefetching."""
         if not self.prefetches_loads:
             return 0
         return PREFETCH_BYTES // (PREFETCH_BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
     @property
     def prefetch_slots(self) -> int:
-        """Shared-memory slots of each thread for prefetched values."""
+        """The number of shared-memory slots that each thread has for prefetched values."""
         return PREFETCH_BATCHES * self.loads_per_batch
 
     @property
     def launch_bounds(self) -> str:
-        """The kernel's launch bounds: threads of a block, and blocks that a multiprocessor should hold.
+        """The kernel's launch bounds: threads of a thread block, then thread blocks that fit on a multiprocessor.
 
-        By default the compiler aims at six thread blocks for the joins of two levels, and at five for transposing
-        splits, and spills registers to reach that. With four thread blocks it spills none.
+        Without the second number, the compiler aims at six thread blocks for the joins of two levels and at five for
+        transposing splits, and spills registers to reach this number. With four thread blocks no register is spilled.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -133,7 +134,7 @@ class SumKernel:
 
     @property
     def tile_shape(self) -> tuple[int, int]:
-        """Rows and columns of a thread block: one row of threads, or a tile where a kernel transposes."""
+        """Rows and columns of a thread block's tile; a kernel that does not transpose has a tile of one row."""
         if not self.column_major:
             return 1, SUM_THREADS * self.vector_width
         down = SECTOR_BYTES // DTYPES[self.element].itemsize
@@ -141,9 +142,10 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part(self, event: Statement) -> int | None:
-        """Return the other part of the complex number that a statement loads or stores: a value, or an output.
+        """Return the value or output that is the other part (real or imaginary) of a statement's complex number.
 
-        The two parts are neighbours. None if the statement accesses no part, or if the other part is not accessed.
+        The numbers of the two parts are consecutive. Return None if the statement accesses complete numbers, or if the
+        kernel does not access the other part.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -162,7 +164,7 @@ SUM_ENTRY_NAME = "fmm_sum"
 
 @lru_cache(maxsize=512)
 def sum_source(kernel: SumKernel, access: AccessWidth, flag: bool = False) -> str:
-    """Return the whole CUDA source of a kernel, with entry point `SUM_ENTRY_NAME`."""
+    """Return the complete CUDA source of a sum kernel with the entry point `SUM_ENTRY_NAME`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.vector_width}, {variant}>(p);",)
@@ -177,7 +179,7 @@ def sum_source(kernel: SumKernel, access: AccessWidth, flag: bool = False) -> st
 
 
 def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
-    """Yield the lines of the program: struct Step, a template argument of block_sums.cuh."""
+    """Yield the lines of `struct Step`: the kernel's program, as a template argument for block_sums.cuh."""
     yield from (
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.is_long_program).lower()};",
@@ -185,9 +187,10 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
         f"    static constexpr int SLOTS = {kernel.prefetch_slots};",
-        f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of(kernel.unchecked)}; }}",
-        f"    __device__ static constexpr bool column_major(int array) {{ return {_is_one_of(kernel.column_major)}; }}",
-        f"    __device__ static constexpr bool parts(int array) {{ return {_is_one_of(kernel.in_parts)}; }}",
+        f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of_cpp(kernel.unchecked)}; }}",
+        "    __device__ static constexpr bool column_major(int array) "
+        f"{{ return {_is_one_of_cpp(kernel.column_major)}; }}",
+        f"    __device__ static constexpr bool parts(int array) {{ return {_is_one_of_cpp(kernel.in_parts)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -198,16 +201,18 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
     )
 
 
-def _is_one_of(arrays: frozenset[int]) -> str:
+def _is_one_of_cpp(arrays: frozenset[int]) -> str:
+    """Return a C++ condition that is true if `array` is one of these indices."""
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
 
 def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
+    """Yield the kernel's statements as lines of C++."""
     loads = [event.value for event in kernel.statements if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(PREFETCH_BATCHES if kernel.loads_per_batch else 0):
         yield from _batch_start_lines(kernel, loads, batch)
-    seen: set[int] = set()  # loads and stores of parts of complex numbers, as in _complex_access_lines
+    seen: set[int] = set()  # accessed parts of complex numbers, see _complex_access_lines
     for event in kernel.statements:
         if event.kind in ("load", "store") and (other := _accessed_other_part(kernel, event, loads)) is not None:
             yield from _complex_access_lines(kernel, event, other, seen)
@@ -226,15 +231,16 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
 
 
 def _accessed_other_part(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
-    """Return the other part of a complex number, if it is loaded or stored too."""
+    """Return the other part of a complex number if the kernel loads or stores this part, else None."""
     other = kernel.other_complex_part(event)
     return other if event.kind == "store" or other in loads else None
 
 
 def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
-    """Yield one access to both parts of a complex number: a load at the first of the two, a store at the second.
+    """Yield one access to both parts of a complex number.
 
-    `seen` holds the values loaded so far, and ~ the outputs stored so far.
+    A load of both parts stands at the first of the two load statements. A store of both parts stands at the second of
+    the two store statements. `seen` contains the values loaded so far, and ~o for each output o stored so far.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source
@@ -255,14 +261,17 @@ def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen:
 
 
 def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
-    """Start a batch of loads. Past the last one, commit an empty batch, so that the waits count right."""
+    """Yield the lines that start a batch of prefetched loads.
+
+    After the last batch, empty batches are committed, because each wait counts the later batches.
+    """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"
     yield "Io::commit();"
 
 
 def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Take a prefetched value. After the last one of a batch, start a later batch in its slots."""
+    """Yield the lines that read a prefetched value; the last value of a batch also starts a later batch."""
     batch, within = divmod(i, kernel.loads_per_batch)
     if within == 0:
         yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"
@@ -273,10 +282,12 @@ def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> 
 
 
 def _block_index_text(block: BlockIndex) -> str:
+    """Return the block's index as C++ template arguments."""
     return f"{block.array}, {block.i}, {block.j}" + (f", {block.part}" if block.part else "")
 
 
 def _first_term_text(event: Statement) -> str:
+    """Return the C++ expression of a sum's first term."""
     if event.source < 0:
         return "io.zero()"
     if event.factor == 1:
@@ -285,12 +296,14 @@ def _first_term_text(event: Statement) -> str:
 
 
 def _next_term_text(event: Statement) -> str:
+    """Return the C++ text that adds a term to a sum."""
     if event.factor in (1, -1):
         return f"{'+' if event.factor == 1 else '-'} v{event.source}"
     return f"+ {_factor_text(event.factor)} * v{event.source}"
 
 
 def _factor_text(c: Coefficient | LaunchCoefficient) -> str:
+    """Return a coefficient as a C++ expression."""
     if isinstance(c, LaunchCoefficient):
         return f"io.scalar({c.number})"
     return f"io.constant({float(c.real)!r})"

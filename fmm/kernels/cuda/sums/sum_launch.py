@@ -1,7 +1,7 @@
-"""Launches of the sum kernel: fit few arrays to the blocks of a step of sums, and pack the kernel's parameters.
+"""Launches of the sum kernel: describe the blocks of a step of sums by few arrays, and pack the kernel's parameters.
 
-`sum_op` fits the arrays when a plan is recorded; `sum_launch` makes the launch for a chip. `ArrayFitter` finds the
-arrays: grids of blocks of one matrix, equal layers, or single blocks.
+`sum_op` describes the blocks when a plan is recorded; `sum_launch` returns the launch for a chip. `ArrayFitter` finds
+the arrays. An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fmm.kernels.cuda.ops import MatrixView, distance_between_views, is_column_m
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
+from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
 PlacedView = tuple[Place, MatrixView]  # a block's place in the plan, and its memory
 ARRAY_STRUCT_BYTES = 56  # bytes of struct Array in block_sums.cuh
@@ -28,7 +28,7 @@ MAX_GRID_BLOCKS = 65535  # largest number of thread blocks along the second and 
 
 @dataclass(frozen=True)
 class SumOp:
-    """One launch of a sum kernel."""
+    """A sum kernel with its arrays, sizes and coefficients: one launch, for any chip."""
 
     label: str
     kernel: SumKernel
@@ -42,13 +42,13 @@ class SumOp:
 
     @cached_property
     def smallest_block_shape(self) -> tuple[int, int]:
-        """Rows and columns that every block of this launch has at least."""
+        """The smallest number of rows and the smallest number of columns of all blocks of the launch."""
         sizes = [block_size(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in sizes), 0), max(min(c for _, c in sizes), 0)
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Parameters of block_sums.cuh with null pointers; each array's pointer is its first word."""
+        """The bytes of struct Parameters of block_sums.cuh. All pointers are null; an array begins with its pointer."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
         sizes = self.rows, self.cols, *self.smallest_block_shape
@@ -56,11 +56,12 @@ class SumOp:
 
     @property
     def writes_result(self) -> bool:
+        """True if the kernel writes blocks of C."""
         return any(self.arrays[block.array].base == "C" for block in self.kernel.writes)
 
     @cached_property
     def access(self) -> AccessWidth:
-        """`vector` if every block is aligned, provided that the bases of its arrays are."""
+        """`vector` if the offsets and strides of all blocks are aligned, else `scalar`."""
         width = self.kernel.vector_width
         size = width * DTYPES[self.kernel.element].itemsize
         fits = all(
@@ -74,13 +75,13 @@ class SumOp:
 
     @cached_property
     def vector_alignment(self) -> tuple[int, frozenset[str]]:
-        """The alignment in bytes that `vector` access needs, and the bases that need this alignment."""
+        """The alignment in bytes that `vector` access requires, and the bases that must have this alignment."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.column_major)
         return self.kernel.vector_width * DTYPES[self.kernel.element].itemsize, bases
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks along columns and rows; the rows of a very tall launch continue on the third axis."""
+        """Thread blocks along the columns (x) and along the rows (y; a very tall launch continues along z)."""
         height, width = self.kernel.tile_shape
         down = -(-self.rows // height)
         deep = -(-down // MAX_GRID_BLOCKS)
@@ -90,12 +91,12 @@ class SumOp:
 def sum_op(
     label: str, program: AdditionProgram, reads: Sequence[PlacedView], writes: Sequence[PlacedView]
 ) -> SumOp | None:
-    """Return the operation of a step of sums; None where there is nothing to write."""
+    """Return the operation of a step of sums; None if the step writes no element."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Threads run along the contiguous axis. A split that transposes writes more than it reads, so its writes decide.
+    # Neighbouring threads access neighbouring elements of the outputs: a transposing split writes more than it reads.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -104,7 +105,7 @@ def sum_op(
     arrays, block_indices, batches = fitter.fit_arrays()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
-        # Real coefficients: a complex matrix is a real one with twice the columns, and half the registers per value.
+        # With real coefficients, complex matrices are added as real matrices with twice the columns.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
         arrays = [as_real_array(x) for x in arrays]
     if len(arrays) * ARRAY_STRUCT_BYTES + 16 * len(scalars) + 64 > MAX_PARAMETER_BYTES:
@@ -126,41 +127,41 @@ def sum_op(
         transposed_arrays(arrays, read, written),
         fitter.parts,
     )
-    kernel = _shared_kernel(kernel)
+    kernel = _unique_kernel(kernel)
     if cols % kernel.vector_width:
-        kernel = _shared_kernel(replace(kernel, unchecked=frozenset()))
+        kernel = _unique_kernel(replace(kernel, unchecked=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
 def copy_op(label: str, source: MatrixView, dest: MatrixView) -> SumOp | None:
-    """Return the copy of a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
+    """Return the operation that copies a matrix; None if the matrix is empty. A stride of the source may be 0."""
     place = whole_matrix("source", dest.rows, dest.cols)
-    return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
+    return sum_op(label, COPY_PROGRAM, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)
-def _shared_kernel(kernel: SumKernel) -> SumKernel:
-    """Return one object for equal kernels, so that their statement order and width are found only once."""
+def _unique_kernel(kernel: SumKernel) -> SumKernel:
+    """Return one object for all equal kernels. So the order of their statements is searched only once."""
     return kernel
 
 
-# Coefficients that are literals in the CUDA source: those of the schemes. Others are launch parameters, so that a new
-# alpha or beta costs no compilation. Compared by value, since equal plans share a program whether alpha is 2 or 2.0.
+# Coefficients that are literals in the CUDA source: the usual coefficients of schemes. Other coefficients are launch
+# parameters, so that a new alpha or beta needs no compilation. They are compared by value: 2 and 2.0 are equal.
 LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
-    """Return the program with the coefficients that are launch parameters replaced, and their values."""
+    """Return the program with launch parameters in place of unusual coefficients, and the parameters' values."""
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
-    def replaced(c: Coefficient) -> Coefficient:
+    def launch_parameter(c: Coefficient) -> Coefficient:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN differs from itself
         return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
 
-    lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
+    lines = tuple(tuple((launch_parameter(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
         return program, ()
     return AdditionProgram(program.inputs, lines, program.outputs), tuple(value for _, value in scalars.values())
@@ -170,9 +171,10 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
 
 
 def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the launch for addresses of this alignment: by base, the power of two that divides its address.
+    """Return the launch of a sum kernel.
 
-    With `flagged`, an inf or NaN stored in C raises the flag.
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the kernel raises the
+    flag when it stores an inf or NaN in C.
     """
     size, bases = op.vector_alignment
     aligned = all(alignment[base] % size == 0 for base in bases)
@@ -191,7 +193,10 @@ def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch
 
 
 class BlockArray(NamedTuple):
-    """One array of a sum kernel: a grid of blocks of a matrix, or equal layers. Strides and sizes count elements."""
+    """One array of a sum kernel: a grid of blocks of a matrix, or equal blocks at equal distances.
+
+    Strides and sizes count elements.
+    """
 
     base: str
     offset: int  # bytes from the base
@@ -200,13 +205,13 @@ class BlockArray(NamedTuple):
     down: int  # elements from one block to the block below it
     right: int  # elements from one block to the block right of it
     rows: int  # rows of the whole array
-    cols: int
-    height: int  # rows of a block; `width` is the number of its columns
-    width: int
+    cols: int  # columns of the whole array
+    height: int  # rows of a block
+    width: int  # columns of a block
 
 
 def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
-    """Return the rows and columns of a block; a block at the edge of its array has fewer."""
+    """Return the rows and columns of a block. Blocks at the edge of an array can be smaller than the others."""
     return (
         min(array.height, array.rows - block.i * array.height),
         min(array.width, array.cols - block.j * array.width),
@@ -214,7 +219,7 @@ def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
 
 
 def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
-    """Return True if the block is at least this large."""
+    """Return True if the block has at least this number of rows and columns."""
     size = block_size(array, block)
     return size[0] >= rows and size[1] >= cols
 
@@ -222,17 +227,20 @@ def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: i
 def transposed_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
-    """Return the indices of the arrays read, if all of them are column-major and all writes row-major; else none."""
+    """Return the indices of all input arrays if they are column-major and all output arrays row-major.
+
+    Otherwise return an empty set.
+    """
     read, written = ({block.array for block in side} for side in (reads, writes))
     crosswise = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
     return frozenset(read) if crosswise else frozenset()
 
 
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
-    """Return pairs (write, read) of the same place.
+    """Return pairs (index of a write, index of a read) on the same memory.
 
-    An addend in memory of its own counts as C here. So both cases have the same order of statements, with few live
-    values, and the same results.
+    A separate addend counts as if it were in C. So beta C and beta times an addend have the same order of statements,
+    and equal results.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -243,27 +251,31 @@ def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) ->
 
 
 def transposed_place(placed: PlacedView) -> PlacedView:
-    """Return the place and view of the transposed matrix."""
+    """Return the place and view of the same block in the transposed matrix."""
     p, v = placed
     return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)
 
 
 def as_real_array(x: BlockArray) -> BlockArray:
+    """Return a complex array as an array of real numbers with twice the columns."""
     return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
 class ArrayFitter:
-    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or single blocks."""
+    """Finds few arrays that contain all blocks of a step of sums.
+
+    An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block.
+    """
 
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        self.batches: list[int] = []  # indices of arrays that hold several temporaries
-        self.parts: frozenset[int] = frozenset()  # indices of complex arrays that are read or written in parts
+        self.batches: list[int] = []  # indices of arrays that contain several temporaries
+        self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def fit_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """Return the arrays, the block index of each place, and the arrays that hold several temporaries."""
+        """Return the arrays, the block index of each input and output, and the indices of arrays of temporaries."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
@@ -273,10 +285,10 @@ class ArrayFitter:
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
     def _add_block_grid(self, members: Sequence[int]) -> bool:
-        """Add one array for these places of one matrix; return False if they do not form a grid of blocks.
+        """Add one array for these blocks of one matrix; return False if the blocks do not form a grid.
 
-        In a grid, every block begins at a multiple of the block size and is smaller only at the matrix's edge; no block
-        inside the matrix is empty.
+        In a grid, every block begins at a multiple of the block size. Only blocks at the matrix's edge are smaller, and
+        no block inside the matrix is empty.
         """
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
@@ -306,7 +318,7 @@ class ArrayFitter:
         return True
 
     def _runs_of_equal_blocks(self, members: Sequence[int]) -> Iterator[list[int]]:
-        """Yield runs of equal blocks at equal distances."""
+        """Yield sequences of equal blocks at equal distances, as lists of indices."""
         run: list[int] = []
         for i in members:
             if run and not self._continues_block_run(run, i):
@@ -317,12 +329,13 @@ class ArrayFitter:
             yield run
 
     def _continues_block_run(self, run: Sequence[int], i: int) -> bool:
+        """Return True if block i equals the blocks of a sequence and continues it at the same distance."""
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
         first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
     def _add_layered_array(self, run: Sequence[int]) -> None:
-        """Add one array for equal blocks at equal distances, or for one block."""
+        """Add one array for a sequence of equal blocks at equal distances, or for one block."""
         views = [self.placed[i][1] for i in run]
         v, distance = views[0], distance_between_views(views) or 0
         array = BlockArray(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)

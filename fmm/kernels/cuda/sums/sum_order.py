@@ -1,6 +1,6 @@
 """The order of a sum kernel's statements: when each value is loaded, added and stored.
 
-The order decides how many values a thread holds at a time (its registers), and how early its loads start.
+The order determines how many values a thread holds in registers at a time, and how early the thread's loads start.
 """
 
 from __future__ import annotations
@@ -12,39 +12,40 @@ from typing import Literal, NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order_lines_by_use
 
-AliasPairs = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
-# Limits of the search for an order of the inputs: orders tried, and inputs in all of them together (a quarter of a
-# second for three levels).
+AliasPairs = tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
+# Limits of the search for an order of the inputs: the number of orders tried, and the sum of their lengths. For three
+# levels the search takes a quarter of a second.
 MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
 
 class LaunchCoefficient(NamedTuple):
-    """A coefficient that is a launch parameter, such as alpha and beta: a new value needs no compilation."""
+    """A coefficient that is a launch parameter, such as alpha or beta. A new value needs no compilation."""
 
     number: int
 
 
 class Statement(NamedTuple):
-    """One statement of a kernel.
+    """One statement of a sum kernel.
 
-    A `load` reads a value from memory. A `start` makes a new value from a first term, and an `add` adds another term.
-    A `store` writes a value to an output.
+    A `load` reads a value from memory. A `start` creates a sum from its first term. An `add` adds another term to a
+    sum. A `store` writes a value to an output.
     """
 
     kind: Literal["load", "start", "add", "store"]
     value: int
-    source: int = -1  # of a start or add: the term's value, or -1 for an empty sum; of a store: the output
+    source: int = -1  # `start` and `add`: the value of the term, or -1 for an empty sum; `store`: the output
     factor: Coefficient | LaunchCoefficient = 1
 
 
 @lru_cache(maxsize=1024)
 def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
-    """Return the order with the fewest live values: the program's own, by demand, or forwarding inputs.
+    """Return the statement order with the fewest live values.
 
-    A split has few inputs and many outputs: it loads all inputs at once, and stores outputs as they are made. A join is
-    the opposite: it adds each product at once to every sum that needs it. There the order of the products decides how
-    many sums are unfinished at a time (strassen^3: 85 in the products' own order, 43 in the order found).
+    The candidates are the program's own order of sums, the order by use, and an order that forwards inputs. A split has
+    few inputs and many outputs: it loads all inputs first and stores each output as soon as the output is complete. A
+    join adds each product at once to all sums that contain the product. So the order of the products determines how
+    many sums are incomplete at a time. For strassen^3 the products' own order has 85, the order found has 43.
     """
     orders = (
         _line_by_line_order(program),
@@ -60,7 +61,7 @@ def peak_live_values(events: Sequence[Statement]) -> int:
 
 
 def _live_value_counts(events: Sequence[Statement]) -> list[int]:
-    """Return the number of live values at each statement."""
+    """Return the number of live values at each statement, in order."""
     last: dict[int, int] = {}
     for at, event in enumerate(events):
         last[event.value] = at
@@ -76,7 +77,10 @@ def _live_value_counts(events: Sequence[Statement]) -> list[int]:
 
 
 def _line_by_line_order(program: AdditionProgram) -> tuple[Statement, ...]:
-    """Return all loads in the order of first use (they wait for memory together), then the sums line by line."""
+    """Return all loads in the order of their first use, then the sums line by line.
+
+    Loads that follow each other wait for memory together.
+    """
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [Statement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
@@ -90,19 +94,21 @@ def _line_by_line_order(program: AdditionProgram) -> tuple[Statement, ...]:
 
 
 def _term_statement(value: int, index: int, source: int, factor: Coefficient) -> Statement:
+    """Return the statement for the term with this index in a sum: `start` for index 0, else `add`."""
     return Statement("add" if index else "start", value, source, factor)
 
 
 def _store_statements(program: AdditionProgram, value: int) -> Iterator[Statement]:
+    """Yield the stores of a value to all outputs that have this value."""
     return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
 def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
-    """Return the best order of forwarded inputs that a short search finds by swapping digits of their numbers.
+    """Return the best order of forwarded inputs that a short search finds.
 
-    The inputs are numbered in a mixed radix of prime factors, the smallest first or last. The products of a composed
-    scheme are numbered likewise, with a digit for each factor. So a good order of Strassen's seven products is one of
-    its compositions as well.
+    The search writes the number of an input in a mixed radix of prime factors, the smallest factor first or last. A
+    trial exchanges two values of a digit. The products of a composed scheme are numbered in the same way, one digit for
+    each of its schemes. So a good order of Strassen's seven products is a good order of Strassen's compositions too.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -113,9 +119,9 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[Statement, ...]:
-    """Return the best order found by swapping digits of the inputs' numbers in this system of radices.
+    """Return the best order found by exchanging values of digits, for input numbers in this mixed radix.
 
-    Digits are swapped as long as that leaves fewer values live.
+    The search ends when no exchange lowers the number of live values.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _InputForwarder(program, aliases, _values_in_digit_order(free, system, digits)).ordered_statements()
@@ -133,20 +139,20 @@ def _find_best_order(
 
 
 def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the mappings of digits in which two digits of one radix are exchanged, for every such pair."""
+    """Yield the mappings of digits that differ from `digits` by exchanging two values of one radix."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
 
 
 def _register_pressure(events: Sequence[Statement]) -> tuple[int, int]:
-    """Return the largest number of live values, and their sum over all statements."""
+    """Return the largest number of live values, and the sum of the numbers over all statements."""
     alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
 
 
 def _prime_factors(number: int) -> list[int]:
-    """Return the prime factors of a number, with multiplicity."""
+    """Return the prime factors of a number with multiplicity, the smallest first."""
     factor = next((f for f in range(2, number + 1) if number % f == 0), 0)
     return [factor, *_prime_factors(number // factor)] if factor else []
 
@@ -154,7 +160,7 @@ def _prime_factors(number: int) -> list[int]:
 def _values_in_digit_order(
     values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
 ) -> list[int]:
-    """Return the values by number, after each digit of the number in this system is replaced."""
+    """Return the values in the order of their numbers, after the digits of each number are mapped by `digits`."""
     order = [0]
     for radix in system:
         order = [radix * n + digit for n in order for digit in digits[radix]]
@@ -162,32 +168,34 @@ def _values_in_digit_order(
 
 
 class _InputForwarder:
-    """Loads the inputs one by one, and adds each available value at once to every line that needs it.
+    """Orders statements by forwarding: a value is added to all sums that contain it as soon as it is available.
 
-    An old value that a line overwrites (C in alpha A B + beta C) comes last, when nothing else is missing.
+    Inputs are loaded one by one. A sum whose output overwrites one of its own inputs, such as C in alpha A B + beta C,
+    loads this input last. A line of the program is one sum.
     """
 
     def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
         self.program, self.aliases, self.order = program, aliases, order
         self.events: list[Statement] = []
-        self.missing = [len(terms) for terms in program.lines]  # terms that each line lacks
-        self.started: set[int] = set()  # lines that have a term
-        self.loaded: set[int] = set()
+        self.missing = [len(terms) for terms in program.lines]  # number of terms that each line still lacks
+        self.started: set[int] = set()  # lines with at least one term
+        self.loaded: set[int] = set()  # inputs that are loaded
         self.finished: set[int] = set()  # values that are complete
-        # By value: the lines that need it, with their coefficients.
+        # For each value, the lines that contain the value, and its coefficients there.
         self.needed_by: dict[int, list[tuple[int, Coefficient]]] = {v: [] for v in program.outputs}
         for number, terms in enumerate(program.lines, program.inputs):
             for c, source in terms:
                 self.needed_by.setdefault(source, []).append((number, c))
-        # By line: the old value that it overwrites, if no other line needs that value.
+        # For each line, the input that its output overwrites, if no other line contains this input.
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
     def freely_ordered_inputs(self) -> list[int]:
-        """The inputs that may be loaded in any order."""
+        """The inputs that can be loaded in any order: those that no line overwrites."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
     def ordered_statements(self) -> tuple[Statement, ...]:
+        """Return all statements of the program in the order of forwarding."""
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
                 self.events.append(Statement("start", number))
@@ -199,16 +207,17 @@ class _InputForwarder:
         return tuple(self.events)
 
     def _load_value(self, value: int) -> None:
+        """Append the load of an input, unless the input is loaded already."""
         if value not in self.loaded:
             self.loaded.add(value)
             self.events.append(Statement("load", value))
 
     def _finish_value(self, value: int) -> None:
-        """Store a complete value, and add it to the lines that need it."""
+        """Append the stores of a complete value and its additions to the lines that contain the value."""
         self.finished.add(value)
         for store in _store_statements(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.needed_by):
-                self._load_value(read)  # before its place is written over
+                self._load_value(read)  # before the store overwrites the input's memory
             self.events.append(store)
         for number, c in self.needed_by.get(value, []):
             self.events.append(_term_statement(number, number in self.started, value, c))
@@ -217,7 +226,7 @@ class _InputForwarder:
             self._continue_sum_line(number)
 
     def _continue_sum_line(self, number: int) -> None:
-        """Continue a line after another term: finish it, or load its old value if only that is missing."""
+        """Finish a line that has all its terms; if only the overwritten input is missing, load this input first."""
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
             self._finish_value(number)

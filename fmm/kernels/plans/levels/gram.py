@@ -1,7 +1,7 @@
-"""One triangle of C: `gram` cuts a Gram product into two smaller Gram products and one product over all of K.
+"""The level `gram`: one triangle of C as two smaller Gram products and one product below the diagonal.
 
-Only C is cut. The product below the diagonal runs by any plan of products. With one level of recursion inside it, fewer
-multiplications remain than with the best published algorithms for A A^T, which cut K as well.
+The level cuts C only, not the inner dimension. Any plan of products may compute the product below the diagonal. With
+one level of recursion in this product, fewer multiplications remain than with the best published algorithms for A A^T.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
-MAX_CUTS = 9
-# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
-# and write whole tiles and aligned rows.
+MAX_CUTS = 9  # largest number of halvings of C
+# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. Leaf
+# products then read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Gram(LevelWithSteps):
-    """The side of C is halved `cuts` times at once: `gram` once, `gram^3` to eight blocks on the diagonal.
+class GramLevel(LevelWithSteps):
+    """The level `gram` halves the side of C once; `gram^3` halves three times, with eight blocks on the diagonal.
 
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
-    a dot, the plan may name the leaf of the blocks on the diagonal: those of `gram^2.tile > strassen > vendor` are one
-    launch of `tile`. With `gram.tile.outer` this leaf reads its operands along the outer dimensions: a column-major B
-    is copied, and for A A^T both operands are read from the copy.
+    a dot, the plan may name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all blocks on
+    the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous along the
+    outer dimensions: a column-major B is copied, and for A A^T both operands are read from the copy.
     """
 
-    cuts: int
+    cuts: int  # number of halvings of C's side
     diagonal_leaf: str  # text of the leaf for blocks on the diagonal; empty for the plan's leaf
 
     @property
     def needs_b_copy(self) -> bool:
-        """True if blocks on the diagonal read a row-major copy of B."""
+        """Return True if blocks on the diagonal read a row-major copy of B."""
         return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
+        """Return the products below the diagonal, the largest first, and then the blocks on the diagonal.
+
+        Products of equal sizes are a batch.
+        """
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
-        # rows of the equal blocks on the diagonal; the last block may be smaller
+        # rows of a block on the diagonal; only the last block may be smaller
         side = max(-(-n // (parts * unit)) * unit, 1)
         inner = plan
-        while inner.for_gram:
-            inner = inner.rest
+        while inner.is_gram_plan:
+            inner = inner.inner_plan
         product_params = params._replace(op="product", fill="full")
         steps: list[Product | ProductBatch] = []
         for cut in range(self.cuts):
@@ -68,15 +71,15 @@ class Gram(LevelWithSteps):
                 for dest in (Place("C", at, at - width, rows, width),)
             ]
             steps += _batch_equal_products(products)
-            inner = inner.shallower
-        diagonal = plan.rest.gram_plan
+            inner = inner.shallower_plan
+        diagonal = plan.inner_plan.gram_plan
         copies: list[RowMajorCopy] = []
         if self.diagonal_leaf and not diagonal.levels:
             diagonal = replace(diagonal, leaf=self.named_leaves[0])
             if self.needs_b_copy:
                 copies.append(row_major_copy_step(whole_matrix("B", k, n), whole_matrix("T", k, n)))
         blocks: list[Product] = []
-        for at in range(0, max(n, 1), side):  # at least one block, also for an empty product
+        for at in range(0, max(n, 1), side):  # an empty product also has one block
             rows = min(side, n - at)
             left, right = Place("A", at, 0, rows, k), Place("T" if copies else "B", 0, at, k, rows)
             if copies and params.op == "gram":
@@ -84,7 +87,7 @@ class Gram(LevelWithSteps):
             blocks.append(Product(left, right, Place("C", at, at, rows, rows), diagonal, params))
         return LevelSteps(temporary_sizes(copies), (*steps, *copies, *_batch_equal_products(blocks)))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         products = list(steps.products)
         diagonal = sum(p.params.op != "product" for p in products)
         copied = " of a row-major copy" * any(isinstance(step, RowMajorCopy) for step in steps.steps)
@@ -92,27 +95,27 @@ class Gram(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products, those with the first one's size as a batch; at most the last one is smaller."""
+    """Return the products, with all products of the first size in one batch. At most the last product is smaller."""
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
     return [ProductBatch(tuple(equal)) if len(equal) > 1 else equal[0], *others] if equal else others
 
 
-def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
-    """Return the level `gram^cuts`; `diagonal_leaf` is the text of the leaf of the blocks on the diagonal."""
+def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
+    """Return the level `gram^cuts`. `diagonal_leaf` is the text of the leaf for the blocks on the diagonal."""
     if not 1 <= cuts <= MAX_CUTS:
         raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_CUTS} times")
     types = None
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
-        types = use.types()
-        if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
+        types = use.multiplied_types()
+        if use.order == "outer":  # the transpose of a copy of B is not the adjoint if numbers are complex
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)
         if ">" in diagonal_leaf:
             raise PlanError(f"gram: the leaf of the blocks on the diagonal cannot have levels, as {diagonal_leaf} has")
     power = "gram" if cuts == 1 else f"gram^{cuts}"
-    return Gram(
+    return GramLevel(
         text=f"{power}.{diagonal_leaf}" if diagonal_leaf else power,
         cuts=cuts,
         diagonal_leaf=diagonal_leaf,
@@ -126,12 +129,12 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
     )
 
 
-_TEXT = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
+_GRAM_PATTERN = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
 
 
-def _parse(text: str) -> Gram | None:
-    match = _TEXT.fullmatch(text)
+def _parse_gram(text: str) -> GramLevel | None:
+    match = _GRAM_PATTERN.fullmatch(text)
     return gram_level(int(match[1] or 1), match[2] or "") if match else None
 
 
-register_level(LevelKind("gram", _parse, lambda: ("gram",)))
+register_level(LevelKind("gram", _parse_gram, lambda: ("gram",)))

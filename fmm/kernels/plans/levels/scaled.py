@@ -1,11 +1,11 @@
-"""Exact scaling around a fast product: powers of two make rows and columns similar in size.
+"""The level `scaled`: exact scaling by powers of two around a fast product.
 
-The error of a fast algorithm is relative to the largest entries, so badly scaled data lose digits that a classical
-product keeps. `inside` multiplies the columns of A and divides the rows of B by the same numbers, which cancel in the
-product. `outside` makes the rows of A and the columns of B similar, and scales the product back. `scaled`, both kinds
-with `inside` first, is the proposal of Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016, section 6). Scaling
-rounds nothing (unless a number becomes subnormal), and needs no data on the host: exponents are computed and stored
-beside the matrices.
+The error of a fast algorithm is relative to the largest entries of a matrix. On badly scaled data, small entries
+therefore lose digits that a classical product keeps. `scaled.inside` multiplies the columns of A and divides the rows
+of B by the same powers of two, so that the factors cancel in the product. `scaled.outside` scales the rows of A and the
+columns of B to similar magnitudes, and scales C back. `scaled` first scales inside and then outside, as Ballard,
+Benson, Druinsky, Lipshitz and Schwartz (2016, section 6) propose. Scaling is exact, unless a number becomes subnormal.
+Scaling on a GPU copies no data to the host: exponents are stored in temporaries.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fmm.kernels.plans.sums import Place, Sum, exponent_step, rescaling_step, wh
 
 ScaledSides = Literal["both", "inside", "outside"]
 SCALED_SIDES: tuple[ScaledSides, ...] = ("both", "inside", "outside")
-TYPES = ("float32", "float64", "complex64", "complex128")
+SCALED_TYPES = ("float32", "float64", "complex64", "complex128")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ScaledLevel(LevelWithSteps):
-    """The product below has operands with rows and columns of similar size."""
+    """The level `scaled`: the product below has operands with rows and columns of similar magnitude."""
 
     inside: bool
     outside: bool
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         a, b, c = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
         if 0 in (m, k, n):
-            return LevelSteps((), (Product(a, b, c, plan.rest),))
+            return LevelSteps((), (Product(a, b, c, plan.inner_plan),))
         left, right = whole_matrix("S", m, k), whole_matrix("T", k, n)
         steps: list[Sum | Product] = []
         inner = rows = cols = None
@@ -50,19 +50,19 @@ class ScaledLevel(LevelWithSteps):
             steps.append(exponent_step("columns of B", b, 1, cols, shifts=inner, sign=-1))
         steps.append(rescaling_step("scale A", a, left, (rows, -1), (inner, 1)))
         steps.append(rescaling_step("scale B", b, right, (inner, -1), (cols, -1)))
-        steps.append(Product(left, right, c, plan.rest))
+        steps.append(Product(left, right, c, plan.inner_plan))
         if self.outside:
             steps.append(rescaling_step("scale C back", c, c, (rows, 1), (cols, 1)))
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """A and B are read once for each kind of exponents, and copied; C is scaled in place."""
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        """Return the footprint: A and B are read once for each kind of exponents, and copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside
         return Footprint(1, sides, 2 * reads + 2 + self.outside, moved, (m * k, k * n, 0.0))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         inside = "columns of A and rows of B" if self.inside else ""
         outside = "rows of A and columns of B" if self.outside else ""
         return f"powers of two: {', '.join(filter(None, (inside, outside)))}"
@@ -82,16 +82,16 @@ def scaled_level(where: ScaledSides = "both") -> ScaledLevel:
         depth=0,
         splits=False,
         saves_products=False,
-        types=TYPES,
+        types=SCALED_TYPES,
         error_note="on badly scaled data far less: relative to the largest entries of scaled rows and columns",
     )
 
 
-_TEXT = re.compile(r"scaled((?:\.[\w-]+)*)")
+_SCALED_PATTERN = re.compile(r"scaled((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> ScaledLevel | None:
-    match = _TEXT.fullmatch(text)
+def _parse_scaled(text: str) -> ScaledLevel | None:
+    match = _SCALED_PATTERN.fullmatch(text)
     if match is None:
         return None
     options = match[1].split(".")[1:]
@@ -101,4 +101,4 @@ def _parse(text: str) -> ScaledLevel | None:
     raise PlanError(f"unknown option {'.'.join(options)!r} of scaled; valid: {', '.join(SCALED_SIDES[1:])}, or none")
 
 
-register_level(LevelKind("scaled", _parse, lambda: ("scaled",)))
+register_level(LevelKind("scaled", _parse_scaled, lambda: ("scaled",)))

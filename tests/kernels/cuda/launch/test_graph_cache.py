@@ -26,7 +26,7 @@ def capturing(shelf: GraphCache, fails: bool = False) -> tuple[GraphCaptures, li
 
 
 def find(replays: GraphCaptures, key: Any) -> Any:
-    return replays.find(key, key)
+    return replays.find_capture(key, key)
 
 
 def test_a_call_is_captured_when_it_recurs_and_replayed_from_then_on() -> None:
@@ -94,6 +94,6 @@ def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch
     replays, _ = capturing(shelf)
     for _ in range(CALLS_BEFORE_CAPTURE):
         find(replays, "x")
-    host_memory.on_release(shelf.clear)
+    host_memory.register_release_callback(shelf.clear)
     host_memory.release_workspace()
     assert not replays.captured and not replays.counts

@@ -1,4 +1,4 @@
-"""MovableGraph on a simulated driver: which node is which kernel, and which parameters it gets."""
+"""UpdatableGraph on a simulated driver: which node is which kernel, and which parameters it gets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, MovableGraph, _DriverFunctions
+from fmm.kernels.cuda.launch.graphs import KERNEL_NODE_TYPE, KernelNode, UpdatableGraph, _DriverFunctions
 
 SPLIT, JOIN, GEMM, MEMSET = 0x100, 0x200, 0x300, 2
 Launch = tuple[int, int]  # a function, and the number that is its parameter
@@ -53,7 +53,7 @@ class Driver:
 
     def read(self, handle: Any, node: Any) -> int:
         kind, function, number = self.nodes[handle.value]
-        assert kind == KERNEL_NODE
+        assert kind == KERNEL_NODE_TYPE
         node._obj.function, node._obj.parameters = function, self.memory.kernel(function, number).parameters
         return 0
 
@@ -70,11 +70,11 @@ class Driver:
 GRAPH = SimpleNamespace(graph=1, graphExec=2)
 # In the driver's order, which is nobody's promise. Two kernels have one function; another one's parameter is alike.
 NODES = (
-    (KERNEL_NODE, JOIN, 7),
-    (KERNEL_NODE, GEMM, 5),
-    (KERNEL_NODE, SPLIT, 6),
+    (KERNEL_NODE_TYPE, JOIN, 7),
+    (KERNEL_NODE_TYPE, GEMM, 5),
+    (KERNEL_NODE_TYPE, SPLIT, 6),
     (MEMSET, 0, 0),
-    (KERNEL_NODE, SPLIT, 5),
+    (KERNEL_NODE_TYPE, SPLIT, 5),
 )
 CAPTURED = ((SPLIT, 5), (SPLIT, 6), (JOIN, 7))
 OTHERS = ((SPLIT, 50), (SPLIT, 60), (JOIN, 70))
@@ -89,8 +89,8 @@ def kernels(launches: Sequence[Launch], memory: Memory) -> Iterator[KernelNode]:
 
 def test_each_kernel_gets_its_new_parameters() -> None:
     driver, memory = Driver(NODES), Memory()
-    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
-    assert graph.move(kernels(OTHERS, memory))
+    graph = UpdatableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    assert graph.update_parameters(kernels(OTHERS, memory))
     assert driver.written == [(14, SPLIT, 50), (12, SPLIT, 60), (10, JOIN, 70)]
 
 
@@ -98,21 +98,21 @@ def test_a_kernel_that_is_not_in_the_graph_makes_it_immovable() -> None:
     memory = Memory()
     for launches in (((SPLIT, 5), (SPLIT, 5)), ((JOIN, 5),), ((SPLIT, 4), (JOIN, 7))):
         driver = Driver(NODES)
-        graph = MovableGraph(GRAPH, kernels(launches, memory), driver.calls())
-        assert not graph.move(kernels(launches, memory))
+        graph = UpdatableGraph(GRAPH, kernels(launches, memory), driver.calls())
+        assert not graph.update_parameters(kernels(launches, memory))
         assert driver.written == []
 
 
 @pytest.mark.parametrize("fails_at", range(3))
 def test_a_driver_that_refuses_is_not_called_again(fails_at: int) -> None:
     driver, memory = Driver(NODES, fails_at), Memory()
-    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
-    assert [graph.move(kernels(OTHERS, memory)) for _ in range(3)] == [False] * 3
+    graph = UpdatableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    assert [graph.update_parameters(kernels(OTHERS, memory)) for _ in range(3)] == [False] * 3
     assert len(driver.written) == fails_at
 
 
 def test_the_number_of_kernels_must_not_change() -> None:
     driver, memory = Driver(NODES), Memory()
-    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    graph = UpdatableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     with pytest.raises(ValueError, match="zip"):
-        graph.move(kernels(OTHERS[:2], memory))
+        graph.update_parameters(kernels(OTHERS[:2], memory))

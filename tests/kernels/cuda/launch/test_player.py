@@ -205,15 +205,15 @@ class Watched(LaunchRecorder):
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
-        start = self.used
+        start = self.used_bytes
         self.alive = [t for t in self.alive if t.stop <= start]
         view = super().allocate(rows, cols, fortran, dtype)
-        self.alive.append(Taken(self.stream, start, self.used))
+        self.alive.append(Taken(self.stream, start, self.used_bytes))
         return view
 
     def _record(self, *ops: Any) -> None:
         super()._record(*ops)
-        self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used)) for op in ops]
+        self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used_bytes)) for op in ops]
 
 
 def places(op: Any, item: int) -> Iterator[tuple[str, Any, bool]]:

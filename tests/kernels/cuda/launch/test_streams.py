@@ -22,7 +22,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[int] = []
     with numpy_cupy.in_place(STREAMS, CUBLAS):
         found = import_module(STREAMS)
-        monkeypatch.setattr(found, "new_handle", lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
+        monkeypatch.setattr(found, "create_handle", lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
         yield found, made
 
 

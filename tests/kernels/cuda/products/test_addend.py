@@ -16,7 +16,7 @@ import pytest
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -79,7 +79,7 @@ def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.r
 
 def launch(op: TileOp, memory: dict[str, Any]) -> None:
     library = compiled_for_the_host(op.kernel, op.access)
-    parameters = np.frombuffer(op.parameters, np.int64).copy()
+    parameters = np.frombuffer(op.parameter_bytes, np.int64).copy()
     for word, piece in zip(pointer_words(op), op.pieces, strict=True):
         parameters[word] = memory[piece.base].ctypes.data + piece.offset
     assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
@@ -95,7 +95,9 @@ def test_tiles_with_an_addend_stay_in_registers(dtype: str, name: str, architect
     nvrtc()
     s = named_strategy(name)
     plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDEND_EPILOGUE))
-    local = [report(name, simt_source(x, "vector"), architecture, COMPILER_OPTIONS).local for x in (plain, adding)]
+    local = [
+        report(name, simt_kernel_source(x, "vector"), architecture, COMPILER_OPTIONS).local for x in (plain, adding)
+    ]
     assert local[1] <= local[0], local
 
 
@@ -130,8 +132,8 @@ def test_warpgroups_broadcast_a_row() -> None:
     usual = wgmma_op(only_product(replace(plain, beta=2)), "bfloat16", 132)
     assert made is not None and usual is not None and made.kernel == usual.kernel
     at = 3 * 128 + 8  # behind the maps and the pointer: from row to row, from layer to layer, sides, how much is kept
-    assert struct.unpack_from("<2q2if", made.parameters, at) == (0, 0, 256, 256, 1.0)
-    assert struct.unpack_from("<2q2if", usual.parameters, at) == (256, 0, 256, 256, 2.0)
+    assert struct.unpack_from("<2q2if", made.parameter_bytes, at) == (0, 0, 256, 256, 1.0)
+    assert struct.unpack_from("<2q2if", usual.parameter_bytes, at) == (256, 0, 256, 256, 2.0)
     assert (made.adds, made.keep) == (False, 1.0)
     (first,) = launches("tile", replace(plain, addend_strides=ROW))
     assert isinstance(first, Launch) and first.slots[-1].base == ADDEND
@@ -154,7 +156,11 @@ def launches(text: str, problem: Problem, chip: Any = H200, flagged: bool = Fals
 
 
 def bases(step: Any) -> set[str]:
-    return {slot.base for slot in step.slots} if isinstance(step, Launch) else {x.base for x in step.op.pieces}
+    return (
+        {slot.base for slot in step.slots}
+        if isinstance(step, Launch)
+        else {x.base for x in step.op.operands_and_result}
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.ops import GemmOp
-from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import fuse_plane_sums
@@ -72,10 +72,10 @@ def test_other_splits_write_no_planes() -> None:
     assert fuse_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
-    assert plane_sums(split, gemm, DIVIDES) is not None
+    assert find_plane_sums(split, gemm, DIVIDES) is not None
     # Products of another operand, or of fewer.
     elsewhere = [op for op in record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(2048)).ops[:2]]
-    assert plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
+    assert find_plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
     assert ALLOCATOR_ALIGNMENT and other is not split
 
 
@@ -133,11 +133,11 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
 
 def largest(op: PlaneSums, x: Array) -> Array:
     """The result of the first launch: bits of the largest magnitudes, by block and line or position."""
-    a, (down, across) = op.source, op.blocks
-    found = np.zeros((down * across, a.height if op.lines else a.width), np.float32)
+    a, (down, across) = op.source_array, op.block_counts
+    found = np.zeros((down * across, a.height if op.is_k_major else a.width), np.float32)
     for i, j in product(range(down), range(across)):
         block = np.abs(x[i * a.height : (i + 1) * a.height, j * a.width : (j + 1) * a.width])
-        most = block.max(axis=1 if op.lines else 0, initial=0)
+        most = block.max(axis=1 if op.is_k_major else 0, initial=0)
         found[i * across + j, : len(most)] = most
     return found.view(np.int32)
 
@@ -175,26 +175,28 @@ def test_planes_on_the_host(size: tuple[int, int, int], orders: str, chip: Chip)
 
 
 def _check_planes(op: PlaneSums, lines_in_memory: Array, memory: Array) -> None:
-    a, planes, (_, across) = op.source, op.planes, op.blocks
+    a, planes, (_, across) = op.source_array, op.planes, op.block_counts
     height, width = planes.lines, planes.length
-    padded = np.zeros((op.blocks[0] * a.height, across * a.width))
+    padded = np.zeros((op.block_counts[0] * a.height, across * a.width))
     padded[: lines_in_memory.shape[0], : lines_in_memory.shape[1]] = lines_in_memory
     blocks = [padded[s.i * a.height :, s.j * a.width :][:height, :width] for s in op.split.kernel.reads]
-    exponents = memory[planes.exponents :].view(np.int32)[: planes.count * planes.outer].reshape(planes.count, -1)
-    half = memory[planes.offset :][: 4 * planes.count * height * planes.pitch].view(np.float16).astype(np.float64)
+    exponents = (
+        memory[planes.exponents_offset :].view(np.int32)[: planes.count * planes.outer_size].reshape(planes.count, -1)
+    )
+    half = memory[planes.offset :][: 4 * planes.count * height * planes.line_pitch].view(np.float16).astype(np.float64)
     if op.separate:
-        hi, lo = half.reshape(2, planes.count, height, planes.pitch)
+        hi, lo = half.reshape(2, planes.count, height, planes.line_pitch)
     else:
-        half = half.reshape(planes.count, height, planes.pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
-        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.pitch) for i in (0, 1))
+        half = half.reshape(planes.count, height, planes.line_pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
+        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.line_pitch) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
-    for p, row in enumerate(op.split.kernel.program.matrix()):
+    for p, row in enumerate(op.split.kernel.program.coefficient_matrix()):
         total = (
             np.sum([float(c.real) * x for c, x in zip(row, blocks, strict=True)], axis=0)
             .astype(np.float32)
             .astype(np.float64)
         )
-        e = exponents[p][:, None] if op.lines else exponents[p][None]
+        e = exponents[p][:, None] if op.is_k_major else exponents[p][None]
         scaled = np.ldexp(total.astype(np.float64), e)
         assert 2.0**11 <= np.abs(scaled).max() < 2.0**15
         np.testing.assert_allclose((hi + lo / 2048)[p, :, :width], scaled, rtol=2.0**-21, atol=2.0**-35)

@@ -21,38 +21,38 @@ from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     OperandPlanes,
     SplitKernel,
-    balance_source,
-    plane_split_source,
+    balance_kernel_source,
+    plane_split_kernel_source,
 )
 from fmm.kernels.cuda.products.f16x3 import (
     F16X3_SIZES,
     F16x3Kernel,
     F16x3Op,
+    f16x3_kernel_source,
     f16x3_op,
-    f16x3_source,
-    unscale_source,
+    unscale_kernel_source,
     vendor_f16x3_steps,
 )
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, f16x3_workspace
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, f16x3_rate_on_vendor_gemm
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
-from fmm.runtime.prepare import launches_on
+from fmm.runtime.prepare import launches_on_device
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]
 SMS = 132
-ALONGS: tuple[Along, ...] = ("inner", "outer")
-PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
+CONTIGUOUS_AXES: tuple[ContiguousAxis, ...] = ("inner", "outer")
+PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(CONTIGUOUS_AXES, CONTIGUOUS_AXES)] + [
     F16x3Kernel(F16X3_SIZES[1], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[2], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[0], ("inner", "outer"), checked=True),
@@ -79,8 +79,8 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
     nvrtc()
-    struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameters)
-    check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
+    struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameter_bytes)
+    check_warpgroups(kernels, f16x3_kernel_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -92,14 +92,17 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     )
     kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
     assert checked.spread is not None
-    both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
-    noted = len(checked.spread.parameters(kernels)[0])
+    both = sum(len(x.pack_parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
+    noted = len(checked.spread.pack_parameters(kernels)[0])
     rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
-    jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
-    jobs += [(str(k), f"{plane_split_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
+    jobs = [(f"{k}{r}", f"{plane_split_kernel_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
     size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
-    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{size_check}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
+    jobs += [
+        (f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n")
+        for x, y in list(product(CONTIGUOUS_AXES, CONTIGUOUS_AXES))[:most]
+    ]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
@@ -135,11 +138,14 @@ def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, in
     op = operation(problem)
     places = []
     for x, outer in ((op.left, m), (op.right, n)):
-        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.pitch), (x.exponents, x.exponents + 4 * outer)]
-        assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
+        places += [
+            (x.offset, x.offset + 4 * x.count * x.lines * x.line_pitch),
+            (x.exponents_offset, x.exponents_offset + 4 * outer),
+        ]
+        assert x.line_pitch % PLANE_CHUNK == 0 and x.line_pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
-    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
+    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == plan_workspace_bytes(Plan.parse("f16x3"), m, k, n, 4)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_the_predicted_workspace_is_the_recorded_one(plan: str, size: tuple[int,
     """Equal up to alignment: a recorder packs rows, a count pads them."""
     problem = Problem(*size, "float32")
     recorded = record_launches(Plan.parse(plan), problem, chip_target(H200)).workspace
-    counted = workspace(Plan.parse(plan), *size, 4)
+    counted = plan_workspace_bytes(Plan.parse(plan), *size, 4)
     assert 0.9 * counted <= recorded <= counted
 
 
@@ -168,11 +174,11 @@ def test_a_batch_is_split_and_multiplied_at_once() -> None:
 def test_kernel_parameters() -> None:
     op = operation(Problem(300, 200, 100, "float32", alpha=2, beta=-1))
     lines = 2 * 128 + 5 * 8  # behind the maps and the pointers
-    assert struct.unpack_from("<3q", op.parameters, lines) == (100, 0, 100)
-    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameters, lines + 3 * 8)
-    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.units
-    assert struct.unpack_from("<2f", op.parameters, lines + 3 * 8 + 28) == (2, -1)
-    a, b = op.maps
+    assert struct.unpack_from("<3q", op.parameter_bytes, lines) == (100, 0, 100)
+    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameter_bytes, lines + 3 * 8)
+    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.cluster_tile_total
+    assert struct.unpack_from("<2f", op.parameter_bytes, lines + 3 * 8 + 28) == (2, -1)
+    a, b = op.tensor_maps
     assert (a.length, a.lines, a.box) == (PLANES_PER_OPERAND * 256, 300, (64, op.kernel.sizes.m_s))
     assert (b.length, b.lines, b.box) == (PLANES_PER_OPERAND * 128, 200, (64, 64))
     assert f16x3_op(gemm(Problem(8, 8, 8, "float32", alpha=1j)), SMS) is None
@@ -187,10 +193,10 @@ def test_every_line_has_threads(lines: int, length: int) -> None:
     """A thread's register loads never exceed its share of a line."""
     x = OperandPlanes(GemmOperand("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
-    assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
-    assert (kernel.register_loads - 1) * 4 * kernel.group < x.pitch
+    assert x.thread_block_count(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
+    assert (kernel.register_loads - 1) * 4 * kernel.group < x.line_pitch
     strips = OperandPlanes(GemmOperand("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
+    assert strips.thread_block_count(strips.split_kernel(NOTHING)) == 3 * strips.line_pitch // PLANE_CHUNK * 8
 
 
 # ---- by the vendor's products of planes
@@ -257,13 +263,13 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [plane_split_source(k, "separate") for k in SPLITS] + [unscale_source()]
+    sources = [plane_split_kernel_source(k, "separate") for k in SPLITS] + [unscale_kernel_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
 @pytest.mark.parametrize(
-    "text", [plane_split_source(SPLITS[0], "separate"), unscale_source()], ids=["split", "unscale"]
+    "text", [plane_split_kernel_source(SPLITS[0], "separate"), unscale_kernel_source()], ids=["split", "unscale"]
 )
 def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
     """CuPy compiles with -ftz=true, and no option of ours undoes it: numbers of about 2^-126 would be lost."""
@@ -354,8 +360,8 @@ def test_f16x3_is_not_chosen_on_chips_without_it(changes: Any) -> None:
     """If the vendor cannot multiply planes either, no message says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **changes)
     a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
-    assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
-    assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
+    assert launches_on_device(Plan.parse("f16x3"), problem, a100, False) is None
+    assert launches_on_device(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
 def test_the_reason_why_f16x3_is_not_chosen() -> None:

@@ -33,7 +33,7 @@ from fmm.kernels.plans.fused_order import (
 )
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
 from fmm.perfmodel.work import counted_work
@@ -63,7 +63,7 @@ def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
     """One kernel for each variant, with the number of products in the figure."""
     printed = {w: count for at, _, w, count in FIGURE_6_VARIANTS if at == level}
     found = Counter(op.kernel for op in products(recorded(text)))
-    assert {kernel.operands: count for kernel, count in found.items()} == printed
+    assert {kernel.block_counts: count for kernel, count in found.items()} == printed
     assert len(found) == len(printed) == (4, 10)[level - 1]
 
 
@@ -176,7 +176,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
     turns = sum(len(op.ops) - 1 for op in several if not op.fits_one_launch)
     assert found.launches == sum(kinds.values()) - kinds.get(StreamSync, 0) + turns
-    assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
+    assert found.workspace == plan_workspace_bytes(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
     assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
 

@@ -19,7 +19,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 ONE = "residues(14) > bytes"
@@ -81,7 +81,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.dtype == "float64"])
+@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.float_type == "float64"])
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
@@ -151,9 +151,9 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
     for leaf in (ONE, FAST):
         c[...] = cupy.nan
-        found = record_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
+        found = record_plan_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
         work = cupy.full(found.workspace, 0x7F, cupy.uint8)
-        DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+        DeviceBackend().run_launches(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
         assert worst(a, b, c) <= promised(leaf, k)
         assert int(cupy.isnan(memory[2]).sum()) == memory[2].size - m * n
 
@@ -279,9 +279,9 @@ def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues > by
         Layout("C", n) if y == "C" else Layout("F", k),
         Layout("C", n) if order == "C" else Layout("F", m),
     )
-    found = record_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
+    found = record_plan_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
     work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
-    DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+    DeviceBackend().run_launches(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     return c
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -31,9 +31,9 @@ def half_problem(n: int, k: int, dtype: str, rows: bool, fill: Fill, beta: float
 def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     """Return C, for the numbers of X in memory order."""
     a, c = cupy.asarray(x), cupy.asarray(old)
-    found = record_for_device(Plan.parse(plan), problem)
+    found = record_plan_for_device(Plan.parse(plan), problem)
     workspace = cupy.zeros(max(found.workspace, 1), cupy.uint8)
-    DeviceBackend().run(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
+    DeviceBackend().run_launches(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
     return cupy.asnumpy(c).astype(np.float64)
 
 

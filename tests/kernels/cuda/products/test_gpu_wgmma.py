@@ -19,7 +19,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -79,10 +79,12 @@ def check(
     left, right, old = (wide(x.matrix, dtype) for x in (a, b, c))
     if not beta:
         c.matrix[...] = cupy.asarray(np.frombuffer(bytes([POISON] * 8), c.matrix.dtype)[0])
-    tape = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
+    tape = record_plan_for_device(
+        Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta)
+    )
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
-    DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
+    DeviceBackend().run_launches(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
     expected = alpha * (left @ right) + (beta * old if beta else 0)
     room = abs(alpha) * (abs(left) @ abs(right)) + abs(beta * old)
     worst = float((abs(wide(c.matrix, dtype) - expected) / room).max())
@@ -99,7 +101,7 @@ def check(
 
 def used(plan: str, problem: Problem, alignment: Alignment = ALLOCATOR_ALIGNMENT) -> list[bool]:
     """Return True if our kernel computes each of the products."""
-    steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
+    steps = record_plan_for_device(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
     return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
@@ -160,17 +162,17 @@ def test_streams_and_graphs() -> None:
     n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = (
-        record_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
-        backend.multiply("tile", a, b),
+        record_plan_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
+        backend.multiply_by_plan("tile", a, b),
     )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     results = [cupy.full((n, n), cupy.nan, cupy.float16) for _ in range(6)]
-    graphs = [backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]
+    graphs = [backend.captured_graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]
     cupy.cuda.Device().synchronize()
     for _ in range(5):
         for stream, direct, graph in zip(streams, results[:3], graphs, strict=True):
-            backend.run(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
-            graph.launch(stream)
+            backend.run_launches(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
+            graph.launch_graph(stream)
     cupy.cuda.Device().synchronize()
     assert all((c == expected).all() for c in results)
 

@@ -38,8 +38,8 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
     op = replace(op_of(Problem(m, k, n, dtype), plan, ALIGNED), lower_only=lower)
     if lower and (op.geometry.levels or op.writes_c):
         pytest.skip("halves have no level below")
-    groups = [moduli[:AT_ONCE] for moduli in op.groups]
-    maps = [x for moduli in groups for x in op.product(0, len(moduli)).maps]
+    groups = [moduli[:AT_ONCE] for moduli in op.modulus_groups]
+    maps = [x for moduli in groups for x in op.plane_product_op(0, len(moduli)).maps]
     rng, first = np.random.default_rng(4), 0
     room = 1 + max(x.piece.offset + ((x.layers - 1) * x.layer + (x.lines - 1) * x.leading + x.length) for x in maps)
     names = sorted({x.piece.base for x in maps})
@@ -47,7 +47,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
     for x in found.values():
         x[:] = rng.integers(0, 256, room)
     for moduli in groups[:1]:
-        left, right, to = op.product(first, len(moduli)).maps
+        left, right, to = op.plane_product_op(first, len(moduli)).maps
         for plane in (brought(left, found), brought(right, found)):
             plane[...] = rng.integers(-128, 128, plane.shape)
         copies = {name: aligned(room, np.uint8) for name in names}

@@ -14,26 +14,26 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
-from fmm.kernels.algorithms.residues import moduli, remainder_weights
+from fmm.kernels.algorithms.residues import first_moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
-    max_norm,
+    max_scaled_norm,
+    measure_kernel_source,
     measure_launch,
-    measure_source,
-    modulus_bytes,
+    pack_modulus,
+    residue_split_kernel_source,
     residue_split_launch,
-    residue_split_source,
 )
 from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
     RESIDUE_SIZES,
     ResidueKernel,
     WeightPieces,
-    join_integer_source,
-    join_source,
+    integer_join_kernel_source,
+    join_kernel_source,
     residue_preparation_launches,
+    residue_product_kernel_source,
     residue_product_launch,
-    residue_product_source,
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -41,7 +41,7 @@ from fmm.kernels.plans.levels import residue_planes
 from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count, prepared_plane_layout
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -61,14 +61,14 @@ from tests.support.residues_on_host import exponents, play, reduced, root, turne
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Leaves for floating-point numbers: moduli, and levels below.
-LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_leaves().items() if x.dtype}
-SINGLE_LEAVES = [text for text, x in residue_leaves().items() if x.dtype == "float32"]
+LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_leaves().items() if x.float_type}
+SINGLE_LEAVES = [text for text, x in residue_leaves().items() if x.float_type == "float32"]
 
 
 # ---- residues
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_residues_of_sums_are_centred(p: int) -> None:
     """Numbers of every magnitude in 32 bits, including the extremes."""
     rng = np.random.default_rng(p)
@@ -80,10 +80,10 @@ def test_residues_of_sums_are_centred(p: int) -> None:
     assert (np.abs(found) <= p // 2).all() or p > 250
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
     """All possible sums of eight bytes times residues, in the device's float32 arithmetic."""
-    number, inverse, low, high, *begins = struct.unpack("<if4i8x", modulus_bytes(p))
+    number, inverse, low, high, *begins = struct.unpack("<if4i8x", pack_modulus(p))
     weights = np.frombuffer(struct.pack("<2i", low, high), np.int8).astype(int)
     most, least = (int(255 * weights[s * weights > 0].sum()) for s in (1, -1))
     assert number == p and most - least <= 2**19
@@ -96,7 +96,7 @@ def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
         assert found.min() >= -128 and found.max() <= (128 if p == 256 else 127)  # 128 is -128 modulo 256
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_residues_of_whole_numbers(p: int) -> None:
     rng = np.random.default_rng(p)
     some = [
@@ -129,7 +129,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
 
 
 def test_exponents_are_the_largest_within_the_bound() -> None:
-    rng, top = np.random.default_rng(2), max_norm(14, 100)
+    rng, top = np.random.default_rng(2), max_scaled_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
         norm = Fraction(root(x))
@@ -143,8 +143,8 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
     """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
     product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
-        top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
-        assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
+        top = Fraction(max_scaled_norm(count, k)) + Fraction(sqrt(k)) / 2
+        assert top**2 < Fraction(prod(first_moduli(count)), 2) * (1 - Fraction(1, 2**21))
 
 
 # ---- the Chinese remainder theorem in pieces
@@ -155,12 +155,12 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
     pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
     for x in (numbers.product, *numbers.weights):
-        cut = pieces.cut(x)[: pieces.count]
-        assert all(0 <= c < 2**pieces.bits and c == int(c) for c in cut)
-        assert sum(int(c) << pieces.bits * (pieces.count - 1 - i) for i, c in enumerate(cut)) == x
-    largest = 128 * 4**levels * count * 2**pieces.bits
-    assert largest <= 2**52 and pieces.count <= 4
-    assert len(pieces.packed) == 8 * (3 + 4 + 80)
+        cut = pieces.split_number(x)[: pieces.piece_count]
+        assert all(0 <= c < 2**pieces.piece_bits and c == int(c) for c in cut)
+        assert sum(int(c) << pieces.piece_bits * (pieces.piece_count - 1 - i) for i, c in enumerate(cut)) == x
+    largest = 128 * 4**levels * count * 2**pieces.piece_bits
+    assert largest <= 2**52 and pieces.piece_count <= 4
+    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80)
 
 
 # ---- splitting and joining on the host
@@ -233,8 +233,8 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         assert products and all(("lower triangle" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
-    half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
-    assert 0.5 < half.units / whole.units < 0.6
+    half, whole = replace(op, lower_only=True).plane_product_op(0, 14), op.plane_product_op(0, 14)
+    assert 0.5 < half.cluster_tile_total / whole.cluster_tile_total < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
@@ -334,16 +334,16 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
-    (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
+    (side,) = (replace(x, is_prepared=False) for x in made.operands if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
     op = op_of(problem, ONE)
-    assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
+    assert [x.is_prepared for x in op.operands] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
-    assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
+    assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.workspace_bytes, 0x81)})
     np.testing.assert_array_equal(arrays["C"], product_on_host(a, b, ONE)[0])
 
 
@@ -359,15 +359,15 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_prepared_for_one_leaf_and_side() -> None:
     problem = Problem(512, 512, 512, prepared_side="B")
-    assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
-    assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
+    assert [x.is_prepared for x in op_of(problem, ONE).operands] == [False, True]
+    assert not any(x.is_prepared for x in op_of(problem, FAST).operands)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
-    assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
+    assert not any(x.is_prepared for x in op_of(turned, ONE).operands)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
     splits = [
-        residue_split_launch(op.sides, op.dtype, (True, True), moduli(14)).grid[0]
+        residue_split_launch(op.operands, op.dtype, (True, True), first_moduli(14)).grid[0]
         for op in (both, op_of(Problem(512, 512, 512), ONE))
     ]
     assert 2 * splits[0] == splits[1]
@@ -409,7 +409,7 @@ def test_bytes_are_multiplied_in_place(dtype: str, layouts: str) -> None:
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
         c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
-        assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
+        assert [x.bytes_from for x in op.operands] == [{"inner": "source"}.get(x.along, "planes") for x in op.operands]
         assert op.writes_c == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
         updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
@@ -517,8 +517,8 @@ def test_moduli_that_integers_need() -> None:
     for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
         bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
         count = integer_moduli_count(dtype, k)
-        assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
-    assert prod(moduli(integer_moduli_count("bool", 131072))) > 2 * 131072
+        assert prod(first_moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
+    assert prod(first_moduli(integer_moduli_count("bool", 131072))) > 2 * 131072
 
 
 # ---- NVRTC
@@ -528,28 +528,28 @@ def test_products_stay_in_registers() -> None:
     """Only sm_90a has wgmma. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    struct_bytes = len(residue_product_launch(made, 0, moduli(14)).parameters)
+    struct_bytes = len(residue_product_launch(made, 0, first_moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {struct_bytes});"
     jobs = [
-        (str(s), f"{residue_product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
+        (str(s), f"{residue_product_kernel_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
         for s in RESIDUE_SIZES
     ]
     for s, r in zip(RESIDUE_SIZES, in_parallel(report, jobs), strict=True):
-        assert r.local == 0 and r.registers == 65536 // s.threads // 8 * 8, r
-        assert ResidueKernel(s).shared <= SM90_SHARED_BYTES
+        assert r.local == 0 and r.registers == 65536 // s.thread_count // 8 * 8, r
+        assert ResidueKernel(s).shared_bytes <= SM90_SHARED_BYTES
 
 
 def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
+    parameters = measure_launch(made.operands, made.dtype, (True, True)).parameters
     size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     pairs = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
         (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
+    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -559,13 +559,13 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture on which they run."""
     nvrtc()
     jobs = [
-        ("split", residue_split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
+        ("join", join_kernel_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
     if levels < 2:
         jobs += [
-            ("split", residue_split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
-            ("join", join_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
+            ("split", residue_split_kernel_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
+            ("join", join_kernel_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
         ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
@@ -576,9 +576,9 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
     turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
-        ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_integer_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("turn", measure_kernel_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", integer_join_kernel_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
@@ -627,30 +627,30 @@ def test_launches_of_integers(dtype: str) -> None:
 
 def test_below_other_levels() -> None:
     made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > residues(14) > bytes")
-    assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
+    assert made.geometry.count == 7 and made.plane_product_op(0, 14).count == 7 * 14
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
         g = PlaneLayout(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
-        *starts, planes, turned, end = g.offsets
+        *starts, planes, turned, end = g.part_offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
-        sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
+        sizes = [*g.exponent_bytes, *(g.moduli_per_pass * x for x in g.plane_bytes[:2])]
         assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
-        assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
-        assert turned + sum(g.transposed) <= end
-        assert all(x % 16 == 0 for x in g.planes)
+        assert planes + g.moduli * g.plane_bytes[2] <= (end if turned == planes else turned)
+        assert turned + sum(g.transposed_bytes) <= end
+        assert all(x % 16 == 0 for x in g.plane_bytes)
 
 
 def test_large_products_are_split_in_groups_of_planes() -> None:
     """32768 x 32768 with two levels: one group of planes of A and B at a time, and all planes of C."""
     g = PlaneLayout(32768, 32768, 32768, 1, 14, 2)
-    assert 1 <= g.together < 14 and g.scratch < 75 << 30
-    assert PlaneLayout(16384, 16384, 16384, 1, 14, 1).together == 14
+    assert 1 <= g.moduli_per_pass < 14 and g.workspace_bytes < 75 << 30
+    assert PlaneLayout(16384, 16384, 16384, 1, 14, 1).moduli_per_pass == 14
     problem = Problem(32768, 32768, 32768)
     found = record_launches(Plan.parse(FASTER), problem, chip_target(H200))
-    groups = -(-14 // g.together)
+    groups = -(-14 // g.moduli_per_pass)
     assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
     assert len(found.launches) == 2 + 2 * groups
 
@@ -660,9 +660,9 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
     expected, _ = product_on_host(a, b, FAST)
     monkeypatch.setattr(residue_planes, "MAX_WORKSPACE_BYTES", 30000)
-    workspace.cache_clear()
+    plan_workspace_bytes.cache_clear()
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")
-    workspace.cache_clear()
-    assert 1 < len(op.groups) <= 14
+    plan_workspace_bytes.cache_clear()
+    assert 1 < len(op.modulus_groups) <= 14
     np.testing.assert_array_equal(c, expected)

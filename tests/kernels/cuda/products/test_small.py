@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.ops import GemmOp, MatrixView, TriangleOutput, gemm_op
-from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_source
+from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_kernel_source, small_launch
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
@@ -33,7 +33,7 @@ Matrix = np.ndarray[Any, Any]
 @cache
 def on_host(*params: Any) -> Any:
     """Return the kernel of a launch, compiled for the host."""
-    return kernel_in_turns(small_source(*params), DRIVER, MORE)
+    return kernel_in_turns(small_kernel_source(*params), DRIVER, MORE)
 
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
-from fmm.hardware.occupancy import active_blocks
+from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
-    DOUBLE,
+    FLOAT64_SIZES,
     FUSED_SIZES,
     H200_STRATEGIES,
     STRATEGIES,
@@ -24,17 +24,17 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
-    Access,
+    MemoryAccess,
     TileKernel,
-    Update,
+    UpdateMode,
     adding_epilogue,
-    simt_source,
+    simt_kernel_source,
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import GEMM_OPERANDS, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
@@ -52,7 +52,7 @@ MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coeffi
 
 
 def kernel(
-    s: TileSizes, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
+    s: TileSizes, left: int = 1, right: int = 1, dest: int = 1, update: UpdateMode = "keep", dtype: str = "float32"
 ) -> TileKernel:
     summed = left + right > 2
     return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, adding_epilogue(dest, update))
@@ -82,8 +82,8 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     nvrtc()
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
-    r = report(f"{s.name} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS)
-    blocks = active_blocks(on, s.threads, r.registers, made.shared)
+    r = report(f"{s.name} {architecture}", simt_kernel_source(made, "vector"), architecture, COMPILER_OPTIONS)
+    blocks = count_active_blocks(on, s.thread_count, r.registers, made.shared_bytes)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
     assert summed or abs(blocks - resident_blocks(s, GEMM_OPERANDS, on)) <= 1 + blocks // 4, r
@@ -100,12 +100,16 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, H200_STRATEGIES.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
-        jobs.append((f"{s.name} {w} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS))
+        jobs.append(
+            (f"{s.name} {w} {architecture}", simt_kernel_source(made, "vector"), architecture, COMPILER_OPTIONS)
+        )
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", quick_and_slow(DOUBLE[:1], [named_strategy("Huge"), *DOUBLE[1:]]), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "s", quick_and_slow(FLOAT64_SIZES[:1], [named_strategy("Huge"), *FLOAT64_SIZES[1:]]), ids=lambda s: s.name
+)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """Two registers for each number; small tiles where there is no float64 mma instruction."""
@@ -113,11 +117,14 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
     x = fits(made, architecture)
-    r = report(f"{x.strategy.name} {architecture}", simt_source(x, "vector"), architecture, COMPILER_OPTIONS)
+    r = report(f"{x.strategy.name} {architecture}", simt_kernel_source(x, "vector"), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
-        assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
+        assert (
+            count_active_blocks(limits(architecture), s.thread_count, r.registers, made.shared_bytes)
+            >= made.min_resident_blocks
+        ), r
 
 
 def fits(made: TileKernel, architecture: str) -> TileKernel:
@@ -146,7 +153,7 @@ def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
 
-    def launch(op: TileOp | TileGroup, memory: Memory, access: Access | None = None) -> None:
+    def launch(op: TileOp | TileGroup, memory: Memory, access: MemoryAccess | None = None) -> None:
         library = compiled_for_the_host(op.kernel, access or op.access)
         launch_words(library.launch, tile_words(op, memory), op.grid[0], op.grid[2])
 
@@ -177,7 +184,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | T
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {
         name: operand(memory[name][shift:], layout, shape)
-        for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True)
+        for name, layout, shape in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True)
     }
     for x in views.values():
         x[...] = rng.integers(-3, 4, x.shape)
@@ -258,7 +265,7 @@ def test_a_batch_is_one_launch(host: Any) -> None:
     tape = record_operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
     made, work = tiled_product(op, "float32"), floats(1 << 16)
-    assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
+    assert made.count == 7 and made.grid == (7 * made.tile_counts[0] * made.tile_counts[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
     def layers(i: int, rows: int, cols: int) -> Any:
@@ -274,7 +281,7 @@ def test_a_batch_is_one_launch(host: Any) -> None:
 
 
 @pytest.mark.parametrize("update", ["keep", "atomic"])
-def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None:
+def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> None:
     """Two products of unequal sizes, into separate blocks or atomically into the same ones."""
     memory = {name: floats(64 * 64) for name in "ABC"}
     for x in memory.values():
@@ -296,7 +303,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
         whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
         whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
     several = TileGroup(tuple(ops), "free" if update == "keep" else "atomic")
-    assert several.fits_one_launch and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
+    assert several.fits_one_launch and several.grid == (1, 1, 2) and several.kernel.block_counts == (2, 1, 2)
     assert not replace(several, order="turns").fits_one_launch
     assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).fits_one_launch
     host(several, memory, "scalar")
@@ -308,13 +315,13 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
 
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
-    assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
+    assert plan_workspace_bytes(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record_operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
     assert isinstance(several, TileGroup)
     assert several.order == "turns"  # one launch, where the copy engine brings the operands
     ops = several.ops
-    assert [op.kernel.operands for op in ops] == [
+    assert [op.kernel.block_counts for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
     assert {op.kernel.strategy for op in ops} == {replace(FUSED_SIZES["float32"], stages=2)}

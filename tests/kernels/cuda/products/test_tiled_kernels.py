@@ -14,8 +14,14 @@ from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kerne
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_update
-from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, GPU8_SIZES, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
+    MemoryAccess,
+    TileKernel,
+    adding_epilogue,
+    simt_kernel_source,
+)
 from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
 from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
@@ -43,21 +49,21 @@ WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *LEAF_PATHS.values())
 class Host:
     """Kernels in one library, so that the template is compiled once."""
 
-    def __init__(self, kernels: list[tuple[TileKernel, Access]]) -> None:
+    def __init__(self, kernels: list[tuple[TileKernel, MemoryAccess]]) -> None:
         required_compiler()
-        template = simt_source(*kernels[0]).partition("struct Product {")[0]
+        template = simt_kernel_source(*kernels[0]).partition("struct Product {")[0]
         parts = [template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
         self.library, self.numbers = tiled_library("".join(parts)), {k: i for i, k in enumerate(kernels)}
 
-    def _part(self, number: int, made: TileKernel, access: Access) -> str:
-        stub = "struct Product {" + simt_source(made, access).partition("struct Product {")[2]
-        counts = ", ".join(map(str, (*made.operands, made.products)))
+    def _part(self, number: int, made: TileKernel, access: MemoryAccess) -> str:
+        stub = "struct Product {" + simt_kernel_source(made, access).partition("struct Product {")[2]
+        counts = ", ".join(map(str, (*made.block_counts, made.products)))
         driver = DRIVER.format(
-            params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY_NAME
+            params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.thread_count, entry=ENTRY_NAME
         )
         return re.sub(rf"\b(Product|Number|{ENTRY_NAME}|launch)\b", rf"\g<1>{number}", stub + driver)
 
-    def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
+    def launch(self, op: TileOp, memory: Memory, access: MemoryAccess) -> None:
         function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")
         launch_words(function, tile_words(op, memory), op.grid[0], 1)
 
@@ -71,8 +77,8 @@ def operation(
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
     views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
-    reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
+    reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
+    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
@@ -86,10 +92,10 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def check(kernel: TableKernel, op: TileOp, host: Host, access: Access) -> None:
+def check(kernel: TableKernel, op: TileOp, host: Host, access: MemoryAccess) -> None:
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
-    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
+    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.read_blocks)
     lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
     for piece in op.pieces:
         memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)
@@ -107,7 +113,7 @@ def check(kernel: TableKernel, op: TileOp, host: Host, access: Access) -> None:
         np.testing.assert_array_equal(np.isnan(x) | (x == before[name]), True)
 
 
-ACCESSES: tuple[Access, ...] = ("scalar", "vector")
+ACCESSES: tuple[MemoryAccess, ...] = ("scalar", "vector")
 STAGED = "mulSubInc"  # the kernel that is tried with every way to shared memory
 
 
@@ -140,7 +146,7 @@ def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, in
     tape = record_operations(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
     memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
-    for name, shape in zip("ABC", problem.shapes, strict=True):
+    for name, shape in zip("ABC", problem.matrix_shapes, strict=True):
         views[name] = np.ndarray(shape, dtype, memory[name])
     for name in "AB":
         views[name][...] = rng.integers(-3, 4, views[name].shape)
@@ -161,12 +167,12 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
     strategy."""
     nvrtc()
     op = operation(PRODUCTS["mulIncIncInc"], SIZES[1], 0)
-    kernels = [replace(op.kernel, strategy=GPU8, paths=LEAF_PATHS["texture"])]
+    kernels = [replace(op.kernel, strategy=GPU8_SIZES, paths=LEAF_PATHS["texture"])]
     if architecture == "sm_90":
         kernels.append(replace(op.kernel, strategy=named_strategy("Square")))
     for kernel in kernels:
         s = kernel.strategy
-        r = report(s.name, simt_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
+        r = report(s.name, simt_kernel_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
         assert r.local == 0 and r.registers >= s.m_r * s.n_r, r
 
 
@@ -174,7 +180,7 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
 def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
     """Only tiles that go through registers are loaded this way; all others are copied asynchronously."""
     made = TileKernel(SMALL, "float32", paths=(way, way))
-    _, ptx = compile_cuda(simt_source(made, "vector"), "compute_90", *COMPILER_OPTIONS)
+    _, ptx = compile_cuda(simt_kernel_source(made, "vector"), "compute_90", *COMPILER_OPTIONS)
     assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
 
 
@@ -183,9 +189,9 @@ def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
 
 def test_leaves_name_the_copy_path() -> None:
     for leaf, s, paths in (
-        ("tile.gpu8.texture", GPU8, ("texture", "plain")),
+        ("tile.gpu8.texture", GPU8_SIZES, ("texture", "plain")),
         ("tile.plain", None, ("plain", "plain")),
-        ("tile.gpu8", GPU8, WAYS[0]),
+        ("tile.gpu8", GPU8_SIZES, WAYS[0]),
     ):
         assert (leaf_strategy(leaf_use(leaf)), leaf_paths(leaf_use(leaf))) == (s, paths)
         (gemm,) = record_operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
@@ -230,6 +236,6 @@ def test_kernels_that_differ_in_coefficients_are_one(name: str, pairs: tuple[tup
 
 def test_gpu8_is_the_papers_thread_block() -> None:
     """Section 4: 16 x 8 threads compute 16 x 128 numbers, each thread a column; and it fits on every chip."""
-    assert (GPU8.m_s, GPU8.n_s, GPU8.threads) == (16, 128, 16 * 8)
-    assert (GPU8.m_r, GPU8.n_r, GPU8.warp_n) == (16, 1, 32)
-    assert TileKernel(GPU8, "float32").shared <= 48 << 10 and GPU8 in PRESETS
+    assert (GPU8_SIZES.m_s, GPU8_SIZES.n_s, GPU8_SIZES.thread_count) == (16, 128, 16 * 8)
+    assert (GPU8_SIZES.m_r, GPU8_SIZES.n_r, GPU8_SIZES.warp_n) == (16, 1, 32)
+    assert TileKernel(GPU8_SIZES, "float32").shared_bytes <= 48 << 10 and GPU8_SIZES in ALL_STRATEGIES

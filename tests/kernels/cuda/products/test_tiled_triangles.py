@@ -85,7 +85,7 @@ def played(problem: Problem, leaf: str) -> None:
     rng, dtype, n, k = np.random.default_rng(5), problem.dtype, problem.m, problem.k
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {}
-    for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True):
+    for name, layout, shape in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True):
         strides = [step * problem.itemsize for step in layout.strides]
         views[name] = np.ndarray(shape, dtype, memory[name][GUARD:], 0, strides)
         views[name][...] = rng.integers(-3, 4, shape)
@@ -122,8 +122,8 @@ def test_a_batch_of_triangles_is_one_launch() -> None:
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
     assert isinstance(op, GemmOp) and (op.triangle_extent, op.count, op.leaf_use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
-    one = count_triangle_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
-    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
+    one = count_triangle_tiles(made.tile_counts, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
+    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tile_counts)
     assert replace(made, count=1).grid == (one, 1, 1)
 
 

@@ -22,9 +22,9 @@ from fmm.kernels.cuda.products.tma_tiles import (
     SM90_SHARED_BYTES,
     TmaKernel,
     TmaOp,
-    rows_are_aligned,
+    has_tma_alignment,
+    tma_kernel_source,
     tma_op,
-    tma_source,
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
@@ -73,10 +73,10 @@ def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
 
 
 def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None:
-    r = report(f"{made.triangle} {architecture}", tma_source(made), architecture, COMPILER_OPTIONS)
+    r = report(f"{made.triangle} {architecture}", tma_kernel_source(made), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
-    assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
-    assert made.shared <= SM90_SHARED_BYTES
+    assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.thread_count, r
+    assert made.shared_bytes <= SM90_SHARED_BYTES
 
 
 # ---- on the host, with emulated threads, and a loop as the copy engine
@@ -86,9 +86,9 @@ SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_memory.h
 
 @cache
 def compiled(kernel: TmaKernel) -> Any:
-    assert kernel.shared <= SHARED_BYTES
+    assert kernel.shared_bytes <= SHARED_BYTES
     scheduler()
-    driver = DRIVER.format(params="Launch", threads=kernel.strategy.threads, entry=ENTRY_NAME)
+    driver = DRIVER.format(params="Launch", threads=kernel.strategy.thread_count, entry=ENTRY_NAME)
     text = for_the_host(kernel, header("emulated_block.h") + header("tma_memory.h"), header("tma_barriers.h")) + driver
     return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
@@ -101,16 +101,16 @@ def host() -> Any:
     def launch(op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """Return the counters and the flag after the launch."""
         starts = {name: x.ctypes.data for name, x in arrays.items()}
-        packed = np.frombuffer(op.parameters, np.int64)
+        packed = np.frombuffer(op.parameter_bytes, np.int64)
         room = np.zeros(len(packed) + 8, np.int64)
         words = room[-room.ctypes.data % 64 // 8 :][: len(packed)]
         words[:] = packed
-        counts, flag = np.zeros(max(op.turns, 1), np.uint32), np.zeros(1, np.int32)
+        counts, flag = np.zeros(max(op.turn_counter_count, 1), np.uint32), np.zeros(1, np.int32)
         for word, x in zip(op.map_words, op.maps, strict=True):
             words[word : word + 9] = described(x, starts[x.piece.base])
         for word, piece in zip(op.dest_words, op.dest, strict=True):
             words[word] = starts[piece.base] + piece.offset
-        words[op.turns_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
+        words[op.counters_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
         size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1)
         assert size == words.nbytes
         return counts, int(flag[0])
@@ -218,8 +218,8 @@ def test_parameters_fit_the_drivers_limit() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
         for s in TMA_SIZES if plan == "tile" else (TMA_FUSED_SIZES,):
             op = launch_of(plan, Problem(n, n, n, "float32"), s)
-            assert len(op.parameters) <= MAX_PARAMETER_BYTES
-            assert op.kernel.shared <= SM90_SHARED_BYTES
+            assert len(op.parameter_bytes) <= MAX_PARAMETER_BYTES
+            assert op.kernel.shared_bytes <= SM90_SHARED_BYTES
             assert op.grid[0] == sum(part.tiles for part in op.parts)
 
 
@@ -229,9 +229,9 @@ def test_unsupported_products_use_the_other_kernel() -> None:
         assert isinstance(found, TileGroup | GemmOp)
         return tiled_product(found, "float32") if isinstance(found, GemmOp) else found
 
-    assert not rows_are_aligned(op("tile", 257))
-    assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
-    assert rows_are_aligned(op("strassen.fused > tile", 264))
+    assert not has_tma_alignment(op("tile", 257))
+    assert not has_tma_alignment(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
+    assert has_tma_alignment(op("strassen.fused > tile", 264))
     assert tma_op(op("winograd.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # sums of two, three and four blocks
     assert tma_op(op("strassen^2.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # no room for four copies
 
@@ -259,7 +259,7 @@ def test_triangles_on_the_host(fill: Fill, orders: str, alpha: float, beta: floa
         a, b = (Layout(order, -(-side // 4) * 4) for order, side in zip(orders, sides, strict=True))  # type: ignore[arg-type]
         problem = Problem(n, k, n, "float32", (a, b, Layout("C", n + gap)), alpha, beta, "symmetric", 1, fill)
         rng, whole, views = np.random.default_rng(3), {}, {}
-        for name, layout, (rows, cols) in zip("ABC", problem.layouts, problem.shapes, strict=True):
+        for name, layout, (rows, cols) in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True):
             lines = rows if layout.order == "C" else cols
             whole[name] = floats(lines * layout.leading + 64)
             views[name] = np.ndarray((rows, cols), np.float32, whole[name], 0, [4 * step for step in layout.strides])

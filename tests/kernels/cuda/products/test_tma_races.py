@@ -132,21 +132,24 @@ def host() -> Watched:
         }.items():
             assert text.count(old) == 1, old
             text = text.replace(old, new)
-        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY_NAME)
+        driver = DRIVER.format(threads=kernel.strategy.thread_count, entry=ENTRY_NAME)
         return compiled_file("races", text + driver, FLAGS)
 
     def launch(
         op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]], left_out: str = "nothing", early: int = 0
     ) -> tuple[np.ndarray[Any, Any], int]:
         names = list(arrays)
-        words, pointers = np.frombuffer(op.parameters, np.int64).copy(), []
+        words, pointers = np.frombuffer(op.parameter_bytes, np.int64).copy(), []
         for word, x in zip(op.map_words, op.maps, strict=True):
             words[word : word + 9] = described(x, 0)
             pointers.append((word, names.index(x.piece.base)))
         for word, piece in zip(op.dest_words, op.dest, strict=True):
             words[word] = piece.offset
             pointers.append((word, names.index(piece.base)))
-        words_in = [struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.turns), words.tobytes()]
+        words_in = [
+            struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.turn_counter_count),
+            words.tobytes(),
+        ]
         for array in arrays.values():
             words_in += [struct.pack("q", array.nbytes), array.tobytes()]
         words_in += [struct.pack("i", len(pointers)), *(struct.pack("2i", *pair) for pair in pointers)]
@@ -157,7 +160,7 @@ def host() -> Watched:
         assert done.returncode == 0 and not said, (done.returncode, said)
         c = arrays["C"]
         c[...] = np.frombuffer(done.stdout, c.dtype, c.size).reshape(c.shape)
-        return np.frombuffer(done.stdout, np.uint32, op.turns, c.nbytes), 0
+        return np.frombuffer(done.stdout, np.uint32, op.turn_counter_count, c.nbytes), 0
 
     return launch
 

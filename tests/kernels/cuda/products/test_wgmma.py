@@ -9,7 +9,7 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
     WGMMA_SIZES,
@@ -19,8 +19,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     best_wgmma_sizes,
     cluster_tiles,
     wgmma_instructions,
+    wgmma_kernel_source,
     wgmma_op,
-    wgmma_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUP_TYPES
@@ -31,7 +31,7 @@ from tests.support.chips import H200
 from tests.support.nvrtc import check_warpgroups, nvrtc
 
 SMS = 132
-ALONGS: tuple[tuple[Along, Along], ...] = (
+ALONGS: tuple[tuple[ContiguousAxis, ContiguousAxis], ...] = (
     ("inner", "outer"),
     ("inner", "inner"),
     ("outer", "outer"),
@@ -72,8 +72,8 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameters)
-    check_warpgroups(kernels, wgmma_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
+    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameter_bytes)
+    check_warpgroups(kernels, wgmma_kernel_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
 def test_the_instructions_of_a_tile_name_every_register_once() -> None:
@@ -138,7 +138,7 @@ def test_batches_are_layers_of_the_maps() -> None:
     made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
-    assert made.units == 7 * made.tiles[0] * made.tiles[1]
+    assert made.cluster_tile_total == 7 * made.tiles[0] * made.tiles[1]
 
 
 def test_scalars() -> None:
@@ -222,7 +222,7 @@ def test_it_raises_no_flag() -> None:
 
 
 def test_the_entry_point() -> None:
-    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
+    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_kernel_source(KERNELS[0])
 
 
 # ---- the lower triangle
@@ -239,7 +239,7 @@ def test_one_triangle_of_a_product() -> None:
         0
     ]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.cluster_tile_total == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:

@@ -119,10 +119,10 @@ def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(flags, "FLAGS_PER_CHUNK", 4)
     monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 1)
     first = flags.stream_flag(0, 0)
-    chunk, number = first.place
+    chunk, number = first.entry
     chunk.counts[number] = 5
     assert first.recomputed_count == 5 and not first.allows_plan()
-    again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).place == first.place)
+    again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).entry == first.entry)
     assert again.recomputed_count == 0 and again.allows_plan()
     chunk.counts[number] = 6
     assert again.recomputed_count == 1 and not again.allows_plan()
@@ -130,7 +130,7 @@ def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.Mon
 
 def test_reset_flags(flags: Any) -> None:
     flag = flags.stream_flag(0, 7)
-    chunk, number = flag.place
+    chunk, number = flag.entry
     chunk.counts[number] = 5
     flag.prepared[1] = "a call"
     assert not flag.allows_plan()

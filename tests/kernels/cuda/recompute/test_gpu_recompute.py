@@ -122,16 +122,16 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 def test_an_idle_recompute_takes_almost_no_time(slot: Any) -> None:
     from benchmarks.harness import gpu_seconds
-    from fmm.runtime.device_backend import DeviceBackend, record_for_device
+    from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
     side, backend = 4096, DeviceBackend()
-    whole = record_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
+    whole = record_plan_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
     steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == "recompute")
     launches = replace(whole, steps=steps, streams=(0,) * len(steps))
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
 
     def again() -> None:
-        backend.run(launches, a, b, c, 0, None, slot.address, slot.count_address)
+        backend.run_launches(launches, a, b, c, 0, None, slot.address, slot.count_address)
 
     again()
     spent = min(gpu_seconds(again, 100, 0.01) for _ in range(20))

@@ -12,7 +12,13 @@ import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
+    MemoryAccess,
+    TileKernel,
+    adding_epilogue,
+    simt_kernel_source,
+)
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
 from fmm.kernels.cuda.recompute.recompute import (
     TILED_STRATEGIES,
@@ -71,7 +77,7 @@ class Arrays:
 
     def __init__(self, of: Problem, shift: int) -> None:
         self.memory, self.views = [], []
-        for (rows, cols), x in zip(of.shapes, of.layouts, strict=True):
+        for (rows, cols), x in zip(of.matrix_shapes, of.layouts, strict=True):
             lines, length = (rows, cols) if x.order == "C" else (cols, rows)
             whole = floats(lines * x.leading + shift)
             part = whole[shift:].reshape(lines, x.leading)[:, :length]
@@ -214,7 +220,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
     assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
     for op in (first, second):
         assert op.writes_result
-        words = np.frombuffer(op.parameters, np.int64).copy()
+        words = np.frombuffer(op.parameter_bytes, np.int64).copy()
         for word, piece in zip(pointer_words(op), op.pieces, strict=True):
             words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
         words[-1] = flag.ctypes.data
@@ -229,11 +235,11 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 def test_recompute_kernels_stay_in_registers(architecture: str) -> None:
     nvrtc()
     rows, columns = (tiled_recompute_op(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
-    wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
+    wanted: list[tuple[TileKernel, MemoryAccess]] = [(rows, "vector")]
     if architecture == "sm_90":
         wanted += [(rows, "scalar"), (columns, "vector")]
     for kernel, access in wanted:
-        r = report(f"{access} {architecture}", simt_source(kernel, access), architecture, COMPILER_OPTIONS)
+        r = report(f"{access} {architecture}", simt_kernel_source(kernel, access), architecture, COMPILER_OPTIONS)
         assert r.local == 0, r
 
 
@@ -241,14 +247,14 @@ def test_recompute_kernels_stay_in_registers(architecture: str) -> None:
 def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> None:
     nvrtc()
     kernel = TileKernel(replace(FUSED_SIZES["float32"], stages=2), "float32", 2, 2, adding_epilogue(2), flag="raises")
-    r = report(architecture, simt_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
+    r = report(architecture, simt_kernel_source(kernel, "vector"), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
 
 
 @pytest.mark.parametrize("dtype", TILED_STRATEGIES)
 def test_recompute_kernels_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
-    text = simt_source(tiled_recompute_op(Problem(64, 64, 64, dtype)).kernel, "vector")
+    text = simt_kernel_source(tiled_recompute_op(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

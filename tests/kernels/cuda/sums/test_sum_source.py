@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fmm.hardware.datasheets import capability_limits
-from fmm.hardware.occupancy import active_blocks
+from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
@@ -66,13 +66,13 @@ def test_statements_compute_the_program(name: str) -> None:
             else:
                 term = event.factor * values[event.source] if event.source >= 0 else 0
                 values[event.value] = (values[event.value] if event.kind == "add" else 0) + term
-        expected = [sum(c * x for c, x in zip(row, inputs, strict=True)) for row in kernel.program.matrix()]
+        expected = [sum(c * x for c, x in zip(row, inputs, strict=True)) for row in kernel.program.coefficient_matrix()]
         assert [outputs[o] for o in range(len(expected))] == expected
 
 
 def test_few_values_are_live() -> None:
     """Live values: fewer than 90 for three levels in one pass, and 45 in joins, which read 343."""
-    programs = scheme("strassen^3").programs
+    programs = scheme("strassen^3").addition_programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
     found = [peak_live_values(kernel.statements) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
@@ -274,7 +274,9 @@ def test_every_kernel_compiles_and_stays_in_registers(case: Case, architecture: 
 def blocks(architecture: str, kernel: Report) -> int:
     """Return the kernel's thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared)
+    return count_active_blocks(
+        capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared
+    )
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
