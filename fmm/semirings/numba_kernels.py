@@ -62,7 +62,7 @@ class NumbaSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_interruptibly(tasks)
+        Threads(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
             arguments.write_best_steps(step)
 
