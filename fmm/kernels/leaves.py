@@ -26,7 +26,7 @@ from __future__ import annotations
 from math import sqrt
 
 from fmm.dtypes import BYTE_TYPE, COMPLEX_TYPES, FLOAT_TYPES, INTEGERS, RING_TYPES
-from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
+from fmm.kernels.cpu.exact_product import exact_product, exact_workspace_bytes
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
     ALL_STRATEGIES,
@@ -150,7 +150,7 @@ DIGITS_LEAF = Leaf(
     types_in_blocks=("bool",),
     call_text="products of digits",
     launches=8,
-    scratch=exact_workspace,
+    scratch=exact_workspace_bytes,
     host_product_with_scratch=exact_product,
     forms=("alone", "nested"),
     unprobed=("alone", "nested"),
