@@ -31,7 +31,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # first and last side of the timed products; the side is doubled
-MAX_PRODUCT_SECONDS = 0.02  # largest seconds of a timed product: the side is not doubled beyond
+MAX_PRODUCT_SECONDS = 0.02  # the side is doubled until the next product would take longer than this
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
@@ -39,7 +39,7 @@ PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number
 PIPE_STEPS, CONCURRENT_PIPE_STEPS = 200.0, 150.0
 # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
 SUM_OPERAND_SIDE = 1536
-# rows and columns of A in the product that runs beside the timed sums; takes longer than the sums and is not split
+# rows and columns of A in the product that runs concurrently with the timed sums, unsplit, and longer than the sums
 CONCURRENT_SHAPE = (640, 1024)
 # Factors on the measured rate of sums where sums and products alternate: the overflow check takes time, and caches are
 # colder inside a product. Products take less time in float32, so the slower sums weigh more there.
