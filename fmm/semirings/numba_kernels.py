@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.semirings.host import ArgumentRecord, Array
 
 # largest number of result rows of a task; steps k of the inner dimension for which rows stay in cache
@@ -60,7 +60,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_tasks_interruptibly(tasks)
+        ThreadGroup(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
             arguments.record_steps(step)
 
