@@ -255,8 +255,8 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 # The smallest compute capability for `f16x3` with the vendor's float16 products.
 F16X2_MIN_CAPABILITY = 8.0
 # Seconds of a thread block of the leaf `small` for SMALL_TILE_SIDE steps of the inner dimension, if two thread blocks
-# share the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and bfloat16,
-# 37 us in float64.)
+# share the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and
+# bfloat16, 37 us in float64.)
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension.
