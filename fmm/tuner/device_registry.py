@@ -110,7 +110,7 @@ def is_local_gpu(name: str) -> bool:
 def find_datasheet(name: str) -> datasheets.Datasheet | None:
     """Return the datasheet of a local GPU, or of a GPU by its datasheet's name; None without a datasheet."""
     if is_local_gpu(name):
-        guess = _local_gpu(name).guess
+        guess = _find_local_gpu(name).guess
         return datasheets.datasheet_of(guess.name) if guess else None
     with suppress(ValueError):
         return datasheets.datasheet_of(name)
@@ -122,7 +122,7 @@ def find_device_identity(name: str) -> Identity:
     if is_local_cpu(name):
         return identity.cpu_identity(blas_threads())
     if is_local_gpu(name):
-        return _local_gpu(name).identity
+        return _find_local_gpu(name).identity
     sections = _sections_by_device()
     key = name if name in sections else _find_tuned_key(name, sections)
     return Identity(key, device_name(key, sections[key]) if key in sections else key)
@@ -206,7 +206,7 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         raise ValueError(f"unknown device {name!r}; valid: {', '.join(valid_device_names())}") from None
 
 
-def _local_gpu(name: str) -> devices.Device:
+def _find_local_gpu(name: str) -> devices.Device:
     index = devices.parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         return devices.cuda_device(index)

@@ -35,7 +35,7 @@ from fmm.tuner.fit.parameters import (
     FIT_PARAMETERS_BY_NAME,
     LEAF_RATE_PARAMETERS,
     OWN_KERNEL_START_VALUES,
-    TILE_PARAMETER,
+    TILE_SIDE_PARAMETER,
     FitParameter,
     is_used_on_device,
     with_parameters,
@@ -129,7 +129,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     if start.batches:
         without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # second start: no whole rounds of tiles
         starts = [
-            TILE_PARAMETER.with_value(s, dtype, side)
+            TILE_SIDE_PARAMETER.with_value(s, dtype, side)
             for s in dict.fromkeys((start, without_rounds))
             for side in VENDOR_TILE_SIDES
         ]

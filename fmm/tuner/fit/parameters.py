@@ -126,7 +126,7 @@ LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 # The fit tries a few tile sides, since the predicted time is a step function of the tile side.
-TILE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
+TILE_SIDE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
 GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_PARAMETER_NAMES = frozenset(
     {"idle", "spin", "apart"}
@@ -246,7 +246,7 @@ def parameter_meaning(name: str) -> str:
 
 def parameter_unit(name: str) -> str:
     """Return the unit of a parameter; empty for dimensionless factors and shares."""
-    found = TILE_PARAMETER if name == TILE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
+    found = TILE_SIDE_PARAMETER if name == TILE_SIDE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 
 
