@@ -23,6 +23,7 @@ BENCHMARKS = {
     "declines": "benchmarks.declines",
     "threads": "benchmarks.threads",
     "integers": "benchmarks.integers",
+    "contractions": "benchmarks.contractions",
     "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",
     "out_of_core": "benchmarks.out_of_core",

@@ -7,6 +7,7 @@ import numpy  # noqa: F401
 from fmm import kernels  # noqa: F401
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
+from fmm.contractions import einsum, multi_dot, tensordot, transpose  # noqa: F401  (opt_einsum calls transpose)
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.install_targets import install_from_env
 from fmm.integrations.report import report, report_from_env
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PreparedOperand",
+    "einsum",
     "explain",
     "explain_gemm",
     "explain_gram",
@@ -33,12 +35,14 @@ __all__ = [
     "installed",
     "matmul",
     "minplus",
+    "multi_dot",
     "plan",
     "prepare",
     "release_workspace",
     "report",
     "shortest_paths",
     "show_config",
+    "tensordot",
     "uninstall",
 ]
 

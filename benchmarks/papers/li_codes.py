@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import STEP_TABLES, levels_by_threshold
+from fmm.perfmodel.papers.li_counts import METHOD_STEP_TABLES, levels_by_threshold
 from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
@@ -24,7 +24,7 @@ def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
     """Return the plan of a code with this number of levels: Figure 16 or 23 outside, Figure 12 or 13 innermost."""
     if not depth:
         return Plan.parse(leaf)
-    innermost, above = STEP_TABLES[SCHEME_OF_CODE[code]]
+    innermost, above = METHOD_STEP_TABLES[SCHEME_OF_CODE[code]]
     return Plan.parse(" > ".join([*[above] * (depth - 1), innermost, leaf]))
 
 

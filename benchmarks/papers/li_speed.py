@@ -17,7 +17,7 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import FMM_CHOICE, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37, reduction_curve
+from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37_SPEEDUPS, reduction_curve
 
 # ---- single precision
 
@@ -90,7 +90,7 @@ def _seconds_24(results: Results) -> Numbers:
 def _printed_36() -> Numbers:
     """Return the printed seconds of n = 16384."""
     found: dict[Key, float] = {(SGEMM, SIZES[-1], 0): 23.699, (GPU8, SIZES[-1], 0): 22.971}
-    for code, seconds, *_ in FIGURE_37:
+    for code, seconds, *_ in FIGURE_37_SPEEDUPS:
         found |= {(code, SIZES[-1], k): x for k, x in enumerate(seconds, 1)}
     return found
 
@@ -111,7 +111,7 @@ def _speedups(seconds: Numbers) -> Numbers:
 def _printed_37() -> Numbers:
     return {
         (base, code, SIZES[-1], k): float(x)
-        for code, _, *both in FIGURE_37
+        for code, _, *both in FIGURE_37_SPEEDUPS
         for base, percents in zip((SGEMM, GPU8), both, strict=True)
         for k, x in enumerate(percents, 1)
     }

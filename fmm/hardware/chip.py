@@ -27,7 +27,7 @@ class Chip:
     limits: CapabilityLimits
     multiprocessors: int
     clock: float  # cycles per second
-    bandwidth: float  # bytes/s of global memory
+    bandwidth: float  # bandwidth of global memory in bytes/s
     cache: float  # bytes of the second-level cache (L2)
     fitted: BlockModelConstants = BlockModelConstants()
     # compute capability (90 for 9.0), if `limits` are those of an older capability; 0: that of `limits`
@@ -52,7 +52,7 @@ class Chip:
 
     @property
     def has_warpgroups(self) -> bool:
-        """True for Hopper, the only chip with matrix instructions of four warps (wgmma)."""
+        """True for Hopper, the only architecture with matrix instructions of four warps (wgmma)."""
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property

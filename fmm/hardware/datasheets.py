@@ -37,7 +37,7 @@ def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT
 
 @dataclass(frozen=True, slots=True)
 class CapabilityLimits:
-    """Limits and rates of all devices of one compute capability."""
+    """The limits and rates that all devices of one compute capability have."""
 
     capability: str  # compute capability, such as "9.0"
     max_threads_per_block: int
@@ -107,7 +107,7 @@ class Datasheet:
     fp16_tflops: float | None
     int8_tops: float | None
     bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
-    memory_gb: float  # advertised size, in units of 1e9 bytes
+    memory_gb: float  # advertised size of global memory in units of 1e9 bytes
     l2_kib: int | None  # size of the second-level cache in KiB; 0 without a cache
     relative_of: str  # name of the measured device whose calibration is scaled to this device; empty: none
     source: str  # documents, and the numbers that were computed from other numbers
@@ -153,7 +153,7 @@ def datasheet_of(name: str) -> Datasheet:
 
 
 def datasheet_names() -> tuple[str, ...]:
-    """Return the names of the devices in the table, oldest first."""
+    """Return the names of the devices in the table of datasheets, oldest first."""
     return tuple(d.name for d in _device_table().values())
 
 

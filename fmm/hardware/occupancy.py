@@ -67,7 +67,7 @@ def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupa
     )
 
 
-def active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
+def count_active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
     """Return the number of active thread blocks of a multiprocessor; `registers` counts the registers of one thread."""
     return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).active_block_count
 
@@ -77,7 +77,7 @@ def register_range(limits: CapabilityLimits, threads: int, shared_bytes: int, bl
     counts = [
         registers
         for registers in range(1, limits.max_registers_per_thread + 1)
-        if active_blocks(limits, threads, registers, shared_bytes) == blocks
+        if count_active_blocks(limits, threads, registers, shared_bytes) == blocks
     ]
     return range(counts[0], counts[-1] + 1) if counts else range(0)
 
@@ -92,7 +92,7 @@ def max_registers(limits: CapabilityLimits, threads: int, blocks: int) -> int:
     return next(fitting, 0)
 
 
-def _rounded_up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
@@ -109,11 +109,11 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return limits.max_blocks_per_sm
     # The check of the registers of a block, and on 1.x also their allocation, rounds warps up to fill all partitions
     # evenly.
-    even_warps = _rounded_up(launch.warp_count, limits.warp_granularity)
+    even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
-        per_block = _rounded_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
+        per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
         return limits.registers_per_sm // per_block
-    per_warp = _rounded_up(launch.registers * THREADS_PER_WARP, limits.register_unit)
+    per_warp = _round_up(launch.registers * THREADS_PER_WARP, limits.register_unit)
     if per_warp * even_warps > limits.registers_per_block:
         return 0
     # Each partition of a multiprocessor has its own share of the register file and holds whole warps.
@@ -122,7 +122,7 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
 
 
 def _blocks_by_shared_memory(limits: CapabilityLimits, launch: BlockResources) -> int:
-    per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
+    per_block = _round_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0
     return limits.shared_per_sm // per_block if per_block else limits.max_blocks_per_sm

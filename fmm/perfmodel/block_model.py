@@ -1,7 +1,7 @@
 """Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
 The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Counts
-cite the numbers of the paper's equations. Times are in cycles of a multiprocessor. As in the paper, the slowest
+cite the numbers of the paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the slowest
 resource determines the time. The model extends the paper's model in three respects. Reads of shared memory and other
 instructions need issue slots, like multiply-adds. A warp waits at every tile while other warps of the multiprocessor
 run. In the last round a multiprocessor has fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks computes the
@@ -18,7 +18,7 @@ from math import ceil, prod
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits
-from fmm.hardware.occupancy import THREADS_PER_WARP, active_blocks, max_registers
+from fmm.hardware.occupancy import THREADS_PER_WARP, count_active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT64_SIZES,
     H200_STRATEGIES,
@@ -50,11 +50,11 @@ FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32 number; float32 n
 
 # The next three numbers are counted in the machine code for sm_90.
 COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
-LOOP_INSTRUCTIONS = 50  # other instructions of a thread for each tile
-UNCOUNTED_REGISTERS = 32  # registers of a thread that Equation 16 does not count
+LOOP_INSTRUCTIONS = 50  # further instructions of a thread for each tile
+UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does not count
 
 
-# ---- counts of elements per thread block, equations (8) to (17)
+# ---- counts of elements for each thread block, Equations 8 to 17
 
 
 def tile_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
         registers = min(registers, max_registers(limits, s.thread_count, s.blocks))
     a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(
+    return count_active_blocks(
         limits, s.thread_count, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies)
     )
 

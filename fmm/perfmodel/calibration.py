@@ -31,16 +31,16 @@ class ProductRate:
     pipe: float  # steps along the inner dimension with which half of the time is start-up
     rows: float = 0.0  # number of rows of C with which reading B takes as long as multiplying
     cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
-    # bytes/s at which thin products read and write their operands; 0: `Calibration.stream`, the rate of sums
+    # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
     memory: float = 0.0
     # `unaligned`, `odd`, `alone` and `copied` are factors on the time of a product; 1 means no loss.
     # factor if all rows begin at multiples of 4 bytes, but not all rows at multiples of 16 bytes
     unaligned: float = 1.0
-    odd: float = 1.0  # factor if not all rows begin at multiples of 4 bytes
+    odd: float = 1.0  # factor on the time of a product if not all rows begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of products of aligned copies of unaligned operands. (Measured on an H200: 0.9 in bfloat16,
-    # 0.94 in float64, 0.99 in float32. A device at its power limit clocks higher after a slow product of unaligned
-    # operands.)
+    # Factor on the time of products of aligned copies of unaligned operands. (Measured on an H200 for `copied`: 0.9 in
+    # bfloat16, 0.94 in float64, 0.99 in float32. A device at its power limit clocks higher after a slow product of
+    # unaligned operands.)
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # rows and columns of a tile of the kernel; C is computed in whole tiles
@@ -56,7 +56,7 @@ class ProductRate:
     # tile after tile, so that the model counts whole rounds of tiles instead of `fill`, `tile` and `slots`. `blocks` is
     # 0 if the vendor multiplies the planes.
     blocks: float = 0.0
-    start: float = 0.0  # additional seconds of each start: a leaf of several kernels fills the device slowly
+    start: float = 0.0  # additional seconds of each start of a leaf with several kernels, which fills the device slowly
     # The time of the tiled kernel over the vendor's time for a very large product. If `tiled` is 0, the kernel was not
     # measured, and no plan with the tiled kernel is chosen.
     tiled: float = 0.0
@@ -69,7 +69,7 @@ class ProductRate:
     # block of C.
     inside: float = 0.0
     # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole
-    # product's time. (Measured on an H200: 0.50 in float32, 0.63 in float64.)
+    # product's time. (On an H200 the share is 0.50 in float32 and 0.63 in float64.)
     half: float = 0.6
     # With fewer than `half_least` steps along the inner dimension, the share is `half_below` instead of `half`.
     half_least: float = 0.0
@@ -84,7 +84,7 @@ class ProductRate:
 
 
 @lru_cache(maxsize=64)
-def _without_tiled_kernel(rate: ProductRate) -> ProductRate:
+def _rate_without_tiled_kernel(rate: ProductRate) -> ProductRate:
     """Return the rate without the tiled kernel's numbers; cached, since every candidate needs the rate."""
     return replace(rate, tiled=0.0)
 
@@ -93,7 +93,7 @@ def _without_tiled_kernel(rate: ProductRate) -> ProductRate:
 class Calibration:
     """The model of one device: rates by element type, the cost of sums, launches and threads, and the margins.
 
-    On a CPU a plan runs `lanes` products concurrently, each on its share of the threads, while other threads compute
+    On a CPU a plan runs `lanes` products concurrently, each on a share of the threads, while other threads compute
     sums. `ProductRate.batch` is the factor by which concurrent products are slower. Plans of small products run one
     step at a time.
     """
@@ -130,7 +130,7 @@ class Calibration:
     # shortest allowed side of leaf products in rows; the formula is wrong for shorter sides
     least: float = 0.0
     lanes: int = 1  # number of products that run at a time on a CPU
-    idle: float = 0.0  # seconds in which threads are idle at a plan's beginning and end
+    idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # Measured bounds on the number of levels, by baseline; plans above another baseline have no bound. The thresholds
@@ -165,4 +165,4 @@ class Calibration:
         if (found := self.rates.get(dtype)) is not None:
             return found
         twin = self.rates.get(next((name for name, row in DTYPES.items() if row.real == dtype), ""))
-        return None if twin is None else _without_tiled_kernel(twin)
+        return None if twin is None else _rate_without_tiled_kernel(twin)

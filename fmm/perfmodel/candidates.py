@@ -1,8 +1,8 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A form makes plans out of a level and a leaf. Each level names the forms in which the level is compared; the file of an
-algorithm does so in the line `consider`. Each leaf names the forms that the leaf may end. New levels and leaves are
-therefore compared without a change of this module.
+A form of plans combines a level and a leaf in several patterns. Each level names the forms in which the level is
+compared; the file of an algorithm does so in the line `consider`. Each leaf names the forms that the leaf may end. New
+levels and leaves are therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -209,8 +209,8 @@ def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[s
 # ---- candidates of self-adjoint products
 
 
-# The numbers of cuts of a self-adjoint product that are tried, by device. A CPU's BLAS gains nothing from many small
-# blocks.
+# The numbers of cuts of a self-adjoint product that are tried, by device. A CPU's BLAS gains nothing from more cuts
+# into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
 # names of the forms of plans for the products below the diagonal
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
@@ -224,10 +224,10 @@ TRIANGLE_ONLY_FORM: Final = "half"
 def gram_candidates(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared for self-adjoint products, the vendor first.
 
-    A leaf with a kernel for triangles needs no level. For other leaves, levels `gram` cut the product into blocks. The
-    vendor or a fast plan computes the blocks below the diagonal, and the plan's leaf computes the blocks on the
-    diagonal. If the plan's leaf is the vendor's product, further candidates compute the blocks on the diagonal with a
-    triangle kernel.
+    A leaf with a kernel for triangles needs no level `gram`. For other leaves, levels `gram` cut the product into
+    blocks. The vendor or a fast plan computes the blocks below the diagonal, and the plan's leaf computes the blocks on
+    the diagonal. If the plan's leaf is the vendor's product, further candidates compute the blocks on the diagonal with
+    a triangle kernel.
     """
     inner = [VENDOR, *_plans_of_forms("alone", device, lambda leaf: leaf.forms)]
     for form in _device_forms(device):
@@ -390,7 +390,7 @@ def compose_levels(
                         hidden = inner.hidden_sum_share * (outer.overlappable + overlappable)
                         seconds = outer.seconds + outer.products * inner.seconds - hidden
                         found.append(Composition(seconds, len(found), outer, inner))
-    fitting = (x for c in sorted(found) if (x := _joined_plan(c, problem, max_workspace, max_error_growth)))
+    fitting = (x for c in sorted(found) if (x := _composed_plan(c, problem, max_workspace, max_error_growth)))
     return list(islice(fitting, MAX_COMPOSITIONS))
 
 
@@ -453,7 +453,7 @@ def _inner_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibrati
                 )
 
 
-def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
+def _composed_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
     """Return the composition as a plan; None if the plan is invalid or exceeds a limit."""
     outer, inner = found.outer, found.inner
     with suppress(PlanError):

@@ -55,7 +55,7 @@ class Limits:
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH_LIMIT
     emulation: bool = True  # True to allow plans that multiply in another element type
-    # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
+    # True to bound the error of each entry of C relative to (|A| |B|)ij, instead of relative to norms
     componentwise: bool = False
 
     def allows_plan(self, plan: Plan, growth: float) -> bool:
@@ -76,7 +76,7 @@ class Candidate:
     plan: Plan
     prediction: Prediction
     time: float  # ratio of the predicted time of a recurring call to the vendor's
-    error_growth: float  # expected error as a multiple of the vendor's
+    error_growth: float  # expected error as a multiple of the vendor's error
     margin: float  # the candidate wins if `time` is at most 1 - margin
 
     @property
@@ -197,7 +197,7 @@ class EligiblePlan(NamedTuple):
     """A plan that may be chosen for one element type on one device, with requirements on a problem's sides."""
 
     plan: Plan
-    alignment: int  # every row must begin at a multiple of this number of bytes
+    alignment: int  # every row of A, B and C must begin at a multiple of this number of bytes
     longest: float  # number of rows of the longest allowed side; inf: no limit
     parts: tuple[int, int, int] | None  # numbers of parts into which all levels cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
@@ -294,7 +294,7 @@ def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
 
 
 def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
-    """Return the plans that pass the filter with their predictions, the fastest first.
+    """Return the candidates: plans that pass the filter, with predictions, the fastest first.
 
     The plans are taken from `plans`, or from all candidates if `plans` is empty. Plans with equal predicted times keep
     their order.
@@ -302,7 +302,7 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
     vendor_seconds = recurring_call_seconds(predict_vendor(problem, calibration), calibration)
     found: list[Candidate] = []
     for plan in filter_candidates(problem, calibration, plans):
-        with suppress(PlanError):  # the plan cannot run on these sides
+        with suppress(PlanError):  # a plan that cannot run on these sides is skipped
             work = estimated_work(plan, problem)
             if plan.has_smaller_products and work.smallest_leaf_side < calibration.least:
                 continue
@@ -425,7 +425,7 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 
 
-# ---- 4. pick: the fastest winner that fits, and the reason in words
+# ---- 4. pick: the fastest candidate that beats the vendor within the limits, and the reason in words
 
 
 def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:

@@ -22,7 +22,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch_bytes
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
+from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_leaf_level, count_level
 from fmm.problem import Fill, Operation, Shape
 
 LeafCounts = tuple[tuple[Shape, int], ...]  # pairs of a shape (m, k, n) and the number of leaf products of this shape
@@ -34,9 +34,9 @@ class Cost:
 
     # sum of 2mkn over the leaf products of any type; about half of 2mkn where one triangle of C is computed
     flops: int
-    additions: int  # elements added or subtracted by the sums
-    bytes_read: int  # bytes that the sums read
-    bytes_written: int  # bytes that the sums write
+    additions: int  # number of elements that sums add or subtract
+    bytes_read: int  # number of bytes that the sums of all levels read
+    bytes_written: int  # number of bytes that the sums of all levels write
     leaf_bytes: int  # bytes of A, B and C of the leaf products; each matrix counts once in each product
     transactions: int  # number of memory transactions, rounded up for every rectangle that is read or written
     launches: int  # number of launches of sums and leaf products
@@ -107,7 +107,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally_of_level(
+    t = _level_tally(
         plan, (m, k, n), GemmParams(alpha, beta, op, fill), _CountingRules(itemsize, transaction, batched, opened)
     )
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
@@ -124,11 +124,11 @@ class _CountingRules(NamedTuple):
 
     itemsize: int  # bytes of an element of the operands
     transaction: int  # bytes of a memory transaction
-    batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
-    opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
+    batched: bool  # True if leaf products of stacked levels count as one launch for each shape
+    opened: bool  # True to count the steps of a level that one leaf runs as a whole
 
     def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
-        """Return the bytes and the transactions of rectangles."""
+        """Return the bytes and the memory transactions that move the given rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
@@ -149,10 +149,10 @@ class _CostTally(NamedTuple):
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
+def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
     level = _fused_level_counts(plan, shape, params.beta) if plan.is_fused else count_level(plan, shape, params)
     if level is None:
-        if units.opened and (opened := _opened_leaf_tally(plan, shape, params, units)) is not None:
+        if units.opened and (opened := _leaf_level_tally(plan, shape, params, units)) is not None:
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
@@ -160,9 +160,9 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
     read, loads = units.rectangle_traffic(level.read, inside.itemsize)
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
-    inner = [(_tally_of_level(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
+    inner = [(_level_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
     launches = level.launches - _launches_saved_by_batches(plan, level, inner, units.batched)
-    total = _tally_total(
+    total = _sum_of_tallies(
         _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
     )
     if plan.levels and plan.levels[0].is_batched:
@@ -172,10 +172,10 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
     return total
 
 
-def _opened_leaf_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
+def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
     """Return the tally of a level that a leaf runs as a whole, with the planes as one batch; None for other leaves."""
     leaf = plan.leaf_use.leaf
-    level = count_opened_leaf(plan, shape, units.itemsize, params)
+    level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
         return None
     inside = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
@@ -183,8 +183,8 @@ def _opened_leaf_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Cou
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _CostTally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
-    return _tally_total(
-        start, [(_tally_of_level(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
+    return _sum_of_tallies(
+        start, [(_level_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
     )
 
 
@@ -211,7 +211,7 @@ def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangl
     return _CostTally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _tally_total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
+def _sum_of_tallies(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
     """Return the sum of a level's own tally and its products' tallies; `streams` products hold workspace at a time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),

@@ -66,8 +66,8 @@ DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 def with_integer_rates(found: Calibration) -> Calibration:
     """Return a CPU's calibration with rates for integers, derived from the calibration's floating-point rates.
 
-    NumPy multiplies integers in a loop. The leaf `digits` instead cuts integers into floating-point matrices of small
-    integers, which BLAS multiplies.
+    NumPy multiplies integers in a simple loop without BLAS. The leaf `digits` instead cuts integers into floating-point
+    matrices of small integers, which BLAS multiplies.
     """
     rates, loop = (
         dict(found.rates),
@@ -112,11 +112,11 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 # the peak in bfloat16 and 0.68 to 0.73 in TF32. Splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
-# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. Their cores read one operand of each
-# multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree with the times of
-# sgemm and dgemm that Li, Ranka and Sahni print.
+# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
+# operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree
+# with the times of sgemm and dgemm that Li, Ranka and Sahni print.
 EARLY_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
-SUM_BANDWIDTH_SHARE = 0.75  # share of the bandwidth that the sums reach
+SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
 MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
 LAUNCH_SECONDS = 4e-6
@@ -269,7 +269,7 @@ F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
 # Factor on the time of `f16x3` for a batch of 7 or 49 products. (With this factor the predicted time of one level is 5
 # % too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.)
 F16X3_BATCH_FACTOR = 1.08
-# The time of a very large triangle as a share of the whole product's, and the number of rows that doubles this share.
+# The time of a very large triangle by `f16x3` as a share of the whole product's, and the rows that double this share.
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
 
@@ -320,7 +320,8 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on and below the diagonal."""
-    at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
+    # number of tiles at a time, on both sides of the diagonal; half of the tiles are computed
+    at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 

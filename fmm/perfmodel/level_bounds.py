@@ -23,8 +23,8 @@ ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 def effective_side(shape: Shape) -> float:
     """Return the effective side: one level gains the same share of time for the square product with this side.
 
-    By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
-    proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.
+    By Equation 2 of D'Alberto and Nicolau, a level's additions over its saved multiplications are proportional to 4/n +
+    4/m + 7/k. An empty product has the effective side 0.
     """
     m, k, n = shape
     if not min(shape):
@@ -49,7 +49,7 @@ def baseline_text(plan: Plan) -> str:
 class LevelBounds:
     """The crossovers of plans above one baseline, as effective sides; None: not measured, so that there is no bound."""
 
-    baseline: str  # baseline_of the plans
+    baseline: str  # text of the baseline, as `baseline_text` returns
     tau1: float | None = None
     tau2: float | None = None
     tau3: float | None = None

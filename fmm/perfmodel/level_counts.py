@@ -29,7 +29,7 @@ MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
 # The counts use the function without its cache: the cache is for the sizes of plans that run.
-_lower_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
+_lower_level_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 class LevelCounts(NamedTuple):
@@ -55,11 +55,11 @@ def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | N
         leaf = plan.leaf if plan.leaf_use.leaf.can_compute_sums and not plan.inner_plan.levels else VENDOR.leaf
         if (formulas := _level_polynomials(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.evaluate_counts(shape, plan.inner_plan)
-    steps = _lower_uncached(plan, *shape, *params)
+    steps = _lower_level_uncached(plan, *shape, *params)
     return None if steps is None else _count_steps(steps)
 
 
-def count_opened_leaf(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
+def count_leaf_level(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
     """Return the counts of a level that one leaf runs as a whole, with one launch; None for other leaves."""
     steps = lower_leaf_level(plan, *shape, itemsize, params)
     return None if steps is None else _count_steps(steps)
@@ -88,11 +88,11 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added = lower if mirror.beta else 0
         additions += added
         launches += 1
-        read[lower + added, _have_product_type([mirror.source])[0]] += 1
-        written[upper + (0 if mirror.is_in_place else lower), _have_product_type([mirror.dest])[0]] += 1
+        read[lower + added, _product_type_flags([mirror.source])[0]] += 1
+        written[upper + (0 if mirror.is_in_place else lower), _product_type_flags([mirror.dest])[0]] += 1
     for step in exponents:
         launches += 1
-        read[step.source_place.rows * step.source_place.cols, _have_product_type([step.source_place])[0]] += 1
+        read[step.source_place.rows * step.source_place.cols, _product_type_flags([step.source_place])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.params) for p in steps.products)
@@ -106,7 +106,7 @@ class _SumKey(NamedTuple):
     program: AdditionProgram
     reads: tuple[RectangleShape, ...]
     writes: tuple[RectangleShape, ...]
-    reads_below: tuple[bool, ...]  # True for each array that has the type of the level's products
+    reads_below: tuple[bool, ...]  # True for each array with the element type of the level's products
     writes_below: tuple[bool, ...]
 
 
@@ -114,11 +114,11 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
     fused = isinstance(step, ProductWithSums)
     update = step.update if isinstance(step, ProductWithSums) else step
     reads, writes = (tuple([(p.rows, p.cols) for p in places]) for places in (update.reads, update.writes))
-    below = _have_product_type(update.reads), _have_product_type(update.writes)
+    below = _product_type_flags(update.reads), _product_type_flags(update.writes)
     return _SumKey(fused, update.program, reads, writes, *below)
 
 
-def _have_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
+def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
     """Return for each array whether it has the products' type, like temporaries and parts of complex numbers."""
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
@@ -162,8 +162,8 @@ def _region_counts(
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 
 # A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. The counts of a level are
-# polynomials in the three q; all sides with equal remainders have the same polynomials. The counts of one problem give
-# all coefficients by Kronecker substitution. The sides q of this problem are powers of DIGIT_BASE, so that the
+# polynomials in the three block sizes q; sides with equal remainders have equal polynomials. The counts of one problem
+# give all coefficients by Kronecker substitution. The sides q of this problem are powers of DIGIT_BASE, so that the
 # coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
@@ -249,7 +249,7 @@ def _level_polynomials(
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
-        steps = _lower_uncached(Plan((level,), leaf), *sides, alpha, beta)
+        steps = _lower_level_uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
         return None
     assert steps is not None

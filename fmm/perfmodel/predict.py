@@ -1,20 +1,22 @@
-"""Predict the time of a plan with the formula that docs/model.md describes, term by term.
+"""Predict the time of a plan with the formula that docs/model.md describes.
 
-    T = P + S + L + E - H
+The predicted time is T = P + S + L + E - H, with products P, sums S, launches L, ends E and hidden sums H.
 
-    P  products  the sum over the shapes m x k x n of leaf products, `count` products of a shape, `batch` at a time:
-                     count * max(F * s, M) + count / batch * start
-                 F = flops of one product / rate.flops
-                 M = bytes of A, B and C of one product / rate.memory
-                 s = the slowdown. For the vendor's kernels, with b products that run together, s is
-                     (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors.
-                 Separate functions compute s for the tiled kernel, for whole rounds of tiles, and for `f16x3`.
-    S  sums      (traffic * itemsize + small * passes) / stream. The share p of the traffic may move at the share r of
-                 the rate (sequential, ragged, scalar, parts, deep); the traffic is then multiplied by 1 - p + p / r.
-    H  hidden    overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
-    L  launches  max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the time by
-                 which the host starts the products more slowly than the device does all the work.
-    E  ends      0, or with c products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)).
+P (products) adds count * max(F * s, M) + count / batch * start over the shapes m x k x n of leaf products. A shape has
+`count` products, and `batch` products start together. F is the flops of one product over `rate.flops`. M is the bytes
+of A, B and C of one product over `rate.memory`. s is the slowdown. For b concurrent products by the vendor's kernels, s
+is (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s
+for the tiled kernel, for whole rounds of tiles, and for the kernel `f16x3`.
+
+S (sums) is (traffic * itemsize + small * passes) / stream. If the share p of the traffic moves at the share r of the
+rate `stream`, the traffic is multiplied by 1 - p + p / r.
+
+H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
+
+L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the time by
+which the host starts the products more slowly than the device does all the work.
+
+E (ends) is 0, or with c products at a time on a CPU idle + min(spin, (P + S + idle) (c - 1) / (c + 1)).
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
 on a CPU, a leaf product counts as one of a batch of c products. P and S are then the times in which all threads are
@@ -64,7 +66,7 @@ class Prediction:
     products: float  # P
     sums: float  # S
     launches: float  # L
-    hidden: float  # H, negative if sums and products slow each other down
+    hidden: float  # H, the hidden seconds; negative if sums and products slow each other down
     ends: float = 0.0  # E
 
     @property
@@ -80,7 +82,7 @@ class Prediction:
 
     @property
     def effective_flops(self) -> float:
-        """The effective rate 2mkn / T in flop/s, which exceeds the device's peak where the plan saves enough flops."""
+        """The effective rate 2mkn / T in flop/s; the rate exceeds the device's peak if the plan saves enough flops."""
         return self.problem.flops / self.predicted_seconds if self.predicted_seconds else 0.0
 
     def __str__(self) -> str:
@@ -103,7 +105,7 @@ def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> 
 
 
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
-    """Return the predicted time of the vendor's product."""
+    """Return the predicted time of a problem by the vendor's product."""
     return quick_prediction(VENDOR, problem, calibration)
 
 
@@ -186,13 +188,13 @@ class LeafTerm(NamedTuple):
     """Equal leaf products; P has number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
 
     size: tuple[float, float, float]  # m, k, n
-    number: float  # number of these products
+    number: float  # number of equal leaf products
     batch: float  # number of products that start together
     flops: float  # flops of one product
     rate: float  # flop/s of a very large product
-    slowdown: float  # s, the factor on flops / rate
+    slowdown: float  # slowdown s, the factor on flops / rate
     moved: float  # bytes of A, B and C of one product
-    memory: float  # bytes/s of reading and writing A, B and C
+    memory: float  # bytes/s with which A, B and C are read and written
     start: float  # additional seconds of each start of a batch
     launches: int  # number of kernel launches of each start of a batch
 
@@ -219,7 +221,7 @@ def leaf_terms(
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
-        # a prepared operand is not split during the call
+        # A prepared operand is not split during the call.
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
@@ -257,7 +259,7 @@ def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
     coefficients for which other splits cannot write the leaf's form.
     """
     scheme = last.bilinear
-    is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
+    is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts cannot write the leaf's form
     if not last.is_batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
         return rate
     left, right = (
@@ -289,10 +291,11 @@ SPLIT_K_STEPS = 4096
 def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
     """Return the slowdown s of the vendor's product, which takes s * flops / rate seconds.
 
-    `unaligned` is the factor on the time of multiplying unaligned rows. The terms `rows` and `cols`, for repeated reads
-    of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the square root of
-    `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted times is 5 % in
-    TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13 and 7 %.
+    `unaligned` is the factor on the time of multiply-adds with unaligned rows. The terms `rows` and `cols`, for
+    repeated reads of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the
+    square root of `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted
+    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13
+    and 7 %.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -309,10 +312,10 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
-# ---- s of the vendor's kernels where C has few tiles, so that whole rounds of them count
+# ---- s of the vendor's kernels where C has few tiles: the model counts whole rounds of tiles
 
-# The model counts whole rounds of tiles if C has fewer than MAX_COUNTED_ROUNDS rounds. With more rounds, the last round
-# leaves little of the device idle, and `fill` predicts better.
+# The model counts whole rounds of tiles if C has fewer than MAX_COUNTED_ROUNDS rounds. With more rounds the last round
+# leaves little of the device idle, and `fill` predicts the time better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
 # SMALLER_TILE_LOSS to the time of an entry. (The values are fitted to products of five H200s.)
@@ -334,7 +337,7 @@ def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 
 @lru_cache(maxsize=4096)  # cached: a fit needs the same options thousands of times
 def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
-    """Return pairs (slowdown for a very long k, sections of each tile), fewer sections first.
+    """Return pairs (slowdown for a very long k, number of sections of each tile), fewer sections first.
 
     Options with more sections that are not faster are left out.
     """
@@ -358,8 +361,8 @@ def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[t
 # for products with sums inside, as ratio of measured to predicted time. With up to 132 tiles the ratio is 1.04 to 1.34,
 # with the median 1.14 of 12 shapes. With more tiles the ratio is 0.95 to 1.11, with the median 0.99 of 65 shapes.)
 WAITING_FACTOR = 1.14
-# A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. (Without this
-# constant, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.)
+# A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. (Without
+# TILE_WRITE_STEPS, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.)
 TILE_WRITE_STEPS = 30.0
 
 
@@ -395,7 +398,7 @@ NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. The kernel then
 # writes each number separately.
 UNPAIRED_WRITE_FACTOR = 1.5
-# Factor on the time of a tile if its thread block shares no operands with a neighbour.
+# Factor on the time of a tile if the thread block shares no operands with a neighbouring thread block.
 UNSHARED_BLOCK_FACTOR = 1.05
 # Additional share of a product's time for each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns. The
 # thread blocks of a round then read lines that are farther apart in memory. (Measured on an H200 for 25 plans with leaf

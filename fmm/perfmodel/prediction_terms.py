@@ -33,7 +33,7 @@ RATE_UNITS: Mapping[str, str] = MappingProxyType(
 class PredictionTerms:
     """The numbers of one prediction by term: products (P), sums (S), launches (L), hidden share (H), and ends (E)."""
 
-    prediction: Prediction  # P, S, L, E, H and T in seconds
+    prediction: Prediction  # the prediction with its terms P, S, L, E, H and T in seconds
     products: tuple[LeafTerm, ...]
     # the leaf's rate: the fields that differ from the defaults, by their names in the config
     rate: Mapping[str, float]
@@ -46,7 +46,7 @@ class PredictionTerms:
     overlap: float  # share of the overlapped sums that is hidden behind P
     launches: float  # number of launches of products and sums
     launch: float  # seconds of each launch on the device
-    calls: float  # number of starts of products by the host
+    calls: float  # number of times that the host starts products
     host: float  # seconds of the host for each start of products
     lanes: int  # number of products that run at a time
     idle: float  # seconds in which threads are idle at the beginning and end of a plan

@@ -2,11 +2,11 @@
 
 Each measured number is multiplied by a ratio of the two datasheets. Rates of products scale with the peaks, rates of
 sums and reads of operands with the bandwidths, `fill` and `sms` with the multiprocessors. Numbers that no datasheet
-predicts, such as the shares of the rate for slow kinds of sums, stay as measured. The choices were evaluated for shapes
-that were measured on an H100. With the H200's models, scaled to the H100, the chosen plans have 0.997 of the best speed
-in TF32, 0.986 in float32 and 0.988 in float64. With the H100's own models the chosen plans have 0.999, 0.981 and 0.991
-of the best speed. With the datasheet alone the chosen plans have 0.93 in TF32 and 0.96 in float32. The section "Another
-card" of results/nvidia-h200/tried-choices.md has the table.
+predicts, such as the rate shares of slow kinds of sums, keep their measured values. The choices were evaluated for
+shapes that were measured on an H100. With the H200's models, scaled to the H100, the chosen plans have 0.997 of the
+best speed in TF32, 0.986 in float32 and 0.988 in float64. With the H100's own models the chosen plans have 0.999, 0.981
+and 0.991 of the best speed. With the datasheet alone the chosen plans have 0.93 in TF32 and 0.96 in float32. The
+section "Another card" of results/nvidia-h200/tried-choices.md has the table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _scaled_rate(
 ) -> ProductRate:
     """Return the measured rate with each number multiplied by the ratio of the two datasheets' numbers.
 
-    `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
+    `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
     """
     # The factor on the rows or columns of C with which reading an operand takes as long as multiplying.
     reads = of_relative.flops / of_measured.flops / bandwidth

@@ -1,11 +1,11 @@
 """Compute the error of a plan before the plan runs: a bound in the maximum norm, and the expected growth on average.
 
-A bound f means |C^ - C| <= f u |A| |B| + O(u^2), where |X| is the largest absolute entry and u the unit roundoff. A
-walk over the sums that a plan runs computes f, with the rounding, the order and the sharing of additions. This is
-Brent's analysis, for any plan. The bound says nothing about the average error. Winograd's variant, with the factor 18
-for each level, is worse than Strassen's (12) by every measure of this module. The variant `dps` has the factor 13, but
-is better than Strassen's by two measures. For each level the error grows by 1.47 against 1.73 on independent random
-data, and by 12.2 against 14.8 in the Frobenius norm.
+The bound f means |C^ - C| <= f u |A| |B| + O(u^2), with the computed result C^ and the unit roundoff u. |X| is the
+largest absolute entry of X. A walk over the sums that a plan runs computes f, with the rounding, the order and the
+sharing of additions. This is Brent's analysis, for any plan. The bound says nothing about the average error. Winograd's
+variant, with the factor 18 for each level, is worse than Strassen's (12) by every measure of this module. The variant
+`dps` has the factor 13, but is better than Strassen's by two measures. For each level the error grows by 1.47 against
+1.73 on independent random data, and by 12.2 against 14.8 in the Frobenius norm.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     growth of 2.8 on a GPU.)
     """
     if DTYPES[dtype].exact:
-        return 1.0  # exact integer arithmetic has no error
+        return 1.0  # integer arithmetic is exact
     if DTYPES[dtype].sums_wider:
         return sqrt(_error_variance(plan, _variance_rounded_in_memory))
     if DTYPES[dtype].stored_as:

@@ -2,8 +2,8 @@
 
 `estimated_work` takes microseconds and adds up the footprints of the levels. A footprint is the number of elements that
 a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
-the plan's steps (fmm.perfmodel.cost). Both functions estimate the shares in `PlanWork`. `estimated_workspace` estimates
-the bytes of temporaries.
+the plan's steps (fmm.perfmodel.cost). `estimated_work` and `counted_work` estimate the shares in `PlanWork`.
+`estimated_workspace` estimates the bytes of a plan's temporaries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TriangleProducts(NamedTuple):
     rows: float  # rows of A
     k: float  # columns of A
     number: float  # number of equal products
-    together: float  # number of products that start together
+    together: float  # number of products that start together as a batch
     leaf: str  # name of the leaf with its options, as in a plan
     loose: bool  # True if the leaf may write any values to the other triangle
 
@@ -54,7 +54,7 @@ class LeafTiles(NamedTuple):
     together: float = 1.0  # number of products that may run at the same time
 
     def count_tiles(self, m: float, n: float) -> int:
-        """Return the number of tiles of an m x n matrix."""
+        """Return the number of tiles that cover an m x n matrix."""
         return ceil(m / self.height) * ceil(n / self.width)
 
 
@@ -256,7 +256,7 @@ def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
 def sum_access_bytes(products: float, itemsize: int) -> int:
     """Return the bytes of one access of a level's sums on aligned rows; `products` is the level's number of products.
 
-    A GPU thread of three levels in one pass has registers for two numbers at most.
+    A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """
     return WIDE_ACCESS_BYTES if products < DEEP_PRODUCT_COUNT else min(2 * itemsize, DEEP_ACCESS_BYTES)
 

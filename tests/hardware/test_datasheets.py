@@ -3,7 +3,7 @@
 import pytest
 
 from fmm.hardware.datasheets import capability_limits, capability_names, datasheet_names, datasheet_of
-from fmm.hardware.occupancy import BlockResources, active_blocks, launch_occupancy, max_registers, register_range
+from fmm.hardware.occupancy import BlockResources, count_active_blocks, launch_occupancy, max_registers, register_range
 from fmm.perfmodel.papers.table import PaperTable
 
 
@@ -175,15 +175,15 @@ OCCUPANCY = [
 
 @pytest.mark.parametrize(("name", "threads", "registers", "shared", "blocks"), OCCUPANCY)
 def test_active_blocks(name: str, threads: int, registers: int, shared: int, blocks: int) -> None:
-    assert active_blocks(capability_limits(name), threads, registers, shared) == blocks
+    assert count_active_blocks(capability_limits(name), threads, registers, shared) == blocks
 
 
 @pytest.mark.parametrize("name", capability_names())
 def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
     limits = capability_limits(name)
     for threads in (32, 96, 256, 480):
-        by_registers = [active_blocks(limits, threads, r) for r in range(1, 256)]
-        by_shared = [active_blocks(limits, threads, 16, s) for s in range(0, limits.shared_per_sm, 1111)]
+        by_registers = [count_active_blocks(limits, threads, r) for r in range(1, 256)]
+        by_shared = [count_active_blocks(limits, threads, 16, s) for s in range(0, limits.shared_per_sm, 1111)]
         assert by_registers == sorted(by_registers, reverse=True)
         assert by_shared == sorted(by_shared, reverse=True)
 
@@ -198,7 +198,7 @@ def test_what_limits_occupancy() -> None:
 def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: int) -> None:
     limits = capability_limits("7.0")
     found = register_range(limits, threads, 2048, blocks)
-    every = [r for r in range(1, 256) if active_blocks(limits, threads, r, 2048) == blocks]
+    every = [r for r in range(1, 256) if count_active_blocks(limits, threads, r, 2048) == blocks]
     assert list(found) == every
 
 
@@ -206,8 +206,8 @@ def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: i
 def test_most_registers_is_the_edge(blocks: int) -> None:
     limits = capability_limits("9.0")
     edge = max_registers(limits, 256, blocks)
-    assert active_blocks(limits, 256, edge) >= blocks
-    assert edge == limits.max_registers_per_thread or active_blocks(limits, 256, edge + 1) < blocks
+    assert count_active_blocks(limits, 256, edge) >= blocks
+    assert edge == limits.max_registers_per_thread or count_active_blocks(limits, 256, edge + 1) < blocks
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_most_registers_is_the_edge(blocks: int) -> None:
 )
 def test_nonsense_launches_are_refused(arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        active_blocks(capability_limits("9.0"), *arguments)
+        count_active_blocks(capability_limits("9.0"), *arguments)
 
 
 def test_table_refuses_ragged_rows_and_unknown_columns() -> None:

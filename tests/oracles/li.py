@@ -33,7 +33,7 @@ sub(T2,B21,T2) mulSubInc(A22,T2,C11,C21,C22) mulAdd(A12,B21,T1,C11)
 
 # ---- counts
 
-FIGURE_11 = {
+FIGURE_11_KERNELS = {
     # kernel -> transactions beyond those of mul, in units of m^2/16 (one reads or writes one m x m matrix)
     "mul": 0,
     "mulIncInc": 3,

@@ -229,7 +229,7 @@ def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.Mo
     def counted(*asked: object) -> int:
         raise AssertionError(f"counted: {asked}")
 
-    monkeypatch.setattr(candidates, "workspace", counted)
+    monkeypatch.setattr(candidates, "plan_workspace_bytes", counted)
     assert any(not c.plan.levels[0].is_batched for c in compose_candidates(problem, SHEET, limits) if c.plan.levels)
 
 

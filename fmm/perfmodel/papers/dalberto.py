@@ -27,7 +27,7 @@ class MeasuredSystem:
     processor: str
     product_rate: int  # 1/pi in MFLOPS, for matrices of 1000 x 1000
     addition_rate: int  # 1/alpha in MFLOPS, for matrices of 1000 x 1000
-    theoretical: int  # n_1 in rows, as printed
+    theoretical: int  # printed recursion point n_1 in rows
     measured: int | None  # measured recursion point in rows; None if the paper prints no point
 
     @property
@@ -47,7 +47,7 @@ class MeasuredSystem:
         return low < self.theoretical + HALF_UNIT and self.theoretical - HALF_UNIT < high
 
 
-TABLE_3: Final = (
+TABLE_3_SYSTEMS: Final = (
     MeasuredSystem("Fujitsu HAL 300", "SPARC64 100MHz", 177, 10, 390, 400),
     MeasuredSystem("RX1600", "Itanium 2@1.0GHz", 3023, 105, 487, 725),
     MeasuredSystem("ES40", "Alpha ev67 4@667MHz", 1240, 41, 665, 700),
@@ -74,14 +74,14 @@ def dalberto_table3() -> PaperTable:
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
         *("follows", "follows if truncated", "measured", "epsilon"),
     )
-    rows = tuple(_table_3_row(s) for s in TABLE_3)
+    rows = tuple(_table_3_row(s) for s in TABLE_3_SYSTEMS)
     title = "Table 3: theoretical recursion points of 17 systems"
     return PaperTable("dalberto-table3", title, columns, rows, _table_3_notes())
 
 
 def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
     """Return the systems with a printed n_1 that does not follow from the printed rates (in whole MFLOPS)."""
-    return tuple(s for s in TABLE_3 if not s.is_consistent(HALF_UNIT, HALF_UNIT))
+    return tuple(s for s in TABLE_3_SYSTEMS if not s.is_consistent(HALF_UNIT, HALF_UNIT))
 
 
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
@@ -100,8 +100,8 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
 
 def _table_3_notes() -> tuple[str, ...]:
     missed = ", ".join(s.name for s in inconsistent_systems())
-    truncated = ", ".join(s.name for s in TABLE_3 if not s.is_consistent(Fraction(0), Fraction(1)))
-    gains = [first_level_speedup(5000, s.measured) for s in TABLE_3 if s.measured]
+    truncated = ", ".join(s.name for s in TABLE_3_SYSTEMS if not s.is_consistent(Fraction(0), Fraction(1)))
+    gains = [first_level_speedup(5000, s.measured) for s in TABLE_3_SYSTEMS if s.measured]
     return (
         "low and high: n_1 for rates that round to the printed ones (r stands for [r - 0.5, r + 0.5)).",
         f"Not within rounding of the printed rates: {missed}.",

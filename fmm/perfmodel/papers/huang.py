@@ -45,9 +45,9 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
 FIGURE_7_PRODUCTS: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
 
 # The block counts (W_A, W_B, W_C) of the variant Var#0 with 0, 1 and 2 levels.
-VARIANT_0: Final[tuple[OperandBlocks, ...]] = (GEMM_OPERANDS, (2, 2, 2), (4, 4, 4))
+VARIANT_0_OPERANDS: Final[tuple[OperandBlocks, ...]] = (GEMM_OPERANDS, (2, 2, 2), (4, 4, 4))
 
-# Footnote 15: strategy, number of levels, and active thread blocks of Var#0 on one multiprocessor (SM).
+# Footnote 15 as printed: strategy, number of levels, active thread blocks of Var#0 on one multiprocessor (SM).
 FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
     ("Huge", 0, 2),
     ("Huge", 1, 2),
@@ -182,7 +182,7 @@ def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
     """Return (name, printed, computed) for the smallest square m_S by Equation 13 and m_R by Equation 15."""
     on = paper_v100()
     figure_9 = replace(on, smop=FIGURE_9_SHARED_BANDWIDTH)
-    one, two = VARIANT_0[1:]
+    one, two = VARIANT_0_OPERANDS[1:]
     return (
         ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on)),
         ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.min_square_tile_side(GEMM_OPERANDS, on, 10240)),
@@ -198,7 +198,7 @@ def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
 def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
     """Return (name, printed, computed) for the limits on m_R by Equation 16, and for two numbers of section 5.4."""
     on, huge = paper_v100(), named_strategy("Huge")
-    one, two = VARIANT_0[1:]
+    one, two = VARIANT_0_OPERANDS[1:]
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
     return (
@@ -265,8 +265,8 @@ def huang_footnote15() -> PaperTable:
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
-    s, w, on = named_strategy(name), VARIANT_0[level], paper_v100()
-    computed = huang_blocks.blocks_per_sm(s, w, on)
+    s, w, on = named_strategy(name), VARIANT_0_OPERANDS[level], paper_v100()
+    computed = huang_blocks.active_blocks_per_sm(s, w, on)
     follows = register_range(on.limits, s.thread_count, on.element_bytes * block_model.shared_tile_elements(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
     formulas = (

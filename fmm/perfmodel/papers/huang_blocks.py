@@ -19,7 +19,7 @@ from math import ceil, inf, sqrt
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits, Datasheet
-from fmm.hardware.occupancy import active_blocks, max_registers
+from fmm.hardware.occupancy import count_active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_model import (
     OperandBlocks,
@@ -57,7 +57,7 @@ def _nonzero_count(column: Iterable[Fraction | int | float]) -> int:
     return sum(1 for coefficient in column if coefficient)
 
 
-# ---- the device in the model
+# ---- the device of the block model
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class ModelledDevice:
     """The rates and limits of a device for elements of one size."""
 
     flop: float  # tau_flop, flop/s
-    gmop: float  # tau_gmop, bytes/s of global memory
-    smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
+    gmop: float  # tau_gmop, the bandwidth of global memory in bytes/s
+    smop: float  # tau_smop, the bandwidth of all multiprocessors' shared memory in bytes/s
     sms: int  # number of multiprocessors
     limits: CapabilityLimits
     element_bytes: int = 4
@@ -111,14 +111,14 @@ class BlockSizeBound:
     """One of the paper's bounds on block sizes: `have` >= `need`, or with `below` `have` < `need`."""
 
     equation: int
-    what: str  # the bounded quantity and its unit
+    what: str  # name of the bounded quantity with its unit
     have: float
     need: float
     below: bool = False
 
     @property
     def is_met(self) -> bool:
-        """True if the bound is met."""
+        """True if `have` meets the bound."""
         return self.have < self.need if self.below else self.have >= self.need
 
 
@@ -133,7 +133,7 @@ def strategy_bounds(
     return (
         BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
         BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
-        BlockSizeBound(16, "registers per thread", _register_words(s, w, on), most, below=True),
+        BlockSizeBound(16, "registers per thread", _needed_registers(s, w, on), most, below=True),
         BlockSizeBound(17, "shared bytes per block", on.element_bytes * shared_tile_elements(s), shared, below=True),
         BlockSizeBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
@@ -169,7 +169,7 @@ def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k:
     return top(k) / bottom(k)
 
 
-def _register_words(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
+def _needed_registers(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
     """Return the left side of Equation 16 in registers of 32 bits."""
     return ceil(registers_needed(s, w) * on.registers_per_element)
 
@@ -214,7 +214,7 @@ class RegisterModel:
     """The registers of a thread that Equation 16 does not count."""
 
     per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 registers with addresses of 64 bits
-    loop: int = 5  # registers for the loop (footnote 14)
+    loop: int = 5  # number of registers for the loop (footnote 14)
     unprinted: int = 0  # number of registers that no formula of the paper counts
     # number of thread blocks on a multiprocessor for which the compiler spills; 0: the compiler never spills
     least_blocks: int = 0
@@ -228,7 +228,7 @@ class RegisterModel:
 
     def count_before_spilling(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
         """Return the number of registers that a thread needs without spilling."""
-        return _register_words(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
+        return _needed_registers(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
@@ -239,12 +239,12 @@ FOOTNOTE_14_REGISTERS = RegisterModel()
 FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
-def blocks_per_sm(
+def active_blocks_per_sm(
     s: TileSizes, w: OperandBlocks, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> int:
     """Return the number of active thread blocks of a product's kernel on one multiprocessor."""
     tile = on.element_bytes * shared_tile_elements(s)
-    return active_blocks(on.limits, s.thread_count, model.count_registers(s, w, on), tile)
+    return count_active_blocks(on.limits, s.thread_count, model.count_registers(s, w, on), tile)
 
 
 # ---- time, Equations 19 to 22
@@ -274,7 +274,7 @@ def resource_seconds(
 ) -> ResourceSeconds:
     """Return the seconds of one product of shape (m, k, n) by resource (Equations 19 to 22)."""
     m, k, n = check_positive_shape(shape)
-    per_sm = blocks_per_sm(s, w, on, model)
+    per_sm = active_blocks_per_sm(s, w, on, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
     together = on.sms * per_sm  # (19)

@@ -1,9 +1,10 @@
 """Compute the exact counts of Li, Ranka and Sahni (2011) for n x n matrices of float32 on a Tesla C1060.
 
-The paper counts arithmetics A(k, n), transactions T(k, n) and volume V(k, n) of k levels of recursion. In this module
-the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call counts the blocks that
-the kernel reads and writes. Only the tests have the paper's closed forms and recurrences. The counts leave out time,
-caches and launches. `threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and tau2.
+For k levels of recursion the paper counts arithmetics A(k, n), memory transactions T(k, n) and volume V(k, n). In this
+module the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call counts the
+blocks that the kernel reads and writes. Only the tests have the paper's closed forms and recurrences. The counts leave
+out time, caches and launches. `threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and
+tau2.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Polynomial:
 
     @staticmethod
     def from_coefficients(*coefficients: Fraction | int) -> Polynomial:
-        """Return the polynomial with these coefficients of 1, n, n^2, ..."""
+        """Return the polynomial with the given coefficients of 1, n, n^2, ..."""
         found = [Fraction(c) for c in coefficients]
         while found and not found[-1]:
             found.pop()
@@ -106,24 +107,24 @@ def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
 # ---- counts of kernels: sums, classical products, and products with sums inside
 
 
-def _times_n_squared(c: Fraction | int) -> Polynomial:
+def _n_squared_term(c: Fraction | int) -> Polynomial:
     return Polynomial.from_coefficients(0, 0, c)
 
 
 # The counts for each m x m block that `add` or `sub` reads or writes (section 5). Each of 16 threads accesses a float2
 # (8 bytes) in a transaction of 128 bytes: m^2/32 transactions, 4 m^2 bytes.
 SUM_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _times_n_squared(0),
-    "transactions": _times_n_squared(Fraction(1, 32)),
-    "volume": _times_n_squared(4),
+    "arithmetics": _n_squared_term(0),
+    "transactions": _n_squared_term(Fraction(1, 32)),
+    "volume": _n_squared_term(4),
 }
 # The counts for each block that a product kernel reads or writes in addition to the product's A and B (section 5,
 # mulIncInc). Each of 16 threads accesses a float (4 bytes) in a transaction of 64 bytes: m^2/16 transactions, 4 m^2
 # bytes.
 PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _times_n_squared(0),
-    "transactions": _times_n_squared(Fraction(1, 16)),
-    "volume": _times_n_squared(4),
+    "arithmetics": _n_squared_term(0),
+    "transactions": _n_squared_term(Fraction(1, 16)),
+    "volume": _n_squared_term(4),
 }
 
 
@@ -147,11 +148,11 @@ PRODUCT_COUNTS: Final[Mapping[str, Mapping[Quantity, Polynomial]]] = {
 }
 
 # Method -> (step table of the innermost level, which has sums inside products; step table of each outer level).
-STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
+METHOD_STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
     "strassen": ("li-fig12", "li-fig16"),
     "winograd": ("li-fig13", "li-fig23"),
 }
-COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
+COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *METHOD_STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
@@ -168,21 +169,21 @@ def kernel_additions(kernel: TableKernel) -> int:
     )
 
 
-def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
+def kernel_count_polynomial(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of one kernel call on m x m blocks, as a polynomial in m.
 
     `product` is the count of a classical product of two blocks.
     """
     blocks = len(kernel.read_blocks) + len(kernel.written_blocks)
-    additions = _times_n_squared(kernel_additions(kernel) if quantity == "arithmetics" else 0)
+    additions = _n_squared_term(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
         return SUM_BLOCK_COUNTS[quantity].scaled_by(blocks) + additions
     return product + PRODUCT_BLOCK_COUNTS[quantity].scaled_by(blocks - 1) + additions
 
 
-def table_count(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
+def table_count_polynomial(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of all kernel calls of a step table on m x m blocks, as a polynomial in m."""
-    counts = (kernel_count(step.kernel, quantity, product) for step in table.steps)
+    counts = (kernel_count_polynomial(step.kernel, quantity, product) for step in table.steps)
     return sum(counts, Polynomial())
 
 
@@ -192,10 +193,10 @@ def count_polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8"
     _check_arguments(scheme, k, leaf)
     if not k:
         return PRODUCT_COUNTS[scheme if scheme in PRODUCT_COUNTS else leaf][quantity]
-    innermost, above = STEP_TABLES[scheme]
-    found = table_count(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).with_half_argument()
+    innermost, above = METHOD_STEP_TABLES[scheme]
+    found = table_count_polynomial(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).with_half_argument()
     for _ in range(k - 1):
-        found = table_count(step_table(above), quantity, found).with_half_argument()
+        found = table_count_polynomial(step_table(above), quantity, found).with_half_argument()
     return found
 
 
@@ -212,20 +213,20 @@ def _check_arguments(scheme: str, k: int, leaf: str) -> None:
 
 def arithmetic_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return A(k, n), the number of additions and multiplications; a classical product has 2n^3 - n^2."""
-    return _count_at("arithmetics", scheme, k, n, leaf)
+    return _count_value("arithmetics", scheme, k, n, leaf)
 
 
 def transaction_count(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return T(k, n), the number of device-memory transactions of 64 or 128 bytes."""
-    return _count_at("transactions", scheme, k, n, leaf)
+    return _count_value("transactions", scheme, k, n, leaf)
 
 
 def volume_bytes(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:
     """Return V(k, n), the volume in bytes that moves between device memory and multiprocessors."""
-    return _count_at("volume", scheme, k, n, leaf)
+    return _count_value("volume", scheme, k, n, leaf)
 
 
-def _count_at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
+def _count_value(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
     count = count_polynomial(quantity, scheme, k, leaf)
     if n < 1 or n % 2**k:
         raise ValueError(f"n = {n} does not fit k = {k} levels: n must be a positive multiple of 2^k = {2**k}")
@@ -247,7 +248,7 @@ def levels_by_threshold(n: int, tau2: int) -> int:
 
 def percent_reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
     """Return the reduction of A, T or V by k levels relative to the classical product kernel GPU8, in percent."""
-    return 100 * (1 - _count_at(quantity, scheme, k, n, "gpu8") / _count_at(quantity, "gpu8", 0, n, "gpu8"))
+    return 100 * (1 - _count_value(quantity, scheme, k, n, "gpu8") / _count_value(quantity, "gpu8", 0, n, "gpu8"))
 
 
 def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
@@ -258,11 +259,11 @@ def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.
     same rule applies to the level's products. For an odd n these products have (n + 1)/2 rows, since the step tables
     pad. The leaf of the paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
     """
-    if scheme not in STEP_TABLES:
-        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(STEP_TABLES)}")
+    if scheme not in METHOD_STEP_TABLES:
+        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(METHOD_STEP_TABLES)}")
     if not (n >= 1 and 1 <= tau1 <= tau2):
         raise ValueError(f"n = {n}, tau1 = {tau1}, tau2 = {tau2}: sizes are positive, and tau1 is at most tau2")
-    innermost, above = STEP_TABLES[scheme]
+    innermost, above = METHOD_STEP_TABLES[scheme]
     levels = []
     while n > tau2:
         levels.append(above)

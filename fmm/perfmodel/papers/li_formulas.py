@@ -2,8 +2,8 @@
 
 Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, and Figures 15 and 20 to 22 the reductions.
 Sections 6 and 7 have numbers in the text. li_counts computes the quantities: arithmetics A, transactions T and volume
-V. Closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit, with ties
-away from zero. No percentage of the paper is a tie, so that rounding half to even gives equal results.
+V. The paper's closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit,
+with ties away from zero. No percentage of the paper is a tie, so that rounding half to even gives equal results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_counts import PRODUCT_COUNTS, QUANTITIES, STEP_TABLES, Polynomial, Quantity
+from fmm.perfmodel.papers.li_counts import METHOD_STEP_TABLES, PRODUCT_COUNTS, QUANTITIES, Polynomial, Quantity
 from fmm.perfmodel.papers.table import Cell, PaperTable
 
 PRINTED_SIZES: Final = (4096, 8192, 16384)  # the sizes n in Figures 15 and 20 to 22
@@ -51,7 +51,7 @@ def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell,
 
 # Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. Kernels below `mul` have the
 # amounts that Figure 11 adds to the transactions T and the volume V of `mul`.
-FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
+FIGURE_11_KERNELS: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
     ("sub", "3m^2/32", "12m^2"),
     ("mul", "17m^3/4096 + m^2/16", "9m^3/32 + 4m^2"),
@@ -67,7 +67,7 @@ FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
 # The counts of the classical product GPU8 of n x n matrices (section 4): arithmetics, transactions, volume in bytes.
 GPU8_COUNTS: Final = ("2n^3 - n^2", "17n^3/4096 + n^2/16", "9n^3/32 + 4n^2")
 
-# Figures 14, 17, 18 and 19: k -> method -> A(k, n), T(k, n) and V(k, n) in bytes.
+# Figures 14, 17, 18 and 19: number of levels k -> method -> A(k, n), T(k, n), and V(k, n) in bytes.
 CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     1: {
         "strassen": ("7n^3/4 + 11n^2/4", "119n^3/32768 + 35n^2/64", "63n^3/256 + 50n^2"),
@@ -95,7 +95,8 @@ CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     },
 }
 
-# Figures 15, 20, 21 and 22: k -> method -> for each n of PRINTED_SIZES the reductions of A, T and V in percent.
+# Figures 15, 20, 21 and 22: number of levels k -> method -> reductions of A, T and V in percent for each n of
+# PRINTED_SIZES.
 PRINTED_REDUCTIONS: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], ...]]]] = {
     1: {
         "strassen": (("12.5", "9.6", "8.5"), ("12.5", "11.1", "10.5"), ("12.5", "11.8", "11.5")),
@@ -125,7 +126,9 @@ REDUCTION_FIGURE_NUMBERS: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 def li_fig11() -> PaperTable:
     """Return Figure 11: transactions and volume of each kernel, counted from the blocks that the kernel moves."""
-    rows = [_kernel_row(name, q, p) for name, *both in FIGURE_11 for q, p in zip(QUANTITIES[1:], both, strict=True)]
+    rows = [
+        _kernel_row(name, q, p) for name, *both in FIGURE_11_KERNELS for q, p in zip(QUANTITIES[1:], both, strict=True)
+    ]
     rows += [
         ("sgemm (CUBLAS 3.0)", q, *formula_cells(printed, PRODUCT_COUNTS["sgemm"][q], "m"))
         for q, printed in zip(QUANTITIES[1:], ("5m^3/1024 + m^2/16", "5m^3/16 + 4m^2"), strict=True)
@@ -141,7 +144,7 @@ def li_fig11() -> PaperTable:
 
 def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]:
     base = PRODUCT_COUNTS["gpu8"][quantity] if name == "mul" else Polynomial()
-    found = li_counts.kernel_count(kernel_table()[name], quantity, base)
+    found = li_counts.kernel_count_polynomial(kernel_table()[name], quantity, base)
     return name, quantity, *formula_cells(printed, found, "m")
 
 
@@ -216,7 +219,7 @@ def li_fig22() -> PaperTable:
 
 
 # Sections 6.1 and 6.2: method -> number of calls of each kernel in one level (Figure 12 or 13).
-SECTION_6_CALLS: Final = {
+SECTION_6_KERNEL_CALLS: Final = {
     "strassen": (
         ("add, sub", 10),
         ("mul", 2),
@@ -228,7 +231,7 @@ SECTION_6_CALLS: Final = {
     "winograd": (("add, sub", 8), ("mul", 3), ("mulAdd", 2), ("mulIncIncInc", 1), ("mulSubInc", 1)),
 }
 # Sections 6.1 and 6.2: method -> transactions beyond 7T and bytes of volume beyond 7V, for m x m blocks.
-SECTION_6_TOTALS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
+SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
 def li_section6() -> PaperTable:
@@ -237,15 +240,15 @@ def li_section6() -> PaperTable:
     for method in PRINTED_METHODS:
         rows += [
             (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
-            for names, n in SECTION_6_CALLS[method]
+            for names, n in SECTION_6_KERNEL_CALLS[method]
         ]
         rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).product_count)))
-        for q, printed in zip(QUANTITIES[1:], SECTION_6_TOTALS[method], strict=True):
-            without_products = li_counts.table_count(_one_level_table(method), q, Polynomial())
+        for q, printed in zip(QUANTITIES[1:], SECTION_6_EXCESS_COUNTS[method], strict=True):
+            without_products = li_counts.table_count_polynomial(_one_level_table(method), q, Polynomial())
             rows.append((method, f"{q} beside the products'", *formula_cells(printed, without_products, "m")))
         for q, printed in zip(QUANTITIES[1:], CLOSED_FORMS[1][method][1:], strict=True):
             rows.append((method, q, *formula_cells(printed, li_counts.count_polynomial(q, method, 1))))
-    rows += _rounded_reductions("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
+    rows += _rounded_reduction_rows("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
     notes = (
         "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
         "About 12 percent holds at n = 16384; at n = 4096 volume falls by 8.5 (Strassen) and 9.3 percent (Winograd).",
@@ -257,7 +260,7 @@ def li_section6() -> PaperTable:
 
 def _one_level_table(method: str) -> StepTable:
     """Return the step table of Figure 12 (strassen) or 13 (winograd)."""
-    return step_table(STEP_TABLES[method][0])
+    return step_table(METHOD_STEP_TABLES[method][0])
 
 
 def _count_calls(method: str, names: str) -> int:
@@ -266,7 +269,9 @@ def _count_calls(method: str, names: str) -> int:
     return sum(found.get(name, 0) for name in names.split(", "))
 
 
-def _rounded_reductions(text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]) -> list[tuple[Cell, ...]]:
+def _rounded_reduction_rows(
+    text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[Cell, ...]]:
     """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
 
     The difference cell compares whole percents. `text` is the row's name with braces for the quantity.
@@ -294,16 +299,16 @@ def li_section7() -> PaperTable:
     """Return the numbers in the text of section 7: terms of the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
-        outer = step_table(STEP_TABLES[method][1])
+        outer = step_table(METHOD_STEP_TABLES[method][1])
         moved = sum(
             len(s.kernel.read_blocks) + len(s.kernel.written_blocks) for s in outer.steps if not s.kernel.product
         )
         rows.append((method, "blocks read and written in a level", *number_cells(SECTION_7_BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
-            found = li_counts.table_count(outer, q, Polynomial()).with_half_argument()
+            found = li_counts.table_count_polynomial(outer, q, Polynomial()).with_half_argument()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
-    rows += [_two_input_kernels("strassen", 12), _two_input_kernels("winograd", 10)]
-    rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
+    rows += [_two_input_kernels_row("strassen", 12), _two_input_kernels_row("winograd", 10)]
+    rows += _rounded_reduction_rows("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
     for k, least, most in SECTION_7_EXPECTATIONS:
         rows += [_extreme_reduction_row(k, "least", least), _extreme_reduction_row(k, "most", most)]
     return PaperTable(
@@ -311,9 +316,9 @@ def li_section7() -> PaperTable:
     )
 
 
-def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
+def _two_input_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
     """Return the row with the number of a level's sum kernels that read two blocks and write one block."""
-    outer = step_table(STEP_TABLES[method][1])
+    outer = step_table(METHOD_STEP_TABLES[method][1])
     found = sum(
         1 for s in outer.steps if not s.kernel.product and len(s.kernel.read_blocks) + len(s.kernel.written_blocks) == 3
     )

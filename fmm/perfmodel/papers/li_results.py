@@ -113,7 +113,7 @@ FIGURE_24_CODES: Final = (
 
 
 def li_plans() -> PaperTable:
-    """Return Figure 24's runs as plans of fmm."""
+    """Return a table of the runs of Figure 24 as plans of fmm."""
     rows = tuple(
         (code, n, tau2 // 2, tau2, str(threshold_plan(method, n, tau2 // 2, tau2, leaf)))
         for code, method, tau2, leaf in FIGURE_24_CODES
@@ -305,7 +305,7 @@ SECTION_8_SPEEDUPS: Final = (
     ("dWinograd over dgemm, n = 8192", "21.0", 3.634, 2.870),
 )
 # Figures 36 and 37 at n = 16384: code, seconds of one to four levels, speedups in percent over sgemm and over GPU8.
-FIGURE_37: Final = (
+FIGURE_37_SPEEDUPS: Final = (
     ("Strassen", (20.223, 18.025, 16.561, 16.855), ("14.7", "23.9", "30.1", "28.9"), ("12.0", "21.5", "27.9", "26.6")),
     ("tStrassen", (20.167, 17.967, 16.374, 16.107), ("14.9", "24.2", "30.9", "32.0"), ("12.2", "21.8", "28.7", "29.9")),
     ("Winograd", (20.208, 17.970, 16.425, 16.555), ("14.7", "24.2", "30.7", "30.1"), ("12.0", "21.8", "28.5", "27.9")),
@@ -316,7 +316,7 @@ FIGURE_37: Final = (
 def _speedup_ratios() -> list[tuple[str, str, float]]:
     """Return (name, printed percentage, computed percentage) for each speedup in the text and in Figure 37."""
     rows = [(f"{what}, percent", printed, 100 * (1 - fast / slow)) for what, printed, slow, fast in SECTION_8_SPEEDUPS]
-    for name, seconds, *speedups in FIGURE_37:
+    for name, seconds, *speedups in FIGURE_37_SPEEDUPS:
         for base, slow, printed in zip(("sgemm", "GPU8"), (SGEMM_SECONDS, GPU8_SECONDS), speedups, strict=True):
             for k, (fast, percent) in enumerate(zip(seconds, printed, strict=True), 1):
                 rows.append((f"Figure 37: {name}, {k}-level, over {base}", percent, 100 * (1 - fast / slow)))

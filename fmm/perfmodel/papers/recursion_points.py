@@ -65,7 +65,7 @@ class BlockWork:
 
 # Table 2 of the paper: 18 additions and 4 copies, 22 passes over blocks.
 STRASSEN_WORK = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))
-# 15 additions; the products are written to C without copies.
+# Winograd's variant has 15 additions and writes the products to C without copies.
 WINOGRAD_WORK = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))
 
 
@@ -100,14 +100,14 @@ def level_pays(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WOR
     """
     if _is_too_small(shape, work):
         return False
-    return saved_flops(shape, work) > (_ratio_at(ratio, shape) + epsilon) * added_elements(shape, work)
+    return saved_flops(shape, work) > (_ratio_of_shape(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
 def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK) -> float:
     """Return the largest epsilon with which one more level pays by Equation 2; -inf if the shape cannot be cut."""
     if _is_too_small(shape, work):
         return -inf
-    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_at(ratio, shape)
+    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_of_shape(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
@@ -142,7 +142,7 @@ def recursion_point(ratio: float, work: BlockWork = STRASSEN_WORK, epsilon: floa
 class RecursionLevel:
     """One recursion level: its number of products, saved flops and added elements."""
 
-    shape: Shape  # m, k, n of the products that the level splits
+    shape: Shape  # sizes m, k, n of the products that the level splits
     products: int  # number of products that the level splits
     saved: int  # number of flops that the level saves in each product
     added: Fraction  # number of elements in the level's passes for each product
@@ -195,13 +195,13 @@ def level_speedups(
     shares: list[float] = []
     for above in range(depth):
         level = _recursion_level(shape, work, above)
-        gain = level.saved - (_ratio_at(ratio, shape) + epsilon) * level.added
+        gain = level.saved - (_ratio_of_shape(ratio, shape) + epsilon) * level.added
         shares.append(float(level.products * gain) / (2 * m * k * n))
         shape = _largest_blocks(shape, work.split)
     return tuple(shares)
 
 
-# ---- Table 1: Balanced
+# ---- Table 1 of the paper: the algorithm Balanced
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 
 def _is_too_small(shape: Shape, work: BlockWork) -> bool:
-    """Return True if a size is smaller than the number of parts into which the level cuts it."""
+    """Return True if a size is smaller than the number of parts into which the level cuts the size."""
     return any(size < parts for size, parts in zip(check_positive_shape(shape), work.split, strict=True))
 
 
@@ -269,7 +269,7 @@ def _largest_blocks(shape: Shape, split: Shape) -> Shape:
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
-def _ratio_at(ratio: AlphaPiRatio, shape: Shape) -> float:
+def _ratio_of_shape(ratio: AlphaPiRatio, shape: Shape) -> float:
     value = ratio(*shape) if callable(ratio) else ratio
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")

@@ -29,13 +29,13 @@ def cutoff_sum(m: int, n: int, cutoff: int) -> float:
     return cutoff / (m // 2) + cutoff / (n // 2)
 
 
-def recursion_stops(m: int, n: int, cutoff: int) -> bool:
-    """Return True if Algorithm 1, with its sign corrected, stops at an m x n matrix: mm + nn >= 2."""
+def does_recursion_stop(m: int, n: int, cutoff: int) -> bool:
+    """Return True if Algorithm 1 stops at an m x n matrix by the corrected condition mm + nn >= 2."""
     return cutoff_sum(m, n, cutoff) >= 2
 
 
-def recursion_stops_as_printed(m: int, n: int, cutoff: int) -> bool:
-    """Return True if Algorithm 1 stops at an m x n matrix by the printed condition: mm + nn <= 2."""
+def does_recursion_stop_as_printed(m: int, n: int, cutoff: int) -> bool:
+    """Return True if Algorithm 1 stops at an m x n matrix by the printed condition mm + nn <= 2."""
     return cutoff_sum(m, n, cutoff) <= 2
 
 
@@ -45,8 +45,8 @@ def sforza_stop() -> PaperTable:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             *(m, n, cutoff_sum(m, n, EXAMPLE_CUTOFF)),
-            recursion_stops_as_printed(m, n, EXAMPLE_CUTOFF),
-            recursion_stops(m, n, EXAMPLE_CUTOFF),
+            does_recursion_stop_as_printed(m, n, EXAMPLE_CUTOFF),
+            does_recursion_stop(m, n, EXAMPLE_CUTOFF),
         )
         for m, n in EXAMPLE_SHAPES
     )

@@ -28,7 +28,7 @@ QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 class FitParameter:
     """A number of a calibration that a fit varies: field, bounds, and kinds of dependent observations."""
 
-    name: str  # a field of Calibration, or "rate." followed by a field of Rate
+    name: str  # a field of Calibration, or "rate." followed by a field of ProductRate
     unit: str  # unit of the value; empty for dimensionless factors and shares
     low: float
     high: float

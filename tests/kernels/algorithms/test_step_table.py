@@ -352,9 +352,9 @@ def traffic(name: str) -> int:
     return len(kernel.read_blocks) + len(kernel.written_blocks)
 
 
-@pytest.mark.parametrize("name", li.FIGURE_11)
+@pytest.mark.parametrize("name", li.FIGURE_11_KERNELS)
 def test_figure_11_extra_transactions(name: str) -> None:
-    assert traffic(name) - traffic("mul") == li.FIGURE_11[name]
+    assert traffic(name) - traffic("mul") == li.FIGURE_11_KERNELS[name]
 
 
 def test_figure_11_additions() -> None:

@@ -240,7 +240,7 @@ def test_no_other_constant_gives_footnote_15(on: ModelledDevice) -> None:
     def reproduce(per_pointer: int) -> list[int]:
         models = {n: replace(FOOTNOTE_15_REGISTERS, per_pointer=per_pointer, unprinted=n) for n in range(64)}
         small, kernels = named_strategy("Small"), (GEMM_OPERANDS, ONE, TWO)
-        found = {n: [huang_blocks.blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
+        found = {n: [huang_blocks.active_blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
         return [n for n, active in found.items() if active == [24, 20, 18]]
 
     assert reproduce(1) == [12, 13, 14, 15]
@@ -249,8 +249,8 @@ def test_no_other_constant_gives_footnote_15(on: ModelledDevice) -> None:
 
 def test_footnote_14_alone_does_not_give_footnote_15(on: ModelledDevice) -> None:
     kernels = (GEMM_OPERANDS, ONE, TWO)
-    small = [huang_blocks.blocks_per_sm(named_strategy("Small"), w, on, FOOTNOTE_14_REGISTERS) for w in kernels]
-    huge = [huang_blocks.blocks_per_sm(named_strategy("Huge"), w, on, FOOTNOTE_14_REGISTERS) for w in kernels]
+    small = [huang_blocks.active_blocks_per_sm(named_strategy("Small"), w, on, FOOTNOTE_14_REGISTERS) for w in kernels]
+    huge = [huang_blocks.active_blocks_per_sm(named_strategy("Huge"), w, on, FOOTNOTE_14_REGISTERS) for w in kernels]
     assert (small, huge) == ([32, 32, 20], [2, 1, 1])
 
 

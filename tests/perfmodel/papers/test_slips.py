@@ -35,10 +35,10 @@ def test_figure_32_grows_evenly_once_levels_1_and_2_are_exchanged() -> None:
 def test_sforza_s_recursion_ends_on_small_blocks(m: int, n: int) -> None:
     """Halved until it stops, any matrix comes to blocks of about the cutoff; as printed it would never stop there."""
     cutoff = 256
-    assert sforza.recursion_stops(m, n, 2 * cutoff) and not sforza.recursion_stops(64 * m, 64 * n, cutoff)
-    assert sforza.recursion_stops_as_printed(64 * m, 64 * n, cutoff) and not sforza.recursion_stops_as_printed(
+    assert sforza.does_recursion_stop(m, n, 2 * cutoff) and not sforza.does_recursion_stop(64 * m, 64 * n, cutoff)
+    assert sforza.does_recursion_stop_as_printed(64 * m, 64 * n, cutoff) and not sforza.does_recursion_stop_as_printed(
         m // 8, n // 8, cutoff
     )
-    while not sforza.recursion_stops(m, n, cutoff):
+    while not sforza.does_recursion_stop(m, n, cutoff):
         m, n = m // 2, n // 2
     assert min(m, n) <= 2 * cutoff

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
-from fmm.hardware.occupancy import active_blocks
+from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
@@ -83,7 +83,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
     r = report(f"{s.name} {architecture}", simt_kernel_source(made, "vector"), architecture, COMPILER_OPTIONS)
-    blocks = active_blocks(on, s.thread_count, r.registers, made.shared_bytes)
+    blocks = count_active_blocks(on, s.thread_count, r.registers, made.shared_bytes)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
     assert summed or abs(blocks - resident_blocks(s, GEMM_OPERANDS, on)) <= 1 + blocks // 4, r
@@ -122,7 +122,7 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
         assert (
-            active_blocks(limits(architecture), s.thread_count, r.registers, made.shared_bytes)
+            count_active_blocks(limits(architecture), s.thread_count, r.registers, made.shared_bytes)
             >= made.min_resident_blocks
         ), r
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fmm.hardware.datasheets import capability_limits
-from fmm.hardware.occupancy import active_blocks
+from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
@@ -274,7 +274,9 @@ def test_every_kernel_compiles_and_stays_in_registers(case: Case, architecture: 
 def blocks(architecture: str, kernel: Report) -> int:
     """Return the kernel's thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared)
+    return count_active_blocks(
+        capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared
+    )
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))

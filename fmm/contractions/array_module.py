@@ -1,0 +1,74 @@
+"""The functions of an array's library that contractions need beside products: einsum, permuted dimensions, strides.
+
+NumPy, CuPy, torch and JAX share most names; the functions here cover the differences.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fmm import api
+from fmm.arrays.detect import array_kind
+
+
+def is_jax_array(x: Any) -> bool:
+    """Return True for a JAX array, and for a tracer of one."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
+
+
+def array_module(x: Any) -> Any:
+    """Return the module with the functions of an array's library; NumPy for lists and numbers."""
+    if array_kind(x) == "torch":
+        return sys.modules["torch"]
+    if array_kind(x) == "cupy":
+        return sys.modules["cupy"]
+    return sys.modules["jax"].numpy if is_jax_array(x) else np
+
+
+def as_array(x: Any) -> Any:
+    """Return an array unchanged, and a NumPy array of lists and numbers."""
+    return x if hasattr(x, "shape") else np.asarray(x)
+
+
+def permute_dimensions(x: Any, order: Sequence[int]) -> Any:
+    """Return a view of an array with its dimensions in this order."""
+    if tuple(order) == tuple(range(x.ndim)):
+        return x
+    return x.permute(*order) if array_kind(x) == "torch" else x.transpose(tuple(order))
+
+
+def element_strides(x: Any) -> tuple[int, ...]:
+    """Return the strides of an array in elements; JAX's arrays are contiguous."""
+    if is_jax_array(x):
+        return tuple(int(np.prod(x.shape[i + 1 :], dtype=np.int64)) for i in range(x.ndim))
+    if array_kind(x) == "torch":
+        return tuple(x.stride())
+    return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def is_complex_array(x: Any) -> bool:
+    """Return True for complex elements."""
+    return bool(x.is_complex()) if array_kind(x) == "torch" else np.dtype(x.dtype).kind == "c"
+
+
+def multiply_matrices(a: Any, b: Any) -> Any:
+    """Return the product of two matrices or stacks, by fmm."""
+    if is_jax_array(a) or is_jax_array(b):
+        from fmm import jax
+
+        return jax.matmul(a, b)
+    return api.matmul(a, b)
+
+
+def write_to(out: Any, result: Any) -> Any:
+    """Copy a result into `out`, which may be None; return the array with the result."""
+    if out is None:
+        return result
+    if array_kind(out) == "torch":
+        return out.copy_(result)
+    out[...] = result
+    return out

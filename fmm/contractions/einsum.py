@@ -1,0 +1,207 @@
+"""fmm.einsum, fmm.tensordot and fmm.multi_dot.
+
+opt_einsum parses the subscripts and finds the order of the pairs; each pair is a matrix product by fmm (`pairs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fmm.contractions.array_module import array_module, as_array, permute_dimensions, write_to
+from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
+
+
+def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_options: Any) -> Any:
+    """Return Einstein's sum of several arrays, as numpy.einsum does, by matrix products of fmm.
+
+    Parameters
+    ----------
+    *operands
+        The subscripts as text and the arrays, or arrays and lists of subscripts in turns, as numpy.einsum takes them.
+        The arrays are of one library: NumPy, CuPy, torch or JAX.
+    out : array, optional
+        Array for the result.
+    optimize : str, bool or list, optional
+        The order of the pairs, as opt_einsum.contract_path takes it: "auto", "optimal", "greedy", "dp", or a path.
+        False multiplies all operands in one loop nest by the library's own einsum.
+    **library_options
+        Other options (`dtype`, `order`, `casting`): the library's own einsum computes such calls.
+
+    Returns
+    -------
+    array
+        The result, of the operands' library; `out` if it was passed. It may be a view with permuted dimensions.
+
+    Raises
+    ------
+    ImportError
+        opt_einsum is not installed.
+    ValueError
+        The subscripts do not match the arrays.
+
+    Notes
+    -----
+    Each pair of arrays is one call of fmm.matmul (or fmm.gram, for an array and itself), so the errors and the memory
+    are those of fmm.matmul. An array is copied only if its dimensions cannot become the two sides of a matrix by
+    strides alone. Pairs without a summed label are products of elements, by the library.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> a, b, c = np.eye(2), np.ones((2, 3)), np.arange(6.0).reshape(2, 3)
+    >>> fmm.einsum("ij,jk,lk->il", a, b, c)
+    array([[ 3., 12.],
+           [ 3., 12.]])
+    """
+    if library_options or optimize is False:
+        arrays = [x for x in operands if not isinstance(x, str)]
+        options = {**library_options} if out is None else {**library_options, "out": out}
+        return array_module(arrays[0]).einsum(*operands, **options)
+    parser = _opt_einsum()
+    inputs, output, arrays = parser.parser.parse_einsum_input(operands)
+    arrays = [as_array(x) for x in arrays]
+    terms = [LabeledArray(x, tuple(labels)) for x, labels in zip(arrays, inputs.split(","), strict=True)]
+    path, _ = parser.contract_path(f"{inputs}->{output}", *arrays, optimize=optimize)
+    return write_to(out, ordered_result(contract_terms(terms, tuple(output), path), tuple(output)))
+
+
+def contract_terms(terms: list[LabeledArray], output: Labels, path: Sequence[Sequence[int]]) -> LabeledArray:
+    """Return the contraction of all terms; each step of the path names the terms that it replaces by one."""
+    sizes: dict[str, int] = {}
+    for term in terms:
+        for label, n in zip(term.labels, term.array.shape, strict=True):
+            sizes[label] = max(n, sizes.get(label, 1))
+    for step in path:
+        chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
+        kept = {*output, *(label for term in terms for label in term.labels)}
+        if len(chosen) == 1:
+            terms.append(reduce_operand(chosen[0], kept, {}.fromkeys(sizes, 1)))
+        elif len(chosen) == 2:
+            terms.append(contract_pair(chosen[0], chosen[1], kept))
+        else:
+            labels = dict.fromkeys(label for term in chosen for label in term.labels if label in kept)
+            terms.append(library_einsum(chosen, tuple(labels)))
+    (result,) = terms
+    return result
+
+
+def ordered_result(result: LabeledArray, output: Labels) -> Any:
+    """Return a result with its dimensions in the order of the output."""
+    if not output:
+        return result.array[()] if isinstance(result.array, np.ndarray) else result.array
+    return permute_dimensions(result.array, [result.labels.index(label) for label in output])
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Return the sum of products of two arrays over some of their axes, as numpy.tensordot does.
+
+    Parameters
+    ----------
+    a, b : array
+        Arrays of NumPy, CuPy, torch or JAX.
+    axes : int or pair of sequences, optional
+        The number of last axes of `a` and first axes of `b` that are summed; or the axes of `a` and those of `b`.
+
+    Returns
+    -------
+    array
+        The remaining dimensions of `a`, then those of `b`.
+
+    Raises
+    ------
+    ValueError
+        The summed axes differ in number or in size.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.tensordot(np.ones((2, 3, 4)), np.ones((4, 3, 5)), axes=([1, 2], [1, 0])).shape
+    (2, 5)
+    """
+    a, b = as_array(a), as_array(b)
+    summed_a, summed_b = _summed_axes(a, b, axes)
+    labels_a = [f"a{i}" for i in range(a.ndim)]
+    labels_b = [f"b{i}" for i in range(b.ndim)]
+    for i, j in zip(summed_a, summed_b, strict=True):
+        labels_b[j] = labels_a[i]
+    free_a = tuple(label for i, label in enumerate(labels_a) if i not in summed_a)
+    output = free_a + tuple(label for j, label in enumerate(labels_b) if j not in summed_b)
+    found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), output)
+    return ordered_result(found, output)
+
+
+def _summed_axes(a: Any, b: Any, axes: Any) -> tuple[list[int], list[int]]:
+    """Return the summed axes of both arrays as numbers that are not negative; raise ValueError if they do not match."""
+    if isinstance(axes, int):
+        axes_a, axes_b = [*range(a.ndim - axes, a.ndim)], [*range(axes)]
+    else:
+        axes_a, axes_b = ([x] if isinstance(x, int) else x for x in axes)
+    summed_a, summed_b = [int(i) for i in axes_a], [int(j) for j in axes_b]
+    out_of_range = any(not -x.ndim <= i < x.ndim for x, chosen in ((a, summed_a), (b, summed_b)) for i in chosen)
+    if out_of_range or len(summed_a) != len(summed_b):
+        raise ValueError(f"axes={axes!r} do not match arrays of shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    summed_a, summed_b = [i % a.ndim for i in summed_a], [j % b.ndim for j in summed_b]
+    if any(a.shape[i] != b.shape[j] for i, j in zip(summed_a, summed_b, strict=True)):
+        raise ValueError(f"shape-mismatch for sum: axes={axes!r} of {tuple(a.shape)} and {tuple(b.shape)}")
+    return summed_a, summed_b
+
+
+def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
+    """Return the product of a chain of matrices in the order with the fewest multiply-adds, as numpy.linalg.multi_dot.
+
+    Parameters
+    ----------
+    arrays : sequence of array
+        Two matrices or more; the first and the last may be vectors.
+    out : array, optional
+        Array for the result.
+
+    Returns
+    -------
+    array
+        The product.
+
+    Raises
+    ------
+    ImportError
+        opt_einsum is not installed.
+    ValueError
+        There are fewer than two arrays, or shapes do not match.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.multi_dot([np.ones((2, 3)), np.ones((3, 4)), np.ones(4)])
+    array([12., 12.])
+    """
+    chain = [as_array(x) for x in arrays]
+    if len(chain) < 2:
+        raise ValueError(f"fmm.multi_dot needs two arrays or more, not {len(chain)}")
+    inner = range(1, len(chain) - 1)
+    if not {chain[0].ndim, chain[-1].ndim} <= {1, 2} or any(chain[i].ndim != 2 for i in inner):
+        shapes = ", ".join(str(tuple(x.shape)) for x in chain)
+        raise ValueError(f"fmm.multi_dot multiplies matrices, the first and last may be vectors; shapes: {shapes}")
+    first, last = chain[0].ndim == 1, chain[-1].ndim == 1
+    symbols = [_opt_einsum().get_symbol(i) for i in range(len(chain) + 1)]
+    pairs = [left + right for left, right in pairwise(symbols)]
+    pairs[0] = pairs[0][1:] if first else pairs[0]
+    pairs[-1] = pairs[-1][:-1] if last else pairs[-1]
+    output = "" if first and last else symbols[-1] if first else symbols[0] if last else symbols[0] + symbols[-1]
+    return einsum(f"{','.join(pairs)}->{output}", *chain, out=out, optimize="dp")
+
+
+def transpose(x: Any, axes: Sequence[int]) -> Any:
+    """Return a view of an array with permuted dimensions: opt_einsum calls it with `backend="fmm"`."""
+    return permute_dimensions(x, axes)
+
+
+def _opt_einsum() -> Any:
+    try:
+        import opt_einsum
+    except ImportError as error:
+        raise ImportError("fmm.einsum and fmm.multi_dot need opt_einsum: pip install opt_einsum") from error
+    return opt_einsum

@@ -1,0 +1,274 @@
+"""fmm.einsum, fmm.tensordot and fmm.multi_dot against NumPy's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.contractions import array_module, pairs
+from fmm.contractions.pairs import LabeledArray, contract_pair, group_labels, merged_matrix, split_stack
+
+opt_einsum = pytest.importorskip("opt_einsum")
+
+EXPRESSIONS = (
+    "ij,jk->ik",
+    "ij,jk",  # the output's labels in alphabetical order
+    "ji,jk->ki",
+    "bij,bjk->bik",
+    "bik,kj->bij",
+    "ikj,kl->ijl",
+    "ij,kj->ki",
+    "pia,pjb->iajb",
+    "acik,kjcb->abij",
+    "abcd,cdij->abij",
+    "ij,ij->",
+    "ij,ij->ij",
+    "i,j->ij",
+    "ij,j->i",
+    "ii,ij->j",
+    "iij,jk->ik",
+    "ijk,j->",
+    "ij->",
+    "ij->ji",
+    "ii->",
+    "i->i",
+    "bi,bj,bk->ijk",
+    "ab,bc,cd,de->ae",
+    "pq,prqs->rs",
+    "...ij,...jk->...ik",
+    "...i,i->...",
+    "i...,i...->...",
+    ",i->i",
+)
+SIZES = dict(zip("abcdijklpqrs", (3, 4, 2, 5, 6, 3, 4, 5, 7, 2, 3, 4), strict=True))
+
+
+def random_arrays(expression: str, seed: int = 0, dtype: str = "float64") -> list[Any]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for term in expression.partition("->")[0].split(","):
+        shape = [n for x in term.replace("...", ".") for n in ((2, 3) if x == "." else (SIZES.get(x, 3),))]
+        x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if "complex" in dtype else 0)
+        found.append((4 * x).astype(dtype) if np.dtype(dtype).kind in "iu" else x.astype(dtype))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int64", "bool"])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_einsum_equals_numpys(expression: str, dtype: str) -> None:
+    arrays = random_arrays(expression, dtype=dtype)
+    expected, found = np.einsum(expression, *arrays), fmm.einsum(expression, *arrays)
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    out = np.full(expected.shape, 7, expected.dtype)
+    assert fmm.einsum(expression, *arrays, out=out) is out
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_contractions_of_strided_arrays_equal_opt_einsums(seed: int) -> None:
+    from opt_einsum.testing import rand_equation
+
+    chosen = random.Random(seed)
+    expression, shapes = rand_equation(
+        n=chosen.randint(2, 6), regularity=3, n_out=chosen.randint(0, 3), d_max=4, seed=seed, global_dim=seed % 2 == 1
+    )
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for shape in shapes:  # dimensions stored in random order, with gaps, some of them backward
+        order = rng.permutation(len(shape))
+        stored = rng.standard_normal([2 * shape[i] for i in order])[tuple(slice(None, None, 2) for _ in order)]
+        arrays.append(stored.transpose(np.argsort(order))[::-1] if shape else stored)
+    expected = opt_einsum.contract(expression, *arrays)
+    for found in (fmm.einsum(expression, *arrays), opt_einsum.contract(expression, *arrays, backend="fmm")):
+        assert np.shape(found) == np.shape(expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_dimension_of_one_broadcasts_as_numpys_does() -> None:
+    rng = np.random.default_rng(1)
+    for expression, shapes in (
+        ("ij,jk->ik", ((4, 1), (5, 6))),
+        ("ij,jk->ik", ((4, 5), (1, 6))),
+        ("bij,bjk->bik", ((1, 4, 5), (3, 5, 6))),
+        ("ij,ij->i", ((4, 1), (4, 6))),
+    ):
+        arrays = [rng.standard_normal(shape) for shape in shapes]
+        np.testing.assert_allclose(fmm.einsum(expression, *arrays), np.einsum(expression, *arrays))
+
+
+def test_lists_of_subscripts_and_nested_lists_are_accepted() -> None:
+    a, b = random_arrays("ij,jk")
+    np.testing.assert_allclose(fmm.einsum(a, [0, 1], b, [1, 2], [2, 0]), (a @ b).T)
+    np.testing.assert_allclose(fmm.einsum("ij,j->i", [[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0]), [3, 7])
+
+
+def test_numpys_other_options_are_numpys() -> None:
+    a, b = random_arrays("ij,jk", dtype="float32")
+    assert fmm.einsum("ij,jk", a, b, dtype="float64").dtype == np.float64
+    assert fmm.einsum("ij,jk", a, b, order="F").flags.f_contiguous
+    np.testing.assert_allclose(fmm.einsum("ij,jk", a, b, optimize=False), a @ b, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("expression", "shapes"),
+    [("ij,jk->ik", ((2, 3), (4, 5))), ("ij,jk->il", ((2, 3), (3, 5))), ("ijk->i", ((2, 3),)), ("ij,jk", ((2, 3),))],
+)
+def test_subscripts_that_do_not_match_raise_what_numpy_raises(expression: str, shapes: Any) -> None:
+    arrays = [np.ones(shape) for shape in shapes]
+    with pytest.raises(ValueError):
+        np.einsum(expression, *arrays)
+    with pytest.raises(ValueError):
+        fmm.einsum(expression, *arrays)
+
+
+# ---- which products run
+
+
+def noted_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Return the list to which each product of two matrices or stacks is appended."""
+    found: list[tuple[Any, Any]] = []
+    multiply = array_module.multiply_matrices
+
+    def note(a: Any, b: Any) -> Any:
+        found.append((a, b))
+        return multiply(a, b)
+
+    monkeypatch.setattr(pairs, "multiply_matrices", note)
+    return found
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["ij,jk->ik", "ji,kj->ik", "abcd,cdij->abij", "pia,pjb->iajb", "bij,bjk->bik", "bik,kj->bij", "abij,abkl->klij"],
+)
+def test_no_operand_is_copied_where_strides_suffice(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = noted_products(monkeypatch)
+    a, b = random_arrays(expression)
+    fmm.einsum(expression, a, b)
+    ((left, right),) = products
+    assert np.shares_memory(left, a) and np.shares_memory(right, b)
+
+
+def test_dimensions_that_do_not_nest_become_a_stack_of_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In A_ikj, k separates the rows i and j: i counts products, and neither array is copied."""
+    products = noted_products(monkeypatch)
+    a, b = np.random.default_rng(0).standard_normal((3, 130, 140)), np.random.default_rng(1).standard_normal((130, 150))
+    np.testing.assert_allclose(fmm.einsum("ikj,kl->ijl", a, b), np.einsum("ikj,kl->ijl", a, b), atol=1e-10)
+    ((left, right),) = products
+    assert left.shape == (3, 140, 130) and np.shares_memory(left, a) and np.shares_memory(right, b)
+    fmm.einsum("ikj,kl->ijl", a[:, :5], b[:5])  # one product: a copy of few elements is cheaper
+    assert products[1][0].shape == (420, 5)
+
+
+def test_an_array_times_itself_is_a_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = noted_products(monkeypatch)
+    x = np.random.default_rng(0).standard_normal((5, 6, 4))
+    found = fmm.einsum("kia,kjb->iajb", x, x)
+    np.testing.assert_allclose(found, np.einsum("kia,kjb->iajb", x, x))
+    assert not products and np.array_equal(found, found.transpose(2, 3, 0, 1))
+    np.testing.assert_allclose(fmm.einsum("ik,jk->ij", x[0], x[0]), x[0] @ x[0].T)
+    np.testing.assert_allclose(fmm.einsum("ik,kj->ij", x[0, :4], x[0, :4]), x[0, :4] @ x[0, :4])
+    z = x[0] + 1j
+    np.testing.assert_allclose(fmm.einsum("ki,kj->ij", z, z), z.T @ z)
+
+
+def test_the_order_of_summed_labels_copies_the_smaller_operand() -> None:
+    a, b = np.ones((3, 4, 50)), np.ones((4, 3, 2))  # labels xyi and yxj: x and y are stored in two orders
+    left, right = LabeledArray(a, tuple("xyi")), LabeledArray(b, tuple("yxj"))
+    groups = group_labels(left, right, "ij")
+    assert groups.summed == ("x", "y")
+    assert np.shares_memory(merged_matrix(left, (), groups.rows, groups.summed), a)
+    assert split_stack(left, groups.rows, groups.summed) == ((), ("i",))
+    np.testing.assert_allclose(contract_pair(left, right, "ij").array, np.full((50, 2), 12.0))
+
+
+# ---- tensordot and multi_dot
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "axes"),
+    [
+        ((3, 4, 5), (4, 5, 2), 2),
+        ((3, 4), (5, 2), 0),
+        ((3, 4, 5), (5, 4, 2), ([1, 2], [1, 0])),
+        ((3, 4, 5), (5, 2), (2, 0)),
+        ((3, 4, 5), (4, 3, 2), ((-3, -2), (1, 0))),
+        ((3, 4), (3, 4), 2),
+        ((0, 4), (4, 2), 1),
+    ],
+)
+def test_tensordot_equals_numpys(shape_a: Any, shape_b: Any, axes: Any) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal(shape_a), rng.standard_normal(shape_b)
+    expected = np.tensordot(a, b, axes)
+    found = fmm.tensordot(a, b, axes)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("axes", [1, ([0], [0, 1]), ([5], [0]), 3])
+def test_axes_that_do_not_match_raise_value_error(axes: Any) -> None:
+    with pytest.raises(ValueError, match="axes"):
+        fmm.tensordot(np.ones((3, 4)), np.ones((5, 2)), axes)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(3, 40), (40, 5)], [(3, 40), (40, 5), (5, 7)], [(40,), (40, 5), (5, 7), (7,)], [(9, 8), (8, 2), (2,)]]
+)
+def test_multi_dot_equals_numpys(shapes: Any) -> None:
+    rng = np.random.default_rng(0)
+    chain = [rng.standard_normal(shape) for shape in shapes]
+    expected = np.linalg.multi_dot(chain)
+    np.testing.assert_allclose(fmm.multi_dot(chain), expected)
+    if np.ndim(expected):
+        out = np.zeros_like(expected)
+        assert fmm.multi_dot(chain, out=out) is out
+        np.testing.assert_allclose(out, expected)
+
+
+def test_multi_dot_takes_the_cheapest_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = noted_products(monkeypatch)
+    fmm.multi_dot([np.ones((50, 2)), np.ones((2, 60)), np.ones((60, 1))])
+    assert [(a.shape, b.shape) for a, b in products] == [((2, 60), (60, 1)), ((50, 2), (2, 1))]
+
+
+@pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 4), (4,), (4, 2)], [(3, 4), (5, 2)]])
+def test_a_chain_that_is_none_raises_value_error(shapes: Any) -> None:
+    with pytest.raises(ValueError):
+        fmm.multi_dot([np.ones(shape) for shape in shapes])
+
+
+# ---- other libraries
+
+
+def test_tensors_are_contracted_and_get_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    for expression in EXPRESSIONS:
+        if expression == ",i->i":
+            continue
+        arrays = [torch.from_numpy(x) for x in random_arrays(expression)]
+        found = fmm.einsum(expression, *arrays)
+        torch.testing.assert_close(found, torch.einsum(expression, *arrays))
+        by_opt_einsum = opt_einsum.contract(expression, *arrays, backend="fmm")
+        torch.testing.assert_close(by_opt_einsum, found)
+    a, b = (x.requires_grad_() for x in (torch.rand(3, 4, 5), torch.rand(5, 4, 2)))
+    fmm.einsum("ijk,kjl->il", a, b).square().sum().backward()
+    own, a.grad, b.grad = (a.grad, b.grad), None, None
+    torch.einsum("ijk,kjl->il", a, b).square().sum().backward()
+    torch.testing.assert_close(own[0], a.grad)
+    torch.testing.assert_close(own[1], b.grad)
+
+
+def test_jax_arrays_are_contracted_inside_jit() -> None:
+    jax = pytest.importorskip("jax")
+    for expression in EXPRESSIONS:
+        arrays = [jax.numpy.asarray(x, "float32") for x in random_arrays(expression)]
+        expected = jax.numpy.einsum(expression, *arrays)
+        contract = jax.jit(lambda *x, e=expression: fmm.einsum(e, *x))
+        np.testing.assert_allclose(contract(*arrays), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(fmm.einsum(expression, *arrays), expected, rtol=1e-4, atol=1e-4)
