@@ -196,7 +196,7 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
     names = [x for x in THRESHOLD_NAMES if x not in TAU_NAMES or has_emulation[0] == has_emulation[1]]
     intervals = [[x.intervals.get(name) for x in (first, second)] for name in names]
     with_emulation = [
-        ComparedThreshold(name, first.value(name), second.value(name), *ends)
+        ComparedThreshold(name, first.threshold_value(name), second.threshold_value(name), *ends)
         for name, ends in zip(names, intervals, strict=True)
     ]
     return (*with_emulation, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(has_emulation)))
@@ -204,7 +204,9 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
     """Compare a threshold without emulation; only a tuning without emulating leaves records its interval."""
-    values = [x.without_emulation.get(name) if x.without_emulation else x.value(name) for x in (first, second)]
+    values = [
+        x.without_emulation.get(name) if x.without_emulation else x.threshold_value(name) for x in (first, second)
+    ]
     intervals = [None if x.without_emulation else x.intervals.get(name) for x in (first, second)]
     return ComparedThreshold(f"{name} without emulation", values[0], values[1], intervals[0], intervals[1])
 

@@ -160,7 +160,7 @@ def recorded_call(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", bet
     try:
         launches = record_plan_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
         workspace = cupy.empty(launches.workspace, cupy.uint8)
-        run = partial(DeviceBackend().run, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+        run = partial(DeviceBackend().run_launches, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
         run()
     except PlanError:
         return None

@@ -62,7 +62,7 @@ def tuned_model(config: Path, dtype: str, device: Device = H200_DEVICE) -> Calib
     """Return the config's calibration of the type on this device; the datasheet's if the config has none."""
     raw = files.read_config(config).get(device.identity.key, {}).get(dtype)
     found: Tuning | None = raw and read_section(raw, dtype, device.identity, dtype)
-    calibration = found.trusted if found else device.guess
+    calibration = found.trusted_calibration if found else device.guess
     assert calibration is not None
     return calibration
 

@@ -207,7 +207,7 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
         "calibration": schema.calibration_fields(calibration, dtype, card.sheet),
         "intervals": intervals,
         "error": {name: e.json_fields for name, e in model.error.items()},
-        "thresholds": model_thresholds(calibration, dtype, intervals, seen).fields,
+        "thresholds": model_thresholds(calibration, dtype, intervals, seen).json_fields,
         "noise": noise,
         "doubts": list(model.diagnostics),
     }
@@ -240,7 +240,7 @@ def with_new_thresholds(
 ) -> dict[str, JsonValue]:
     """Return a section with its present model and new thresholds."""
     calibration = schema.read_calibration(section["calibration"], "calibration", dtype, card.name, "")
-    return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).fields}
+    return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).json_fields}
 
 
 def main(arguments: Sequence[str]) -> int:

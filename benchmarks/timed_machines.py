@@ -68,11 +68,11 @@ class Gpu(Cpu):
         import cupy
 
         row = DTYPES[element_type(dtype)]
-        parts, real = (2, row.real) if row.is_complex else (1, row.stored)
+        parts, real = (2, row.real) if row.is_complex else (1, row.stored_type)
         drawn = "float64" if real == "float64" else "float32"  # CuPy draws no other types
         shapes = (m, parts * k), (k, parts * n)
         a, b = (cupy.random.standard_normal(shape, dtype=drawn).astype(real, copy=False) for shape in shapes)
-        return a.view(row.stored), b.view(row.stored), cupy.matmul
+        return a.view(row.stored_type), b.view(row.stored_type), cupy.matmul
 
     def result_arguments(self, a: Any, b: Any) -> Mapping[str, Any]:
         """Return nothing: CuPy's and torch's pools keep the memory of results."""

@@ -32,7 +32,7 @@ class DType:
     exact: bool = False  # True for integers modulo 2**bits, and for bool with `or` and `and`
 
     @property
-    def stored(self) -> str:
+    def stored_type(self) -> str:
         """The type in memory."""
         return self.stored_as or self.name
 

@@ -385,7 +385,7 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
         precision = lax.Precision.HIGHEST if _is_highest(options["precision"]) else lax.Precision.DEFAULT
         stacks = (jax.ShapeDtypeStruct(shape, left.dtype) for shape in (dot.left_shape, dot.right_shape))
         if is_faster_by_fmm(platform, *stacks, **dot.transposes, precision=precision):
-            return mlir.lower_fun(partial(dot.by_fmm, platform), multiple_results=False)(context, a, b)
+            return mlir.lower_fun(partial(dot.product_by_fmm, platform), multiple_results=False)(context, a, b)
     return own(context, a, b, **options)
 
 
@@ -413,7 +413,7 @@ class _Contraction:
         sizes = [left[axis] for axis in (*left_stack, *left_free)] + [right[axis] for axis in right_free]
         self.shape = tuple(sizes)
 
-    def by_fmm(self, platform: str, a: Any, b: Any) -> Any:
+    def product_by_fmm(self, platform: str, a: Any, b: Any) -> Any:
         left = lax.transpose(a, self.left_axes).reshape(self.left_shape)
         right = lax.transpose(b, self.right_axes).reshape(self.right_shape)
         return _product_by_fmm(platform, left, right, **self.transposes).reshape(self.shape)

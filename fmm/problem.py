@@ -71,8 +71,8 @@ class Problem:
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
         if not self.layouts:
-            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.shapes))
-        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
+            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.matrix_shapes))
+        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.matrix_shapes, strict=True):
             least = cols if layout.order == "C" else rows
             if layout.order not in ("C", "F") or layout.leading < max(least, 1):
                 raise ValueError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
@@ -82,7 +82,7 @@ class Problem:
         return self.m, self.k, self.n
 
     @property
-    def updates(self) -> bool:
+    def has_factors(self) -> bool:
         """True if alpha is not 1 or beta is not 0."""
         return self.alpha != 1 or self.beta != 0
 
@@ -92,27 +92,27 @@ class Problem:
         return self.op != "product"
 
     @property
-    def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    def matrix_shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """The shapes of A, B and C."""
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
 
     @cached_property
-    def type(self) -> DType:
+    def element_type(self) -> DType:
         return DTYPES[self.dtype]
 
     @property
-    def stored(self) -> str:
+    def stored_type(self) -> str:
         """The type in memory: TF32 is stored as float32."""
-        return self.type.stored
+        return self.element_type.stored_type
 
     @property
     def itemsize(self) -> int:
-        return self.type.itemsize
+        return self.element_type.itemsize
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the classical algorithm."""
-        return self.type.flops * self.m * self.k * self.n * self.batch
+        return self.element_type.flops * self.m * self.k * self.n * self.batch
 
 
 def check_positive_shape(shape: Shape) -> Shape:

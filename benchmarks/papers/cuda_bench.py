@@ -89,7 +89,7 @@ class CudaBench:
         return to_double_precision(x, "float32" if dtype == "tf32" else dtype)
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
-        return self._backend.multiply(plan, a, b, dtype=dtype or None)
+        return self._backend.multiply_by_plan(plan, a, b, dtype=dtype or None)
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         """Compile the kernels of all these products at once."""
@@ -123,7 +123,7 @@ class CudaBench:
         addresses = a.data.ptr, b.data.ptr, c.data.ptr, room.data.ptr
 
         def made(operands: Any = (a, b, c, room)) -> None:
-            self._backend.run(launches, *addresses)
+            self._backend.run_launches(launches, *addresses)
 
         made()
         return made

@@ -106,7 +106,7 @@ class Configs:
                 if path not in _expected_files:
                     log_once(f"the config {str(path)!r} is not used: {error}")
 
-    def tuned(self, identity: Identity, dtype: str) -> Tuning | None:
+    def find_tuning(self, identity: Identity, dtype: str) -> Tuning | None:
         """Return the tuning of a type on a device from the first file that has one; None if no file has."""
         key = identity.key, identity.name, dtype  # plain strings are looked up faster than the identity
         if key not in self._tuned:
@@ -122,13 +122,13 @@ class Configs:
         for found in self._valid_sections(identity, dtype):
             if first is None:
                 first = found
-            elif found.trusted is not None:
+            elif found.trusted_calibration is not None:
                 for reason in first.diagnostics[:1]:
                     log_once(f"the tuning of {identity.name} for {dtype} is not used: {reason}")
                 failed = tuple(dict.fromkeys((*first.failed, *found.failed)))
                 own = replace(first, calibration=found.calibration, thresholds=found.thresholds, fitted=found.fitted)
                 return replace(own, failed=failed, diagnostics=())
-            if first.trusted is not None:
+            if first.trusted_calibration is not None:
                 return first
         return first
 
@@ -163,8 +163,8 @@ def note_other_card(found: Tuning) -> Tuning:
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
     """Return the shipped calibration for cards of this name; None if there is none."""
-    found = Configs((SHIPPED_CONFIG,), False).tuned(identity, dtype)
-    return None if found is None else found.trusted
+    found = Configs((SHIPPED_CONFIG,), False).find_tuning(identity, dtype)
+    return None if found is None else found.trusted_calibration
 
 
 # ---- the configs in force

@@ -109,17 +109,17 @@ class Entry:
     op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
 
     @property
-    def key(self) -> EntryKey:
+    def entry_key(self) -> EntryKey:
         """The fields that identify the entry in its section."""
         return self.op, self.size, self.layout, self.lean
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The entry as it is written to a section."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("op", DEFAULT_OPERATION)}
 
     @property
-    def text(self) -> str:
+    def evidence_text(self) -> str:
         """The evidence in words."""
         if self.plan == "vendor":
             return f"no plan beat the vendor in {self.rounds} rounds"
@@ -186,12 +186,12 @@ class Thresholds:
         return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
 
     @property
-    def fields(self) -> dict[str, JsonValue]:
+    def json_fields(self) -> dict[str, JsonValue]:
         """The thresholds as they are written to a section."""
         found = {**asdict(self), "recursion_points": list(self.recursion_points)}
         return {name: value for name, value in found.items() if value or name not in OPTIONAL_THRESHOLDS}
 
-    def value(self, name: str) -> float | None:
+    def threshold_value(self, name: str) -> float | None:
         """Return a threshold that is a number, or the number in the middle of a spread."""
         found = getattr(self, name)
         return found.value if isinstance(found, ThresholdRange) else found
@@ -213,11 +213,11 @@ class Tuning:
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
-    def trusted(self) -> Calibration | None:
+    def trusted_calibration(self) -> Calibration | None:
         """The calibration, if it may choose plans."""
         return None if self.diagnostics else self.calibration
 
-    def entry(
+    def find_entry(
         self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = DEFAULT_OPERATION
     ) -> tuple[Entry, Plan] | None:
         """Return the entry of exactly this shape and its plan; None without an entry, or if it is not trusted."""
@@ -381,7 +381,7 @@ def read_section(raw: JsonValue, where: str, identity: Identity, dtype: str) -> 
         identity,
         dtype,
         calibration,
-        MappingProxyType({e.key: e for e in entries}),
+        MappingProxyType({e.entry_key: e for e in entries}),
         changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
         thresholds=thresholds,
         fitted=read_block_terms(_field_or_none(found.get("blocks"), "fitted")),

@@ -37,7 +37,7 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
         types = _read_devices(path).get(identity.key, {})
         old = types.get(dtype)
     new = old if isinstance(old, dict) else empty_section(identity.versions)
-    merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
+    merge_section(path, identity.key, dtype, {**new, "entries": [found.json_fields]})
 
 
 def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -46,10 +46,10 @@ def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonVa
     with suppress(ConfigError, TypeError, KeyError):
         others = [read_entry(raw, "entries") for raw in old["entries"]]
     fresh = [read_entry(raw, "entries") for raw in new["entries"]]
-    replaced = {e.key for e in fresh}
+    replaced = {e.entry_key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
-    others = [replace(e, verified=e.verified and same) for e in others if e.key not in replaced]
-    joined = {**new, "entries": [e.fields for e in sorted([*others, *fresh], key=lambda e: e.key)]}
+    others = [replace(e, verified=e.verified and same) for e in others if e.entry_key not in replaced]
+    joined = {**new, "entries": [e.json_fields for e in sorted([*others, *fresh], key=lambda e: e.entry_key)]}
     if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the block strategies
         joined["blocks"] = old["blocks"]
     return joined

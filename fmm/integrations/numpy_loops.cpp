@@ -102,9 +102,9 @@ bool recurs(uint64_t product) {
 
 // ---- exceptions
 //
-// A loop cannot raise. So an exception that a signal handler raised meanwhile (Ctrl-C) is raised again as soon as
-// Python runs the thread's next steps. NumPy's own product is one step of Python, too, and ends before any handler
-// runs.
+// An inner loop cannot raise Python exceptions. If a signal handler raises an exception during the Python function
+// (Ctrl-C), the exception is raised again as soon as the thread executes its next bytecode. NumPy's matmul is one
+// bytecode too, and ends before any signal handler runs.
 
 struct Raised {
   void *type, *value, *traceback;
@@ -216,8 +216,8 @@ int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
   return 1;
 }
 
-// Sets the shortest side with which Python is called for a type (0: never), and the multiply-adds from which it is
-// called for the first product of some sizes, too.
+// Sets the shortest side with which a type calls Python (0: never), and the multiply-adds from which new sizes call
+// Python at their first product.
 void fmm_limits(int type, int64_t side, double work) {
   least_sides[type] = side > 0 ? side : NEVER;
   least_works[type] = work;

@@ -23,8 +23,8 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
 
-// Multiply-adds from which Python is called: for types of more than two bytes, for two-byte types with aligned rows,
-// and for two-byte types with other rows.
+// The smallest numbers of multiply-adds with which Python is called: for types of more than two bytes, for two-byte
+// types with aligned rows, and for two-byte types with unaligned rows.
 std::atomic<int64_t> least_work{0}, least_work_16_bit{0}, least_work_16_bit_unaligned{0};
 
 int64_t now_in_milliseconds() {

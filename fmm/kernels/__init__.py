@@ -1,10 +1,10 @@
 """Algorithms (schemes and step tables), plans that use them, and the kernels that run plans on CPUs and GPUs."""
 
-from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
+from fmm.kernels import leaves  # noqa: F401  (the import registers the leaves, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepTable, StepTableError, step_table, step_table_names
-from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, before any plan's text is read)
+from fmm.kernels.plans import levels  # noqa: F401  (the import registers the kinds of levels)
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -12,7 +12,7 @@ from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 
 def _prove_fringe(table: str) -> str:
-    """Return the fringe that a user's step table is proved for."""
+    """Return the fringe for which a user's step table is proved: `unequal` or `pad`."""
     from fmm.kernels.cpu.symbolic_proof import prove_fringe
 
     return prove_fringe(table)

@@ -1,20 +1,24 @@
-"""The leaves that fmm ships: kernels that multiply the smallest blocks of a plan.
+"""The leaves that fmm ships: kernels that compute the matrix products at the end of a plan.
 
 The import of fmm.kernels registers all leaves.
 
-The leaf `vendor` is one call of the vendor's BLAS. A GPU also has the leaves `lt0` to `lt31` (numbered candidates of
-cuBLASLt's heuristic for the product), `vendor3m` (cuBLAS's complex product by three real products) and `tile` (fmm's
-own kernel). `tile` multiplies float32 and float64, and without sums inside the kernel also 16-bit types and TF32 by
-Hopper's warpgroup instructions. Products with layouts that a leaf cannot read are computed by the vendor's BLAS.
-`tile.huge` and similar names select another block strategy for float32 and float64. With the suffix `.plain`, tiles are
-copied to shared memory through registers; with `.texture`, tiles of the left operand are loaded by the read-only data
-path, as in tStrassen and tWinograd of Li, Ranka and Sahni.
+The leaf `vendor` is one call of the vendor's BLAS. The other leaves for floating-point numbers run on a GPU:
+
+* `lt0` to `lt31`: numbered algorithms that cuBLASLt's heuristic proposes for the product.
+* `vendor3m`: cuBLAS's complex product, computed as three real products.
+* `tile`: fmm's own GEMM kernel. The kernel multiplies float32 and float64. If no sums are formed inside the kernel,
+  Hopper's warpgroup instructions also multiply 16-bit types and TF32.
+
+If a leaf cannot read the layout of an operand, the vendor's BLAS computes the product. `tile.huge` and similar names
+select another block strategy for float32 and float64. With the suffix `.plain`, tiles are copied to shared memory
+through registers. With `.texture`, tiles of the left operand are loaded through the read-only data path, as in
+tStrassen and tWinograd of Li, Ranka and Sahni.
 
 The leaf `bytes` multiplies 8-bit integers, and only below a level of residues (fmm.kernels.plans.levels.residues).
 
-With `.inner` after the name of any other leaf, the sums of the last level are stored so that both operands of a leaf
-product are contiguous along the inner dimension; with `.outer`, along the outer dimensions. On a CPU, sums always have
-the layouts of A and B, with all leaves.
+The suffix `.inner` of a leaf sets the layout of the last level's sums: both operands of a leaf product are contiguous
+along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n. On a CPU,
+sums always have the layouts of A and B.
 """
 
 from __future__ import annotations
@@ -37,19 +41,19 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of leaf rates in a calibration
-LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that a candidate of cuBLASLt may use
+LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt may use
 
-# Types that the tiled kernel multiplies by gemm_simt.cuh (float64 by gemm_mma_f64.cuh), also with sums inside.
+# Types that the leaf `tile` multiplies with gemm_simt.cuh or gemm_mma_f64.cuh. Both kernels can also form sums.
 TILED_TYPES = tuple(FUSED_SIZES)
-WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types that gemm_wgmma.cuh multiplies, without sums inside
-# Block strategies of the tiled kernel (gemm_simt.cuh), as options of the leaf `tile`. The tuner's search tries the
-# strategies of Huang, Yu and van de Geijn and the strategies that fill the registers of current GPUs; the leaf `tile`
-# without an option selects strategies of the copy engine (TMA).
+WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wgmma.cuh, which cannot form sums
+# Block strategies of the kernel gemm_simt.cuh, as options of the leaf `tile`. The tuner's search tries the strategies
+# of Huang, Yu and van de Geijn, and strategies that fill the registers of current GPUs. The leaf `tile` without an
+# option selects strategies of the copy engine (TMA).
 TILE_STRATEGIES = tuple(
     LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )
-# Options for copying tiles to shared memory, in addition to the default (asynchronous copies, or the copy engine):
-# those of tStrassen and tWinograd of Li, Ranka and Sahni.
+# Options for copying tiles to shared memory, as in tStrassen and tWinograd of Li, Ranka and Sahni. By default, tiles
+# are copied asynchronously or by the copy engine (TMA).
 TILE_COPY_OPTIONS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
 
 VENDOR_LEAF = Leaf(
@@ -73,7 +77,7 @@ VENDOR3M_LEAF = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
-    relative_error=sqrt(5),  # as the level 3m has on entries of one sign
+    relative_error=sqrt(5),  # the error of the level `3m` on entries of one sign
 )
 LT_LEAF = Leaf(
     "lt",
@@ -95,11 +99,11 @@ TILE_LEAF = Leaf(
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
-    # Types that the leaf `tile` multiplies faster than the vendor. (Measured on an H200: float64 by `tile` has 0.95 of
-    # cuBLAS's speed, 0.78 with sums inside; TF32, which needs transposed sums, is slower than cuBLASLt's best
-    # candidate.)
+    # Types that the leaf `tile` multiplies faster than the vendor. Measured on an H200: in float64, `tile` has 0.95 of
+    # cuBLAS's speed, and 0.78 with sums inside the kernel. TF32 needs transposed sums, and is slower than cuBLASLt's
+    # best algorithm.
     candidate_types=("float32", "float16", "bfloat16"),
-    alignment=16,  # bytes of an aligned read; rows that are not aligned to 16 bytes are read one entry at a time
+    alignment=16,  # bytes; the kernel reads rows without this alignment one entry at a time
     forms=("inside", "alone", "one pass", "outer"),
     unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",

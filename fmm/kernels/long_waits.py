@@ -1,4 +1,4 @@
-"""Log lines for compilers: the first product of a program may wait some seconds for them."""
+"""Log messages about slow compilations: the first product of a program may wait some seconds for a compiler."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _logged_messages: set[str] = set()
 
 @contextmanager
 def log_if_slow(message: str) -> Iterator[None]:
-    """Log the message if the block runs longer than a second; each message once in a process.
+    """Log the message if the body of the `with` statement runs longer than a second.
 
-    Python prints a warning of this log on stderr by default.
+    Each message is logged once in a process.
+
+    By default, Python prints the warnings of the logger `fmm` on stderr.
     """
     if message in _logged_messages:
         yield

@@ -1,8 +1,8 @@
-"""Registries: named entries (rows) in the order of registration, for leaves, kinds of levels and users' algorithms.
+"""Registries of leaves, of kinds of levels, and of users' algorithms.
 
-Many results that depend on rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
-registration clears all caches of results that depend on registered rows. Registrations happen when a program starts, or
-in a test, where the time to fill a cache again does not matter.
+A registry holds named rows in the order of registration. Results that depend on registered rows are cached: the plan of
+a text, the steps of a plan, the plan for a problem. Every registration clears these caches. Registrations happen when a
+program starts or in a test, so the time to fill the caches again does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
 def clear_on_registration(cached: CachedFunctionT) -> CachedFunctionT:
-    """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
+    """Clear the cache of this lru_cache'd function at every registration, because its results depend on the rows."""
     _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
@@ -37,7 +37,7 @@ def clear_caches() -> None:
 
 
 class RowRegistry(Generic[RowT]):
-    """Rows by name, in the order of registration."""
+    """A dict from names to rows, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
@@ -53,7 +53,7 @@ class RowRegistry(Generic[RowT]):
         return self._rows[name]
 
     def add(self, row: RowT) -> None:
-        """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
+        """Add a row; raise ValueError if another row has the name, since names in plan texts must be unique."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row

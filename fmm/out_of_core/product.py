@@ -72,7 +72,7 @@ def streamed_matmul(
             x, y, z = _with_row_major_result(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
             seconds = _plan_streamed_product(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
-            shown.begin(target.size * a.shape[-1], seconds * target.size / z.size)
+            shown.begin_count(target.size * a.shape[-1], seconds * target.size / z.size)
         for x, y, z in matrix_products(a, b, target):
             _stream_product(x, y, z, dtype, machine, constraints, shown)
     if out is None:
@@ -298,7 +298,7 @@ def _stream_product(
             if attempt == MAX_ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
         # a negative number of multiply-adds: the product starts again from the beginning
-        progress.add(done - progress.done)
+        progress.add_done(done - progress.done)
         limit = _rounded_down(int(limit * RETRY_MEMORY_RATIO))
 
 
@@ -319,7 +319,7 @@ def _run_schedule(
             run = ScheduleRun(
                 streaming.schedule, engine, transfers, dtype, streaming.workspace, reserved, streaming.units
             )
-            run.multiply(a, b, c, progress.add)
+            run.multiply(a, b, c, progress.add_done)
         finally:
             transfers.close()
 

@@ -417,10 +417,10 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     A complex number counts as two real numbers. For one triangle only half of the tiles are computed.
     """
     rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n)
-    entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
+    entries *= (1 + problem.element_type.is_complex) / (1 + problem.writes_triangle)
     share, side = (
         COUNTED_ROUNDS_MARGIN_SHARE if rate.sms else 1.0,
-        max(rate.tile, MIN_COMPLEX_TILE_SIDE * problem.type.is_complex),
+        max(rate.tile, MIN_COMPLEX_TILE_SIDE * problem.element_type.is_complex),
     )
     return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 

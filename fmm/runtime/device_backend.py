@@ -50,7 +50,7 @@ class CapturedGraph(NamedTuple):
     graph: Any
     scratch: Any
 
-    def launch(self, stream: Any = None) -> None:
+    def launch_graph(self, stream: Any = None) -> None:
         self.graph.launch(stream)
 
 
@@ -61,7 +61,7 @@ class DeviceBackend:
     _graphs: OrderedDict[Any, CapturedGraph] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def run(
+    def run_launches(
         self,
         launches: LaunchList,
         a: int,
@@ -79,31 +79,31 @@ class DeviceBackend:
         """
         if stream is not None:
             with stream:
-                self.run(launches, a, b, c, workspace, None, flag, count)
+                self.run_launches(launches, a, b, c, workspace, None, flag, count)
             return
         addresses = Addresses(a, b, c, workspace, flag, count)
-        self.player(launches, addresses).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
+        self.player_for_addresses(launches, addresses).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
 
-    def player(self, launches: LaunchList, addresses: Addresses) -> Player:
+    def player_for_addresses(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
             launches = record_plan_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
         return cached_player(launches, device)
 
-    def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
+    def captured_graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
         """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
             if key in self._graphs:
                 self._graphs.move_to_end(key)
                 return self._graphs[key]
-            made = self._graphs[key] = self._capture(launches, Addresses(a, b, c, workspace))
+            made = self._graphs[key] = self._capture_graph(launches, Addresses(a, b, c, workspace))
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             return made
 
-    def _capture(self, launches: LaunchList, addresses: Addresses) -> CapturedGraph:
-        player = self.player(launches, addresses)  # compiles before the capture
+    def _capture_graph(self, launches: LaunchList, addresses: Addresses) -> CapturedGraph:
+        player = self.player_for_addresses(launches, addresses)  # compiles before the capture
         scratch = cupy.empty(GRAPH_SCRATCH_BYTES * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
@@ -117,7 +117,7 @@ class DeviceBackend:
                 captured = stream.end_capture()
         return CapturedGraph(captured, scratch)
 
-    def multiply(
+    def multiply_by_plan(
         self,
         plan: Plan | str,
         a: Any,
@@ -136,7 +136,7 @@ class DeviceBackend:
         problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
         launches = record_plan_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
         workspace = cupy.empty(launches.workspace, cupy.uint8)
-        self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
+        self.run_launches(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
         if target is not c:
             c[...] = target
         return c

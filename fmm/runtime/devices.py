@@ -153,5 +153,5 @@ def chip_with_tuned_terms(device: Device) -> Chip | None:
     """Return the device's chip with the block model's terms from its tuning; None for a CPU."""
     if device.chip is None:
         return None
-    tuned = None if tuning_mode() == "off" else active_configs().tuned(device.identity, "float32")
+    tuned = None if tuning_mode() == "off" else active_configs().find_tuning(device.identity, "float32")
     return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)

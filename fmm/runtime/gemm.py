@@ -156,7 +156,7 @@ def explain_gemm(
         call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if call.decision.plan == VENDOR and library.gemm_name:
         return replace(call.decision, kernels=(library.gemm_name,))
-    return call.explained(describe_kernels(library, call, operands.a, operands.b, operands.target))
+    return call.explained_decision(describe_kernels(library, call, operands.a, operands.b, operands.target))
 
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
@@ -318,7 +318,7 @@ def _run_conjugating_plan(
         conjugated_call = prepare_call(library, a, b, target, own)
         c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
     except (library.out_of_memory_error, PlanError):
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         c = None
     return _run_library_gemm(library, operands, constraints) if c is None else c

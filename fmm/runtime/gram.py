@@ -107,7 +107,7 @@ def explain_gram(
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{name}: a whole product, with one triangle mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
-    decision = call.explained(kernels)
+    decision = call.explained_decision(kernels)
     if chosen is operands:
         return decision
     return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")

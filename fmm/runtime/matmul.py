@@ -133,11 +133,11 @@ def _try_plan(
     try:
         c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
     except library.out_of_memory_error:
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         return MEMORY_FAILURE
     except PlanError:  # PlanError is raised before anything is computed
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         return LAYOUT_FAILURE
     if RECORDING_SWITCH.on:
@@ -199,7 +199,7 @@ def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: Plan
     """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
     call = prepare_uncached(library, *arrays, constraints)
-    return call.explained(describe_kernels(library, call, *arrays))
+    return call.explained_decision(describe_kernels(library, call, *arrays))
 
 
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
@@ -235,14 +235,14 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
     """Return the bytes that a call needs besides row-major A, B, C: workspace, graph, copies for a recomputation."""
-    out = contiguous_operand(problem.shapes[2], problem.stored)
+    out = contiguous_operand(problem.matrix_shapes[2], problem.stored_type)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
 
 
 def _row_major_query(
     problem: Problem, limits: Limits, device: Device, plan: Plan | None, out: Operand | None
 ) -> ProblemQuery:
-    a, b, _ = (contiguous_operand(shape, problem.stored) for shape in problem.shapes)
-    setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+    a, b, _ = (contiguous_operand(shape, problem.stored_type) for shape in problem.matrix_shapes)
+    setting = Setting(0, problem.stored_type, "tf32" if problem.dtype == "tf32" else "ieee")
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

@@ -49,7 +49,7 @@ class CallMatrices:
         """The number of products."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
-    def offsets(self) -> tuple[ByteOffsets, ...]:
+    def product_offsets(self) -> tuple[ByteOffsets, ...]:
         """Return the offsets of each product's matrices, in bytes."""
         if self.flattens_stack:
             return ((0, 0, 0),)

@@ -124,11 +124,11 @@ def intermediate_growth_bound(
     for step in recipe.flattened_steps:
         if isinstance(step, Product):
             inner = intermediate_growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
-            inner *= sizes.read(step.left) * sizes.read(step.right)
-            sizes.write(step.dest, inner + sizes.read(step.dest) if step.reads_dest else inner)
-            largest = max(largest, sizes.read(step.dest))
+            inner *= sizes.largest_bound(step.left) * sizes.largest_bound(step.right)
+            sizes.set_bound(step.dest, inner + sizes.largest_bound(step.dest) if step.reads_dest else inner)
+            largest = max(largest, sizes.largest_bound(step.dest))
         elif isinstance(step, Mirror):
-            sizes.write(step.dest, sizes.read(step.source))
+            sizes.set_bound(step.dest, sizes.largest_bound(step.source))
         else:
             largest = max(largest, _bound_of_sum(step, sizes))
     return largest
@@ -140,7 +140,7 @@ class _NumberBounds:
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
 
-    def read(self, place: Place) -> float:
+    def largest_bound(self, place: Place) -> float:
         """Return the largest bound within the rectangle; 0 before the first write."""
         found = 0.0
         newer: list[Place] = []
@@ -151,16 +151,16 @@ class _NumberBounds:
             newer.append(held)
         return found
 
-    def write(self, place: Place, size: float) -> None:
+    def set_bound(self, place: Place, size: float) -> None:
         others = [(held, old) for held, old in self._held.get(place.name, []) if not held.is_inside(place)]
         self._held[place.name] = [*others, (place, size)]
 
 
 def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
     """Return the largest bound of a sum's reads, partial sums and writes; record the writes in `sizes`."""
-    values = [sizes.read(place) for place in step.reads]
+    values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))
     for place, value in zip(step.writes, step.program.outputs, strict=True):
-        sizes.write(place, values[value])
+        sizes.set_bound(place, values[value])
     return max(values, default=1.0)

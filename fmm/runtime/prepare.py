@@ -90,11 +90,11 @@ class PreparedCall:
     uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
     plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too
 
-    def explained(self, kernels: tuple[str, ...]) -> Decision:
+    def explained_decision(self, kernels: tuple[str, ...]) -> Decision:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
         return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
-    def overlap(self, a: int, b: int, c: int) -> bool:
+    def can_overlap_out(self, a: int, b: int, c: int) -> bool:
         """Return True if C may share memory with an operand, at these three addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
@@ -205,7 +205,7 @@ def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
 
 def can_write_into_out(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
     """Return True if the call's plan can write into `out` itself."""
-    return call.writes_out and not call.overlap(*(library.data_pointer(x) for x in (a, b, out)))
+    return call.writes_out and not call.can_overlap_out(*(library.data_pointer(x) for x in (a, b, out)))
 
 
 # ---- from arrays to a query
@@ -225,11 +225,11 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
     except VendorOnlyError as reason:
         why = reason
     except PlanError as reason:
-        if constraints.plan_required:
+        if constraints.is_plan_required:
             raise
         why = VendorOnlyError(str(reason))
     refusal = ""
-    if constraints.plan_required and constraints.plan != VENDOR and not isinstance(why, PlanIgnoredError):
+    if constraints.is_plan_required and constraints.plan != VENDOR and not isinstance(why, PlanIgnoredError):
         refusal = f"the plan {constraints.plan} cannot run here: {why}"
         if library.can_multiply_operands(a, b):
             raise PlanError(refusal)
@@ -365,9 +365,9 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
-    if problem.writes_triangle or problem.type.exact or not (side or query.limits.componentwise):
+    if problem.writes_triangle or problem.element_type.exact or not (side or query.limits.componentwise):
         return problem
-    usable = side is not None and side.matches_operand_of(problem) and not work.packs["AB".index(side.base)]
+    usable = side is not None and side.is_operand_of(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
 
@@ -377,7 +377,7 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
 
     Integers are exact. Triangles are not bounded entry by entry, so componentwise excludes emulation there.
     """
-    componentwise = limits.componentwise and not problem.type.exact
+    componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
     nbytes = max(limits.workspace - copied, 0)
     return replace(limits, workspace=nbytes, emulation=emulation, componentwise=componentwise)
@@ -390,7 +390,7 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
     is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < TILED_MIRROR_MIN_ROWS
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
-    return needs_triangle or problem.updates or (work.flattens_stack and not setting.flattens_stacks)
+    return needs_triangle or problem.has_factors or (work.flattens_stack and not setting.flattens_stacks)
 
 
 # ---- the plan and its launches
@@ -447,7 +447,7 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     `required`: the caller named the plan, which then runs on any layout or raises PlanError.
     """
     chip = chip_with_tuned_terms(device)
-    if (plan == VENDOR and not problem.writes_triangle and not problem.updates) or chip is None:
+    if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
         return None
     from fmm.kernels.cuda.record import record_launches
 
@@ -497,7 +497,7 @@ def _call_with_launches(
     return replace(
         call,
         launches=launches,
-        offsets=work.offsets(),
+        offsets=work.product_offsets(),
         addend_offsets=() if query.addend_strides is None else work.addend_offsets(query.addend_strides),
         workspace=with_graph if uses_graph else launches.workspace,
         uses_graph=uses_graph,

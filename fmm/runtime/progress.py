@@ -30,35 +30,35 @@ class Progress:
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, total: int, seconds: float) -> None:
+    def begin_count(self, total: int, seconds: float) -> None:
         """Start the count of `total` multiply-adds, predicted to take `seconds`, in place of any earlier count."""
         self.total, self.done, self.predicted = total, 0, seconds
         if not self.wanted or self._thread is not None or sys.stderr is None:
             return
         self.began = time.monotonic()
-        thread = threading.Thread(target=self._show, name="fmm-progress", daemon=True)
+        thread = threading.Thread(target=self._show_until_end, name="fmm-progress", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             thread.start()
             self._thread = thread
 
-    def add(self, done: int) -> None:
+    def add_done(self, done: int) -> None:
         with self._lock:
             self.done += done
 
-    def end(self) -> None:
+    def end_display(self) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _show(self) -> None:
+    def _show_until_end(self) -> None:
         if self.predicted < MIN_SHOWN_SECONDS and self._over.wait(MIN_SHOWN_SECONDS):
             return
         with suppress(OSError, ValueError):  # stderr is closed
             display = _new_display(self.total)
             try:
                 while True:
-                    display.show(min(self.done, self.total), self.total, time.monotonic() - self.began)
-                    if self._over.wait(display.every):
+                    display.show_counts(min(self.done, self.total), self.total, time.monotonic() - self.began)
+                    if self._over.wait(display.update_seconds):
                         return
             finally:
                 display.close()
@@ -68,9 +68,9 @@ class _ProgressText(Protocol):
     """The text on stderr."""
 
     @property
-    def every(self) -> float: ...
+    def update_seconds(self) -> float: ...
 
-    def show(self, done: int, total: int, elapsed: float) -> None: ...
+    def show_counts(self, done: int, total: int, elapsed: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -78,12 +78,12 @@ class _ProgressText(Protocol):
 class _TqdmBar:
     """tqdm's progress bar."""
 
-    every = BAR_UPDATE_SECONDS
+    update_seconds = BAR_UPDATE_SECONDS
 
     def __init__(self, tqdm: Any, total: int) -> None:
         self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave=False)
 
-    def show(self, done: int, total: int, elapsed: float) -> None:
+    def show_counts(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total
         self.bar.start_t = time.time() - elapsed  # the bar counts time from the start of the call
         self.bar.refresh()
@@ -95,9 +95,9 @@ class _TqdmBar:
 class _LineProgress:
     """Progress as a line every ten seconds."""
 
-    every = LINE_UPDATE_SECONDS
+    update_seconds = LINE_UPDATE_SECONDS
 
-    def show(self, done: int, total: int, elapsed: float) -> None:
+    def show_counts(self, done: int, total: int, elapsed: float) -> None:
         left = clock_time(elapsed * (total - done) / done) if done else "?"
         print(f"{BAR_LABEL} {100 * done / total:3.0f}% {clock_time(elapsed)}<{left}", file=sys.stderr, flush=True)
 
@@ -126,7 +126,7 @@ def show_progress(wanted: bool) -> Iterator[Progress]:
     try:
         yield found
     finally:
-        found.end()
+        found.end_display()
 
 
 _plan_progress: ContextVar[Progress | None] = ContextVar("fmm_progress", default=None)

@@ -91,7 +91,7 @@ def _run_on_stream(
         library.mark_written(out)
     try:
         at_addend = 0 if addend is None else library.data_pointer(addend)
-        stream_call.run(p, q, r, workspace, at_addend, visible=out is not None)
+        stream_call.run_at_addresses(p, q, r, workspace, at_addend, visible=out is not None)
     except PlanError:  # nothing was launched
         raise
     except Exception:
@@ -122,7 +122,7 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None
-    return call.decision.trial.run(multiply, lambda: runtime.streamSynchronize(stream))
+    return call.decision.trial.run_product(multiply, lambda: runtime.streamSynchronize(stream))
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
@@ -168,14 +168,14 @@ class StreamCall:
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch_offset(call.launches)
-        self.replays = GraphCaptures(self._capture, GRAPH_CACHE) if call.uses_graph else None
+        self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
         # the player of a call of one product, on addresses with the libraries' alignment
         self._single: Player | None = None
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 
-    def run(self, *bases: int, visible: bool = True) -> None:
+    def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
         `visible`: the caller could see C if an exception ended the call halfway.
@@ -187,24 +187,24 @@ class StreamCall:
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        addresses = self._addresses(bases)
+        addresses = self._launch_addresses(bases)
         if self._single is not None and addresses.is_aligned:
             self._single.launch_all(addresses, self.stream)
         else:
-            self._launch(addresses, self.stream, visible)
+            self._launch_products(addresses, self.stream, visible)
 
-    def _addresses(self, bases: tuple[int, ...]) -> Addresses:
+    def _launch_addresses(self, bases: tuple[int, ...]) -> Addresses:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
         """Return the graph for these addresses, if the call came often enough and the graph can take them."""
         assert self.replays is not None
-        addresses = self._addresses(bases)
+        addresses = self._launch_addresses(bases)
         key = self._latest = self._replay_key(addresses)
         replay: _GraphReplay | None = self.replays.find_capture(key, addresses)
-        return replay if replay is not None and (replay.bases == bases or replay.move_to(addresses)) else None
+        return replay if replay is not None and (replay.bases == bases or replay.move_to_addresses(addresses)) else None
 
-    def player(self, alignment: Alignment) -> Player:
+    def player_for_alignment(self, alignment: Alignment) -> Player:
         """Return the player of the plan, recorded for this alignment."""
         found = self._players.get(alignment)
         if found is None:
@@ -220,27 +220,27 @@ class StreamCall:
             raise PlanError(found)
         return found
 
-    def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
+    def _product_players(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Yield the player and the addresses of each product of the call."""
         a, b, c, workspace, flag, count, d = addresses
         for (x, y, z), w in zip(self.call.offsets, self.call.addend_offsets or repeat(0), strict=False):
             own = addresses
             if x | y | z | w:
                 own = Addresses(a + x, b + y, c + z, workspace, flag, count, d + w)
-            yield self.player(own.alignment), own
+            yield self.player_for_alignment(own.alignment), own
 
     def _replay_key(self, addresses: Addresses) -> Hashable:
         """Return the cache key of a graph: the addresses in vendor calls, and the alignment of all addresses."""
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
         if fixed is None:
-            fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
+            fixed = self._fixed[alignment] = self.player_for_alignment(alignment).launches.vendor_bases
         aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses.memory_addresses)
         return aligned, *[addresses[i] for i in fixed]
 
-    def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
+    def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
-        products = list(self._products(addresses))  # all launches are prepared before the first one is made
+        products = list(self._product_players(addresses))  # all launches are prepared before the first one is made
         if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
@@ -252,12 +252,12 @@ class StreamCall:
         for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 
-    def _capture(self, addresses: Addresses) -> _GraphReplay | None:
+    def _capture_graph(self, addresses: Addresses) -> _GraphReplay | None:
         """Return the launches as a graph, captured on a private stream.
 
         None if the driver refuses, or if cuBLAS needs more memory of its own than the call reserved.
         """
-        products = list(self._products(addresses))
+        products = list(self._product_players(addresses))
         if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
@@ -279,9 +279,9 @@ class StreamCall:
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 
-    def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
+    def kernel_nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
         """Yield fmm's own kernels with their addresses, in the order of their launches."""
-        for player, own in self._products(addresses):
+        for player, own in self._product_players(addresses):
             yield from player.kernel_nodes(own, counters[player])
 
 
@@ -294,11 +294,11 @@ class _GraphReplay:
         self.call, self.counters = call, counters
         # None after a failed update, which may leave nodes with different addresses
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
-        self.graph = UpdatableGraph(graph, call.nodes(addresses, counters))
+        self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 
-    def move_to(self, addresses: Addresses) -> bool:
+    def move_to_addresses(self, addresses: Addresses) -> bool:
         """Give the graph's nodes these addresses; return True if that succeeded."""
         self.bases = None
-        if self.graph.update_parameters(self.call.nodes(addresses, self.counters)):
+        if self.graph.update_parameters(self.call.kernel_nodes(addresses, self.counters)):
             self.bases = addresses.memory_addresses
         return self.bases is not None

@@ -67,8 +67,10 @@ def run_call(
         library.mark_written(out)
     multiplier = _PlanMultiplier(call, None if addend is None else library.as_numpy(addend))
     try:
-        if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
-            multiplier.fill(x, y, z)  # the vendor's products run on the caller's thread, under its numpy.errstate
+        if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.has_factors):
+            multiplier.compute_product(
+                x, y, z
+            )  # the vendor's products run on the caller's thread, under its numpy.errstate
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
             completes = out is not None and multiplier.can_be_completed
             completion = _vendor_completion_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
@@ -91,7 +93,7 @@ def run_call(
 def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """Return a product that takes part in the measurement of its shape."""
     assert call.decision.trial is not None
-    return call.decision.trial.run(multiply)
+    return call.decision.trial.run_product(multiply)
 
 
 def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
@@ -139,7 +141,7 @@ def _compute_on_worker(
 
     def work() -> None:
         try:
-            multiplier.fill(x, y, z)
+            multiplier.compute_product(x, y, z)
         except BaseException:
             if not multiplier.has_begun:
                 last.clear()
@@ -165,13 +167,13 @@ def _compute_on_caller_thread(
 ) -> None:
     """Fill C on the caller's thread. If the caller can see C, fill a private copy and copy it to C in one C call."""
     if not visible:
-        multiplier.fill(x, y, z)
+        multiplier.compute_product(x, y, z)
         return
     call = multiplier.call
     if not required and z.nbytes > max(SMALL_ARRAY_BYTES, call.limits.workspace - call.workspace):
         raise _VendorNeededError("the workspace limit leaves no memory for a copy of the result")
-    c = np.array(z) if multiplier.updates or multiplier.writes_triangle else np.empty_like(z)
-    multiplier.fill(x, y, c)
+    c = np.array(z) if multiplier.has_factors or multiplier.writes_triangle else np.empty_like(z)
+    multiplier.compute_product(x, y, c)
     np.copyto(z, c)
 
 
@@ -185,7 +187,7 @@ class _PlanMultiplier:
         problem = call.decision.problem
         assert problem is not None
         self.params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
-        self.writes_triangle, self.updates = problem.writes_triangle, problem.updates
+        self.writes_triangle, self.has_factors = problem.writes_triangle, problem.has_factors
         self.addend = addend  # None if C holds the addend, or without an addend
         self.in_place = addend is None and self.params.beta != 0
         self.has_added = False  # True if C's old values are lost
@@ -196,9 +198,9 @@ class _PlanMultiplier:
     def can_be_completed(self) -> bool:
         """True if the vendor can compute C at any time in a few C calls: C's old values do not count."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
-        return is_simple and not self.in_place and not (self.writes_triangle and self.updates)
+        return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
 
-    def fill(self, a: Array, b: Array, c: Array) -> None:
+    def compute_product(self, a: Array, b: Array, c: Array) -> None:
         """Compute C. The whole workspace is allocated before C is touched; from then on `has_begun` is True."""
         # The caller did not cause an overflow inside a fast plan; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
@@ -213,9 +215,9 @@ class _PlanMultiplier:
             stack = np.ndindex(*c.shape[:-2]) if self.addend is not None else repeat(())
             for (x, y, z), index in zip(_matrix_products(self.call, a, b, c), stack, strict=False):
                 addend = None if self.addend is None else self.addend[index]
-                self._multiply(x, y, z, Arena(memory, self.dtype), addend)
+                self._multiply_matrices(x, y, z, Arena(memory, self.dtype), addend)
 
-    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
+    def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
         # A leaf that distributes its own work over the threads runs alone.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
@@ -235,14 +237,14 @@ class _PlanMultiplier:
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
             seconds = expected_seconds({self.plan}, problem_without_layouts(problem), self.call.limits, device)
-            progress.begin(count * work, count * seconds)
-            self.report = progress.add
+            progress.begin_count(count * work, count * seconds)
+            self.report = progress.add_done
 
     def _readable_operands(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs
-        return self._readable_by_blas(a, packs[0], arena), self._readable_by_blas(b, packs[1], arena)
+        return self._copy_for_blas(a, packs[0], arena), self._copy_for_blas(b, packs[1], arena)
 
-    def _readable_by_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
+    def _copy_for_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
         """Return the matrix as BLAS reads it: a copy for another type, negative strides or gaps along both axes."""
         if not pack:
             return x
@@ -287,7 +289,7 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
-        added = ", in bands of rows, each scaled and added" if problem.updates else ""
+        added = ", in bands of rows, each scaled and added" if problem.has_factors else ""
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in count_leaf_products(plan, *problem.size)) if 0 not in problem.size else 0

@@ -141,7 +141,11 @@ def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
 def tuning_from_config(name: str, dtype: str) -> Tuning | None:
     """Return the tuning of a device in the active configs; None without a tuning."""
     own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integers use the tuning of float64
-    return None if environment.tuning_mode() == "off" else files.active_configs().tuned(find_device_identity(name), own)
+    return (
+        None
+        if environment.tuning_mode() == "off"
+        else files.active_configs().find_tuning(find_device_identity(name), own)
+    )
 
 
 def memory_from_config(name: str) -> int | None:

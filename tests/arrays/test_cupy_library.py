@@ -263,9 +263,9 @@ def test_a_known_half_whose_launch_fails_is_completed(
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 480))
     entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
-    tuned = Tuning(H200.identity, "float32", datasheet_calibration("H200"), {entry.key: entry})
+    tuned = Tuning(H200.identity, "float32", datasheet_calibration("H200"), {entry.entry_key: entry})
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
-    monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
+    monkeypatch.setattr(Configs, "find_tuning", lambda configs, identity, dtype: tuned)
     limits = Limits(1 << 34, H200.error_growth)
     assert [str(decide_plan(problem, limits, H200).plan) for problem in (small, larger)] == ["gram > vendor", "small"]
     # What no tuning measures is known all the same.

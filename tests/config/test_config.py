@@ -289,7 +289,7 @@ def test_online_makes_a_section_where_there_is_none(path: Path, passing: Callabl
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
         passing(0.5)  # between products, which is nobody's time
-        trial.run(lambda plan: passing(1.1e-3 if plan == VENDOR else 1e-3))
+        trial.run_product(lambda plan: passing(1.1e-3 if plan == VENDOR else 1e-3))
     assert trial.entry.plan == "winograd > vendor" and trial.entry.speedup == pytest.approx(1.1)
     assert decided(64).source == "online entry"
 
@@ -297,7 +297,7 @@ def test_online_makes_a_section_where_there_is_none(path: Path, passing: Callabl
 def test_online_decides_for_the_vendor_if_that_is_faster(path: Path, passing: Callable[[float], None]) -> None:
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
-        trial.run(lambda plan: passing(1e-3 if plan == VENDOR else 1.1e-3))
+        trial.run_product(lambda plan: passing(1e-3 if plan == VENDOR else 1.1e-3))
     assert trial.entry.plan == "vendor"
 
 
@@ -309,16 +309,16 @@ def test_online_goes_on_after_an_interrupt_at_each_step(path: Path) -> None:
         multiplied: list[Plan] = []
 
         def twice(trial: online.Trial = trial, note: Callable[[Plan], None] = multiplied.append) -> None:
-            trial.run(note)
+            trial.run_product(note)
             while len(trial._seconds) < len(trial._turns) - 1:
                 trial._seconds.append(1e-3)
-            trial.run(note)
+            trial.run_product(note)
 
         hit = steps.interrupted(twice, step)
         if trial._lock.locked():  # where only this test interrupts: not a signal's handler
             trial._lock.release()
         trial._seconds += [1e-3] * (len(trial._turns) - 1 - len(trial._seconds))
-        trial.run(multiplied.append)
+        trial.run_product(multiplied.append)
         assert trial.entry is not None and len(trial._seconds) == len(trial._turns)
         step += 3
     assert step > 100
@@ -328,7 +328,7 @@ def test_online_that_cannot_write_says_so_and_goes_on(path: Path, said: Callable
     (path / "config.json").mkdir(parents=True)  # a folder where the file should be
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
-        trial.run(lambda plan: time.sleep(1e-5))
+        trial.run_product(lambda plan: time.sleep(1e-5))
     assert len(said()) == 1 and "counts for this process only" in said()[0]
 
 
@@ -340,10 +340,10 @@ def test_online_in_two_threads_returns_both_results() -> None:
         inside.set()
         leave.wait(10)
 
-    first = threading.Thread(target=trial.run, args=(wait,))
+    first = threading.Thread(target=trial.run_product, args=(wait,))
     first.start()
     inside.wait(10)
-    assert trial.run(lambda plan: str(plan)) == "winograd > vendor"  # not measured, not kept waiting
+    assert trial.run_product(lambda plan: str(plan)) == "winograd > vendor"  # not measured, not kept waiting
     leave.set()
     first.join()
 
@@ -412,12 +412,12 @@ def test_a_tuning_that_cannot_be_used_takes_nothing_away(
         own = tuned.section(entry, calibration=None)
     tuned.write(tmp_path / "user" / "config.json", HERE.key, found=own)
     assert decided().source == "calibrated model" and decided().plan.levels
-    found = files.active_configs().tuned(HERE, "float64")
-    assert found is not None and found.trusted is not None and found.entry((640, 640, 640)) is not None
+    found = files.active_configs().find_tuning(HERE, "float64")
+    assert found is not None and found.trusted_calibration is not None and found.find_entry((640, 640, 640)) is not None
     (tmp_path / "site" / "config.json").unlink()
     forget()
-    alone = files.active_configs().tuned(HERE, "float64")
-    assert alone is not None and alone.trusted is None and alone.entry((640, 640, 640)) is not None
+    alone = files.active_configs().find_tuning(HERE, "float64")
+    assert alone is not None and alone.trusted_calibration is None and alone.find_entry((640, 640, 640)) is not None
 
 
 def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_the_terms_of_blocks_go_with_the_model(path: Path, monkeypatch: pytest.M
         terms = {**dict.fromkeys((f.name for f in fields(BlockModelConstants)), 1.0), "wait": wait}
         blocks = {"fitted": terms, "error": 0.01, "shapes": 8}
         tuned.write(tmp_path / folder / "config.json", HERE.key, found=tuned.section(blocks=blocks, doubts=doubts))
-    found = files.active_configs().tuned(HERE, "float64")
+    found = files.active_configs().find_tuning(HERE, "float64")
     assert found is not None and found.fitted is not None and found.fitted.wait == 3.0
 
 
@@ -441,15 +441,15 @@ def test_what_failed_in_either_tuning_is_not_taken(path: Path, monkeypatch: pyte
     for folder, failed, doubts in (("user", ["f16x3"], ["the clock fell"]), ("site", ["residues(14)"], [])):
         found = tuned.section(failed=failed, doubts=doubts)
         tuned.write(tmp_path / folder / "config.json", HERE.key, found=found)
-    known = files.active_configs().tuned(HERE, "float64")
-    assert known is not None and known.trusted is not None and known.failed == ("f16x3", "residues(14)")
+    known = files.active_configs().find_tuning(HERE, "float64")
+    assert known is not None and known.trusted_calibration is not None and known.failed == ("f16x3", "residues(14)")
 
 
 @pytest.mark.parametrize("noise", [0.0, 79.3])
 def test_a_tuning_beside_much_other_work_can_be_read(noise: float, path: Path) -> None:
     """Its doubts say that it is not used; it is no damaged config."""
     found = schema.read_section(tuned.section(noise=noise, doubts=["noisy"]), "test", HERE, "float64")
-    assert found.diagnostics == ("noisy",) and found.trusted is None
+    assert found.diagnostics == ("noisy",) and found.trusted_calibration is None
 
 
 def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> None:
@@ -462,7 +462,7 @@ def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> Non
         section = tuned.section(versions={**tuned.VERSIONS, "sums": then})
         here = Identity(HERE.key, HERE.name, {**HERE.versions, "sums": now})
         found = schema.read_section(section, "test", here, "float64")
-        assert (found.trusted is not None) == trusted, (then, now)
+        assert (found.trusted_calibration is not None) == trusted, (then, now)
 
 
 def test_the_tuner_and_the_runtime_mean_the_same_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

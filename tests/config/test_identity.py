@@ -30,8 +30,8 @@ def write_config(path: Path, devices: dict[str, Any]) -> Path:
 
 def certified_plan(path: Path, card: Device, dtype: str = "float64") -> str | None:
     """The certified plan that the config holds for a card."""
-    found = Configs((path,), True).tuned(card.identity, dtype)
-    entry = found.entry(SIZE) if found else None
+    found = Configs((path,), True).find_tuning(card.identity, dtype)
+    entry = found.find_entry(SIZE) if found else None
     return str(entry[1]) if entry else None
 
 

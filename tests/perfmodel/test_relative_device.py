@@ -76,7 +76,7 @@ def test_a_type_without_a_rate_has_no_scaled_model() -> None:
 
 
 def shipped_model(key: str, name: str, dtype: str) -> Calibration:
-    tuned = files.Configs((files.SHIPPED_CONFIG,), False).tuned(Identity(key, key), dtype)
+    tuned = files.Configs((files.SHIPPED_CONFIG,), False).find_tuning(Identity(key, key), dtype)
     assert tuned is not None
     found = complete_calibration(tuned, None, datasheet_calibration(name))
     assert found is not None

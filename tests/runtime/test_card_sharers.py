@@ -68,6 +68,6 @@ def test_equal_cards_are_tuned_once() -> None:
     first, second = (gpu_from_description("NVIDIA H200", "9.0", 132) for _ in range(2))
     assert first == second
     configs = Configs((SHIPPED_CONFIG,), True)
-    tuned = [configs.tuned(card.identity, "float32") for card in (first, second)]
+    tuned = [configs.find_tuning(card.identity, "float32") for card in (first, second)]
     assert tuned[0] is not None and tuned[0] is tuned[1]
-    assert configs.tuned(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None
+    assert configs.find_tuning(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None

@@ -69,9 +69,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[progress.Progress]:
 
 def test_it_appears_at_once_where_the_product_is_predicted_to_take_long(seen: Seen) -> None:
     with progress.show_progress(True) as told:
-        told.begin(100, progress.MIN_SHOWN_SECONDS)
+        told.begin_count(100, progress.MIN_SHOWN_SECONDS)
         assert seen.some.wait(10)
-        told.add(40)
+        told.add_done(40)
         seen.some.clear()
         assert seen.some.wait(10)
     assert seen.shown[-1] == (40, 100) and seen.closed
@@ -81,7 +81,7 @@ def test_it_appears_when_the_product_has_taken_long(seen: Seen, monkeypatch: pyt
     """Though nothing of it was done so far, as where a file is read first."""
     monkeypatch.setattr(progress, "MIN_SHOWN_SECONDS", 0.02)
     with progress.show_progress(True) as told:
-        told.begin(100, 0.0)
+        told.begin_count(100, 0.0)
         assert seen.some.wait(10)
     assert seen.shown[0] == (0, 100) and seen.closed
 
@@ -90,7 +90,7 @@ def test_it_appears_when_the_product_has_taken_long(seen: Seen, monkeypatch: pyt
 def test_else_it_does_not_appear_and_nobody_waits_for_it(seen: Seen, wanted: bool, seconds: float) -> None:
     before = threading.active_count()
     with progress.show_progress(wanted) as told:
-        told.begin(100, seconds)
+        told.begin_count(100, seconds)
     assert not seen.shown and threading.active_count() == before
 
 
@@ -99,9 +99,9 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with progress.show_progress(True) as told:
-        told.begin(8, 3600.0)
+        told.begin_count(8, 3600.0)
     assert re.fullmatch(r"fmm\.matmul   0% 00:0\d<\?\n", capfd.readouterr().err)
-    progress._new_display(8).show(2, 8, 5.0)
+    progress._new_display(8).show_counts(2, 8, 5.0)
     assert capfd.readouterr().err == "fmm.matmul  25% 00:05<00:15\n"
     assert [progress.clock_time(x) for x in (42.9, 60, 3723)] == ["00:42", "01:00", "1:02:03"]
 
@@ -109,7 +109,7 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
 def test_a_bar_where_there_is_tqdm(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
     with progress.show_progress(True) as told:
-        told.begin(8, 3600.0)
+        told.begin_count(8, 3600.0)
     assert re.search(r"fmm\.matmul +0%\|", capfd.readouterr().err)
 
 
@@ -124,7 +124,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for stderr in (Closed(), None):
         monkeypatch.setattr(sys, "stderr", stderr)
         with progress.show_progress(True) as told:
-            told.begin(8, 3600.0)
+            told.begin_count(8, 3600.0)
 
 
 # ---- of products that are streamed

@@ -103,7 +103,7 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.gpu))
     found = find_certified_entry(problem, limits, tuned)
-    return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
+    return (found or decide_by_model(problem, limits, tuned.trusted_calibration, True, device.identity)).plan
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:

@@ -24,7 +24,7 @@ def section(*entries: Entry, **more: Any) -> dict[str, JsonValue]:
     free: dict[str, JsonValue] = {
         **schema.empty_section(VERSIONS),
         "calibration": {"stream": 1e18, "margin": 0.02, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}},
-        "entries": [e.fields | {"size": list(e.size)} for e in entries],
+        "entries": [e.json_fields | {"size": list(e.size)} for e in entries],
     }
     return {**free, **more}
 

@@ -40,12 +40,12 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
         if isinstance(op, SumOp):
             _sum(op, memory)
         elif isinstance(op, GemmOp):
-            _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored))
+            _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored_type))
         elif isinstance(op, MirroredGemm):
-            _gemm(op.product, memory, np.dtype(DTYPES[op.product.dtype].stored))
+            _gemm(op.product, memory, np.dtype(DTYPES[op.product.dtype].stored_type))
             _mirror(op.mirror, memory)
         elif isinstance(op, RankOp):
-            _rank(op, memory, np.dtype(DTYPES[op.dtype].stored))
+            _rank(op, memory, np.dtype(DTYPES[op.dtype].stored_type))
         elif isinstance(op, MirrorOp):
             _mirror(op, memory)
         elif isinstance(op, LineExponentsOp | RescaleOp):
@@ -213,7 +213,7 @@ def _integer_types(rng: np.random.Generator, shape: tuple[int, int], dtype: str)
 def matrices(problem: Problem, rng: np.random.Generator) -> tuple[Memory, list[Matrix]]:
     memory, views = {}, []
     kind = np.dtype(problem.dtype)
-    for name, (rows, cols), layout in zip("ABC", problem.shapes, problem.layouts, strict=True):
+    for name, (rows, cols), layout in zip("ABC", problem.matrix_shapes, problem.layouts, strict=True):
         lines = rows if layout.order == "C" else cols
         memory[name] = buffer(lines * layout.leading * kind.itemsize)
         strides = (layout.leading, 1) if layout.order == "C" else (1, layout.leading)

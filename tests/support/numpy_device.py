@@ -161,7 +161,7 @@ class Player:
         for launch in self.launches.launches:
             note(launch.kernel)
         problem = self.launches.problem
-        shapes = zip(addresses[:3], problem.shapes, problem.layouts, strict=True)
+        shapes = zip(addresses[:3], problem.matrix_shapes, problem.layouts, strict=True)
         a, b, c = (_matrix(address, shape, layout, problem.dtype) for address, shape, layout in shapes)
         with np.errstate(all="ignore"):
             found = problem.alpha * (_wide(a) @ _wide(b))
@@ -226,7 +226,7 @@ def install() -> None:
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
     vars(device_backend)["cached_player"] = Player
     vars(device_backend)["compile_kernels"] = note_all
-    device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
+    device_backend.DeviceBackend._capture_graph = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
 
 

@@ -1,1 +1,1 @@
-"""Algorithms as data: schemes and step tables, proved when they are read, and programs of their additions."""
+"""Algorithms as data: schemes, step tables, and programs of their additions. Reading an algorithm proves it."""

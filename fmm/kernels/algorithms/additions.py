@@ -1,9 +1,9 @@
 """Straight-line programs of additions: the sums of a scheme, with common sums computed once.
 
-A program reads `inputs` values, numbered 0, 1, ...; every line defines the next value as a linear combination of
-earlier values; `outputs` lists the numbers of the values that the program returns. The CPU executes a program on panels
-of matrices, the cost model counts its lines, the symbolic proof executes it on symbols, and the CUDA generator prints
-it as source. This program is the only description of a scheme's sums.
+The values of a program are numbered. Values 0 to `inputs` - 1 are read; every line defines the next value as a linear
+combination of earlier values. `outputs` lists the numbers of the values that the program returns. The CPU executes
+programs on panels of matrices. The cost model counts the lines of programs. The symbolic proof executes programs on
+symbols. The CUDA generator prints programs as source code. A scheme's sums have no other description than its programs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class AdditionProgram:
 
     @property
     def addition_count(self) -> int:
-        """Number of additions and subtractions: for each line, its number of terms less one (scalings do not count)."""
+        """Return the number of additions and subtractions. A line of t terms has t - 1; scalings do not count."""
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
     def coefficient_matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
-        """Return the matrix of the program's linear map: for each output, its coefficients of the inputs."""
+        """Return the matrix of the program's linear map: row o holds the coefficients of output o in the inputs."""
         rows: list[list[Coefficient]] = [[int(i == j) for j in range(self.inputs)] for i in range(self.inputs)]
         for terms in self.lines:
             rows.append([sum((c * rows[v][j] for c, v in terms), 0) for j in range(self.inputs)])
@@ -52,15 +52,15 @@ class AdditionProgram:
 
 
 def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program with one line per output and no shared sums, as papers print the equations of a scheme."""
+    """Return a program with one line for each output and no shared sums, as papers print the equations of a scheme."""
     return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program that computes common sums once: greedily, the most frequent pair of terms becomes a line.
+    """Return a program that computes common sums once: again and again, the most frequent pair of terms becomes a line.
 
-    Greedy pair elimination is not optimal in general, but it is deterministic, and it finds the known numbers of
-    additions of the shipped schemes (15 for Winograd's variant, 18 for Strassen's).
+    Greedy elimination of pairs is not optimal in general, but deterministic. For the shipped schemes, the greedy
+    program has the number of additions known from the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
@@ -83,7 +83,7 @@ def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int,
             for y in values[i + 1 :]:
                 counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Of equally frequent pairs the one with the lowest numbers is chosen, so that a scheme always has the same program.
+    # Of equally frequent pairs, take the pair with the lowest numbers: a scheme then always has the same program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
@@ -94,7 +94,7 @@ def _coefficient_ratio(y: Coefficient, x: Coefficient) -> Coefficient:
 
 
 def integral_as_int(c: Coefficient) -> Coefficient:
-    """Return an integral Fraction as an int: programs are hashed and compared often, which is faster with ints."""
+    """Return an integral Fraction as an int, any other coefficient as it is: ints are faster to hash and compare."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
@@ -108,7 +108,7 @@ def _complete_program(
         if len(terms) == 1 and next(iter(terms.values())) == 1:
             names.append(next(iter(terms)))
             continue
-        # A line that begins with a positive term needs no negation when it is executed.
+        # If a line begins with a positive term, its execution needs no negation.
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
@@ -118,10 +118,10 @@ def _complete_program(
 def chain_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return one program: the programs of `first`, then the programs of `then`, which read the outputs of `first`.
+    """Return one program that runs the programs `first`, and then the programs `then` on the outputs of `first`.
 
-    The inputs of the result are the inputs of all programs of `first`; its outputs are the outputs of all programs of
-    `then`. `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
+    The result has the inputs of all programs in `first`, and the outputs of all programs in `then`.
+    `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
     """
     total = sum(p.inputs for p in first)
     lines: list[Terms] = []
@@ -137,7 +137,7 @@ def chain_programs(
 
 
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
-    """Return the program with each line as late as its first use allows, so that fewer values are alive at once."""
+    """Return the program with every line directly before its first use, so that fewer values exist at a time."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
@@ -171,7 +171,10 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
 
 
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
-    """Return the program with outputs alpha * output + beta * (a further input per output): C = alpha AB + beta C."""
+    """Return the program that computes alpha * output + beta * old for each output of `program`.
+
+    The old values are further inputs, one for each output. A join of A B becomes C = alpha A B + beta C.
+    """
     if (alpha, beta) == (1, 0):
         return program
     extra = len(program.outputs) if beta else 0
@@ -187,9 +190,9 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 
 
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
-    """Return the program with zeros for absent inputs, and without unwanted outputs and unneeded lines.
+    """Return the program with zeros for absent inputs, without unwanted outputs, and without unused lines.
 
-    Inputs keep their numbers, so that the caller's list of arrays stays valid. An output that becomes zero gets a line
+    Inputs keep their numbers, so that the caller's list of arrays stays valid. An output that becomes zero is a line
     without terms.
     """
     zero = {v for v in range(program.inputs) if not present[v]}

@@ -1,8 +1,8 @@
 """The catalogue of schemes: names, permutations of the sizes, and compositions.
 
-A scheme is a file in schemes/, or a text that a user registered. A scheme with a name that ends in its sizes m, k, n
-(such as hk223) also defines the schemes for the other orders of these sizes. Compositions are written `strassen^2` and
-`strassen*hk223`. A scheme is proved by the Brent equations when it is read.
+A scheme is a file in schemes/, or a text that a user registered. If a scheme's name ends in its sizes m, k, n (such as
+hk223), the scheme also defines schemes for the other orders of these sizes. Compositions are written `strassen^2` and
+`strassen*hk223`. When a scheme is read, the Brent equations prove that it multiplies matrices.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.text_files import AlgorithmTexts
 from fmm.kernels.registry import clear_on_registration
 
-# largest number of products of a composition: strassen^4 has 2401 products, and its composition takes seconds
+# Largest number of products of a composition. strassen^4 has 2401 products, and takes seconds to compose.
 MAX_COMPOSED_PRODUCTS = 2500
 SCHEME_FILES: Final = AlgorithmTexts("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
-    """Register the scheme of this text for use in plans; raise SchemeError unless it is a matrix multiplication."""
+    """Register the scheme of this text for use in plans; raise SchemeError if the scheme does not compute A B."""
     found = parse_scheme(text)
     if found.name in _scheme_catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
@@ -40,12 +40,12 @@ def unregister_scheme(name: str) -> None:
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Return all names of schemes: files, registered schemes, and permutations of schemes named by their sizes."""
+    """Return the names of all schemes: of files, of registered texts, and of permuted sizes (hk223, hk232, ...)."""
     return tuple(sorted(_scheme_catalogue()))
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the scheme is a candidate); skip files with an invalid line `consider`."""
+    """Yield (name, forms of plans in which the scheme is a candidate). Skip files with an invalid line `consider`."""
     for name, (file, _) in sorted(_scheme_catalogue().items()):
         if (forms := SCHEME_FILES.plan_forms(file)) is not None:
             yield name, forms
@@ -54,7 +54,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def _scheme_catalogue() -> dict[str, tuple[str, str]]:
-    """Return a dict: name of a scheme -> (file, order of the sizes m, k, n).
+    """Return a dict from the names of all schemes to (file, order of the sizes m, k, n).
 
     A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
     """
@@ -92,7 +92,7 @@ def scheme(expression: str) -> Scheme:
 
 
 def canonical_expression(expression: str) -> str:
-    """Return the expression of a composition in its short form: no spaces, repeated neighbours as a power."""
+    """Return a composition's text without spaces, and with equal neighbours as a power: `strassen^2*hk223`."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
         name, _, power = part.partition("^")
@@ -121,7 +121,7 @@ def _read_scheme(name: str) -> Scheme:
     return found
 
 
-# Order of the sizes m, k, n in the new scheme -> (whether the scheme is transposed first, number of rotations).
+# Dict: order of the sizes m, k, n in the new scheme -> (True if the scheme is transposed first, number of rotations).
 _SIZE_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),
@@ -136,7 +136,7 @@ _SIZE_PERMUTATIONS = {
 
 
 def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <n,k,m> made from a scheme <m,k,n> by the identity C^T = B^T A^T."""
+    """Return the scheme <n,k,m> that follows from a scheme <m,k,n> and the identity C^T = B^T A^T."""
     u = _transposed_grid(scheme.v, scheme.k, scheme.n)
     v = _transposed_grid(scheme.u, scheme.m, scheme.k)
     w = _transposed_grid(scheme.w, scheme.m, scheme.n)
@@ -144,19 +144,19 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <k,n,m> made from <m,k,n> by rotating A, B and C in the trilinear form sum A_ij B_jl C_li."""
+    """Return the scheme <k,n,m> that follows from <m,k,n> by rotating A, B, C in the trilinear sum A_ij B_jl C_li."""
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
     return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the rows of coefficients (one per block of a grid) in the order of the transposed grid."""
+    """Return the rows of coefficients, one for each block of a grid, in the order of the transposed grid."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 
 def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
-    """Return the Kronecker product of schemes: each scheme multiplies the blocks of the scheme before it."""
+    """Return the composition (Kronecker product) of schemes. Each scheme multiplies the blocks of the previous one."""
     first, *rest = factors
     for second in rest:
         first = _kronecker_product(first, second)

@@ -1,25 +1,25 @@
-"""Products by digits: an exact product of integer matrices by a few floating-point products, for the BLAS of a CPU.
+"""Products by digits: exact products of integer matrices, computed by a CPU's BLAS as products of float matrices.
 
-A sum of products of integers is exact in float64, in any order of additions, if the sum of the magnitudes of all terms
-is at most 2^53 (in float32: 2^24): every partial sum is then an integer that the type represents exactly. A and B are
-therefore cut into small digits, with a floating-point matrix (a plane) for each digit; the inner dimension K is cut
-into blocks of at most `inner` terms; and planes are multiplied by BLAS.
+A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
+Every partial sum is then an integer that the type represents exactly, in any order of additions. A and B are therefore
+cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies planes over blocks
+of the inner dimension, with at most `inner` terms in a block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
-read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits, and o_i the
-offset of digit i, the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all digits
-but the last. Then x + H is cut at the offsets: the field at o_i, less 2^(w_i - 1), is digit i, of magnitude at most
-2^(w_i - 1); the bits above the last offset are the last digit. The sum of all digits, weighted by 2^(o_i), is x; or it
-differs from x by 2^bits, if x + H overflowed. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1,
-and at most 2^(bits - 1 - o).
+read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits. Let o_i be
+the offset of digit i: the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all
+digits but the last. The bits of x + H are cut at the offsets. The field at o_i, less 2^(w_i - 1), is digit i; the
+magnitude of digit i is at most 2^(w_i - 1). The bits above the last offset are the last digit. The sum of all digits,
+weighted by 2^(o_i), is x modulo 2^bits. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1, and at
+most 2^(bits - 1 - o).
 
-Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity a_0 b_1 + a_1 b_0
-= (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products. Products with a weight of
-2^64 or more vanish modulo 2^64: with digits of 22, 20 and 22 bits these are a_1 b_2, a_2 b_1 and a_2 b_2. The remaining
-products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The products a_0 b_2 and a_2 b_0 have
-equal weights: with adjacent planes both together are one product of twice the inner length. The total is five products,
-as many as a product of two polynomials modulo x^3 needs over any field. Residues would need seven products modulo
-primes of 21 bits, since they must determine all 128 + log2 K bits of the whole product.
+The product of a_0 + 2^w a_1 and b_0 + 2^w b_1 needs three products of digits, by Karatsuba's identity: a_0 b_1 + a_1
+b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products. Products with a
+weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1 b_2, a_2 b_1 and a_2 b_2
+vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The products a_0
+b_2 and a_2 b_0 have equal weights: if their planes are adjacent, one BLAS call of twice the inner length computes their
+sum. The total is five products. A product of two polynomials modulo x^3 needs five products over any field. Residues
+would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a product.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from functools import lru_cache
 from typing import Final, Literal
 
 RealType = Literal["float32", "float64"]
-# largest number of bits of integers that the type represents exactly
+# width in bits of the largest integers that the type represents exactly
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
-# time of a product of planes, relative to float64
+# time of a product of planes of this type, relative to float64
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# Adding a product of planes to C takes as much time as ADDITION_COST_IN_TERMS more terms of the inner dimension. Short
-# blocks of the inner dimension are therefore expensive.
+# Adding a product of planes to C takes as long as ADDITION_COST_IN_TERMS more terms of the inner dimension.
 ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
@@ -43,7 +42,7 @@ DigitSum = tuple[int, ...]  # indices of the digits that are added to form a pla
 
 @dataclass(frozen=True)
 class OperandPlanes:
-    """How an operand is cut: the widths of all digits but the last in bits, and the planes in memory order."""
+    """The digits of an operand: the widths of all digits but the last in bits, and the planes in memory order."""
 
     widths: tuple[int, ...] = ()
     order: tuple[DigitSum, ...] = ((0,),)
@@ -62,7 +61,7 @@ class OperandPlanes:
 
 @dataclass(frozen=True)
 class PlaneProduct:
-    """The weighted sum over i < count of (plane left + i of A) times (plane right + i of B), as one BLAS product."""
+    """One BLAS product: weight times the sum over i < count of (plane left + i of A) times (plane right + i of B)."""
 
     left: int
     right: int
@@ -81,11 +80,14 @@ class DigitProducts:
 
     @property
     def product_count(self) -> int:
-        """The number of products of planes."""
+        """Return the number of products of planes."""
         return sum(p.count for p in self.products)
 
     def max_inner_length(self, left: int, right: int, bits: int) -> int:
-        """Return the largest inner dimension (or 0) of exact products of planes for these magnitudes of A and B."""
+        """Return the largest inner dimension for which products of planes are exact; 0 if no product is exact.
+
+        `left` and `right` are the largest magnitudes in A and B.
+        """
         x, y = self.left.plane_bounds(left, bits), self.right.plane_bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
         return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
@@ -107,7 +109,7 @@ def _cut_one_operand(width: int, digits: int, left: bool) -> DigitProducts:
 
 
 def _two_digit_product(bits: int) -> DigitProducts:
-    """Return the product of two by two digits modulo 2^bits, in which the product of the upper digits vanishes."""
+    """Return the product of two digits by two digits modulo 2^bits. The product of the upper digits vanishes."""
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
     return DigitProducts(
@@ -155,9 +157,9 @@ def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
 
 @lru_cache(maxsize=1024)
 def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product modulo 2^bits for these magnitudes of A and B, and the length of its blocks of K.
+    """Return the fastest exact product modulo 2^bits, and the length of its blocks of the inner dimension.
 
-    `k` is the inner dimension of the whole product. `left` and `right` may be upper bounds of the magnitudes.
+    `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of the whole product.
     """
     best: tuple[float, DigitProducts, int] | None = None
     for candidate in _candidates(left, right, bits):
@@ -174,5 +176,5 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
 
 
 def safe_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product that is exact for any integers of `bits` bits, and the length of its blocks of K."""
+    """Return the fastest product that is exact for all integers of `bits` bits, and the length of its inner blocks."""
     return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

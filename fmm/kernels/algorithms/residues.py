@@ -1,21 +1,21 @@
-"""Residues: an integer product by products of small integers modulo pairwise coprime moduli (Chinese remainders).
+"""Residues: products of integer matrices, computed modulo pairwise coprime moduli (Chinese remainder theorem).
 
-The residues modulo p_1, ..., p_r, pairwise coprime, determine an integer c with |c| <= bound if the product M of the
-moduli is larger than 2 bound: two integers in this range with the same residues differ by a multiple of M, and by at
-most 2 bound < M, so they are equal. If C = A B with |a| <= 2^x, |b| <= 2^y, and K terms in a sum, every entry is at
-most K 2^(x + y).
+Let M be the product of pairwise coprime moduli p_1, ..., p_r. If M > 2 bound, the residues modulo p_1, ..., p_r
+determine an integer c with |c| <= bound. Proof: two integers of magnitude at most `bound` with equal residues differ
+by a multiple of M, and by at most 2 bound < M, so they are equal. Let C = A B with |a| <= 2^x, |b| <= 2^y and inner
+dimension k. Then every entry of C is at most k 2^(x + y).
 
-Reconstruction of c. Let M_i = M / p_i, and e_i the inverse of M_i modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i,
-and 0 modulo every other p_j. If c has the residues c_i, the sum s of all c_i w_i therefore has the same residues as c,
-so c = s - q M for an integer q. The sum of all c_i w_i / M is then q + c / M. If |c / M| is below 1/2 by a margin, q is
-this sum rounded to an integer, despite rounding errors within the sum. `moduli_count_for_bound` requires M >= 2 bound
-(1 + 2^-8), which leaves a margin of 2^-10. This margin is more than enough for float64: of 48 terms, each is a ratio
-w_i / M below 1 times a residue of at most 2^7 (or a sum of a few residues below 2^12), so rounding errors of the
-additions are at most 48^2 2^12 2^-53 < 2^-29. For integer types, which keep only the lowest 64 bits of a product, s - q
-M may be computed modulo 2^64 from w_i and M modulo 2^64: reduction commutes with sums and products. Unsigned integers
-are read as signed integers with the same bits, which differ by a multiple of 2^bits.
+Reconstruction of c from its residues c_i. Let M_i = M / p_i, and let e_i be the inverse of M_i modulo p_i. The weight
+w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore has the same residues
+as c, and c = s - q M for an integer q. The sum of all c_i w_i / M is q + c / M. If |c / M| is less than 1/2 by a
+margin, rounding the sum of all c_i w_i / M gives q, in spite of rounding errors in the sum. `moduli_count_for_bound`
+requires M >= 2 bound (1 + 2^-8), so that the margin is 2^-10. In float64, the rounding errors are below 2^-29: the sum
+has at most 48 terms; a term is w_i / M < 1 times a residue of at most 2^7, or times a sum of residues below 2^12; so
+the additions round by at most 48^2 2^12 2^-53. Integer types keep only the lowest 64 bits of a product. For integer
+types, s - q M may be computed modulo 2^64 from w_i and M modulo 2^64, because reduction commutes with sums and
+products. Unsigned integers are read as signed integers with the same bits, which differ by a multiple of 2^bits.
 
-For the tensor cores of GPUs the moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127). The
+The moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127) for the tensor cores of GPUs. The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,
 Uchino, Imamura, 2025).
 """
@@ -30,7 +30,7 @@ from typing import Final
 
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
 MAX_MODULI_COUNT: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
-# M must exceed twice the bound by this share of it, so that rounding finds q in spite of rounding errors
+# The product of the moduli must be at least 2 bound (1 + ROUNDING_MARGIN), so that rounding errors cannot change c.
 ROUNDING_MARGIN: Final = Fraction(1, 256)
 
 
@@ -52,7 +52,7 @@ def first_moduli(count: int) -> tuple[int, ...]:
 
 
 def moduli_count_for_bound(bound: int) -> int:
-    """Return how many moduli determine integers of magnitude up to `bound`, with the margin for rounding q."""
+    """Return the number of moduli that determine integers of magnitude up to `bound`, with ROUNDING_MARGIN."""
     needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
     for count, modulus in enumerate(_all_moduli(), 1):
         modulus_product *= modulus
@@ -62,13 +62,13 @@ def moduli_count_for_bound(bound: int) -> int:
 
 
 def moduli_count_for_product(bits_a: int, bits_b: int, k: int) -> int:
-    """Return how many moduli a product with |a| <= 2^bits_a, |b| <= 2^bits_b and inner dimension k needs."""
+    """Return the number of moduli for a product A B with |a| <= 2^bits_a, |b| <= 2^bits_b and inner dimension k."""
     return moduli_count_for_bound(max(k, 1) << (bits_a + bits_b))
 
 
 @dataclass(frozen=True)
 class RemainderWeights:
-    """The weights of the Chinese remainder theorem for the first few moduli of the list, as exact integers."""
+    """The weights of the Chinese remainder theorem for the first moduli of the list, as exact integers."""
 
     moduli: tuple[int, ...]
     product: int  # M, the product of the moduli
@@ -84,6 +84,6 @@ def remainder_weights(count: int) -> RemainderWeights:
 
 
 def symmetric_residue(value: int, modulus: int) -> int:
-    """Return the residue of `value` in [-modulus/2, modulus/2); for modulus 256 from -128 to 127."""
+    """Return the residue of `value` in [-modulus/2, modulus/2). For modulus 256, residues are -128 to 127."""
     half = modulus // 2
     return (value + half) % modulus - half

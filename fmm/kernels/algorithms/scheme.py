@@ -1,7 +1,8 @@
-"""Schemes: bilinear algorithms <m,k,n;r> as data, with proof by the Brent equations, additions, and error growth.
+"""Schemes: bilinear algorithms <m,k,n;r> as data, with their proof, their additions, and their error growth.
 
 A scheme multiplies an m x k grid of blocks by a k x n grid of blocks with r products. Product p is (sum_b U[b][p] A_b)
-(sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
+(sum_b V[b][p] B_b). Block c of the result is sum_p W[c][p] product_p. The coefficients are U, V and W; a scheme is
+proved by the Brent equations.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy as np
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
 
-# Factor by which the rounding of a level's additions increases the error (measured on short products: 1 % in addition
-# to the predicted growth).
+# Factor by which the rounding of a level's additions increases the error. (On short products, the measured error is 1 %
+# above the growth predicted without this factor.)
 ADDITIONS_ERROR_FACTOR = 1.02
 
 
 class SchemeError(ValueError):
-    """Error: a scheme is unknown, malformed or not a matrix multiplication."""
+    """An error: a scheme is unknown or malformed, or does not compute A B."""
 
 
 @dataclass(frozen=True)
 class SchemePrograms:
-    """The additions of a scheme, as programs that compute left operands, right operands, and the result's blocks."""
+    """The additions of a scheme, as three programs: of left operands, of right operands, and of blocks of C."""
 
     left: AdditionProgram
     right: AdditionProgram
@@ -42,7 +43,10 @@ class SchemePrograms:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A scheme <m,k,n;r>: coefficients (row-major blocks x products), and the factors if it is a composition."""
+    """A scheme <m,k,n;r>. Rows of u, v and w are the blocks of A, B and C in row-major order; columns are products.
+
+    `factors` are the schemes of a composition; empty otherwise.
+    """
 
     name: str
     source: str
@@ -63,7 +67,7 @@ class Scheme:
 
     @property
     def rank(self) -> int:
-        """The number of products, r."""
+        """Return the number of products, r."""
         return len(self.u[0])
 
     def __str__(self) -> str:
@@ -73,7 +77,10 @@ class Scheme:
 
     @cached_property
     def addition_programs(self) -> SchemePrograms:
-        """The additions, with common sums computed once; for a composition, its factors' additions level by level."""
+        """Return the programs of the additions, with common sums computed once.
+
+        The programs of a composition run the additions of one factor after the other.
+        """
         if self.factors:
             return _composed_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
@@ -85,12 +92,12 @@ class Scheme:
 
     @property
     def addition_count(self) -> int:
-        """Number of block additions if common sums are computed once (15 for Winograd's variant)."""
+        """Return the number of block additions if common sums are computed once: 15 for Winograd's variant."""
         return self.addition_programs.addition_count
 
     @property
     def separate_addition_count(self) -> int:
-        """Number of block additions if each operand and each block of C is computed separately (18 for Strassen's)."""
+        """Return the number of block additions if no sum is shared: 18 for Strassen's scheme."""
         operands = [sum(1 for c in column if c) - 1 for x in (self.u, self.v) for column in zip(*x, strict=True)]
         return sum(operands) + sum(sum(1 for c in row if c) - 1 for row in self.w)
 
@@ -102,14 +109,14 @@ class Scheme:
         """Return the scheme in the text form that fmm.kernels.algorithms.scheme_text reads."""
         return "\n".join(_text_lines(self)) + "\n"
 
-    # ---- error growth of one level; the growth of a composition is the product of its factors' growths
+    # ---- error growth of one level. The growth of a composition is the product of its factors' growths.
 
     @cached_property
     def stability_factor(self) -> Fraction:
-        """The factor by which one level increases the error bound: 12 for Strassen's scheme, 18 for Winograd's.
+        """Return the factor by which one level increases the error bound: 12 for Strassen's scheme, 18 for Winograd's.
 
-        The factor is the maximum over blocks c of C of sum_p |w_cp| |u_p|_1 |v_p|_1. The formula is from Ballard,
-        Benson, Druinsky, Lipshitz and Schwartz (2016), after Bini and Lotti (1980).
+        The factor is max_c sum_p |w_cp| |u_p|_1 |v_p|_1, with blocks c of C, products p, and columns u_p and v_p of U
+        and V. The formula is from Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016), after Bini and Lotti (1980).
         """
         if self.factors:
             return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
@@ -120,12 +127,12 @@ class Scheme:
 
     @cached_property
     def error_growth(self) -> float:
-        """Expected error of one level, relative to the classical product's, on random entries of equal magnitude.
+        """Return the expected error of one level, as a multiple of the classical product's error.
 
-        The error of a sum of length k is assumed to grow like k (its variance like k^2), independently in each product.
-        Block c then has the variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2, relative to the classical product's. The
-        estimate ignores the rounding of the additions themselves, the smaller errors of shorter sums in blocked
-        kernels, and structured data.
+        The entries are random and of equal magnitude. The error of a sum of length k is assumed to grow like k (its
+        variance like k^2), independently in each product. The variance of block c of C is then sum_p w_cp^2 |u_p|_2^2
+        |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores the rounding of the
+        additions, the smaller errors of blocked sums, and structure in the data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -133,9 +140,9 @@ class Scheme:
 
     @cached_property
     def error_growth_blocked_sums(self) -> float:
-        """Error growth if products add long sums in pieces, as BLAS does on a CPU; an average over the blocks of C.
+        """Return the error growth for blocked sums, as a CPU's BLAS computes them, averaged over the blocks of C.
 
-        With such sums the error of a sum of length k grows like the square root of k.
+        BLAS adds short sums first, and then adds their results. The error of a sum of length k then grows like sqrt(k).
         """
         if self.factors:
             return prod(f.error_growth_blocked_sums for f in self.factors)
@@ -144,11 +151,11 @@ class Scheme:
 
     @cached_property
     def error_growth_one_sign(self) -> float:
-        """Expected relative error of one level on entries of one sign, with partial sums that grow with their length.
+        """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
-        The error of a sum of length k then has a variance like k^3, and the entries of an operand are proportional to
-        the sum of its coefficients. The value is 1.22 for Strassen's scheme and 0.5 for Winograd's, in which the sums
-        cancel the mean.
+        The partial sums of a product grow with their length, so that the error of a sum of length k has a variance
+        like k^3. The entries of an operand are proportional to the sum of its coefficients. The result is 1.22 for
+        Strassen's scheme, and 0.5 for Winograd's, where the sums of blocks cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.error_growth_one_sign for f in self.factors)
@@ -156,9 +163,10 @@ class Scheme:
 
     @cached_property
     def error_growth_one_sign_blocked(self) -> float:
-        """Error growth on entries of one sign if products add long sums in pieces, with a variance like k.
+        """Return the error growth on entries of one sign for blocked sums, as a CPU's BLAS computes them.
 
-        The value is 2.45 for Strassen's scheme and 1.0 for Winograd's.
+        The error of a sum of length k then has a variance like k. The result is 2.45 for Strassen's scheme and 1.0 for
+        Winograd's.
         """
         if self.factors:
             return prod(f.error_growth_one_sign_blocked for f in self.factors)
@@ -168,14 +176,14 @@ class Scheme:
 
     @property
     def _block_variances(self) -> list[Fraction]:
-        """The variance of each block of C, if every product of two scalars has the variance one."""
+        """Return the variance of each block of C, if each product of two scalar entries has the variance 1."""
         left, right = _column_square_sums(self.u), _column_square_sums(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
     # ---- the proof
 
     def failed_brent_equation(self) -> str | None:
-        """Return the first Brent equation that fails, as text; None if all equations hold exactly."""
+        """Return the text of the first Brent equation that fails; None if all equations hold exactly."""
         (u, du), (v, dv), (w, dw) = (_as_integer_matrix(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
         expected = np.zeros(found.shape, dtype=np.int64)
@@ -200,13 +208,13 @@ def _column_square_sums(x: Matrix) -> list[Fraction]:
 
 
 def _as_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """Return (x times its common denominator, the denominator): the proof is exact because all values are integers."""
+    """Return (x times its common denominator, the denominator). The proof is exact, since it uses only integers."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
 
 
 def block_name(letter: str, index: int, columns: int) -> str:
-    """Return the name of a block, A23 for row 2 and column 3; A2,13 if the row or the column has two digits."""
+    """Return the name of a block: A23 for row 2 and column 3; A2,13 if the row or the column has two digits."""
     row, column = index // columns + 1, index % columns + 1
     return f"{letter}{row}{column}" if max(row, column) < 10 else f"{letter}{row},{column}"
 
@@ -261,7 +269,10 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 def _compose_splits(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms outer sums for every inner block position, then inner sums per outer product."""
+    """Return the program that forms the outer sums of every inner position, then the inner sums of every outer product.
+
+    An inner position is the place of a block within a block of the outer grid.
+    """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
     program = chain_programs([first] * places, [then] * rank, wiring)
@@ -271,7 +282,7 @@ def _compose_splits(
 def _compose_joins(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms inner result blocks per outer product, then the result for every inner position."""
+    """Return the program that joins the inner products of every outer product, then joins the outer products."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chain_programs([first] * rank, [then] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)

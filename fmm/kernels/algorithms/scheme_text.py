@@ -1,6 +1,6 @@
-"""The text form of a scheme: head lines, products M1, M2, ..., and blocks of C.
+"""The text form of a scheme: lines of the head, products M1, M2, ..., and blocks of C.
 
-When a text is read, the scheme is proved by the Brent equations. An example:
+When a text is read, the Brent equations prove the scheme. An example:
 
 name    strassen
 source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356
@@ -24,7 +24,7 @@ _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABC
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
-    """Return the scheme of a text after its proof; raise SchemeError with the file and the error."""
+    """Return the scheme of a text, proved by the Brent equations; raise SchemeError with the file and the defect."""
     try:
         scheme = _read_scheme(text)
         parse_considered_forms(text)
@@ -56,7 +56,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts: head word -> value, and left side of an equation -> right side."""
+    """Return two dicts: from words of the head to their values, and from left to right sides of equations."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -79,7 +79,7 @@ def _read_factors(name: str, equation: str) -> tuple[str, str]:
 
 
 def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
-    """Return the coefficients of a sum of blocks, by block index."""
+    """Return a dict from the index of a block to its coefficient in a sum of blocks."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):
@@ -117,5 +117,5 @@ def _read_block_equation(equations: dict[str, str], block: str, rank: int) -> tu
 
 
 def _integral_as_int(c: Fraction) -> Rational:
-    """Return an integral Fraction as an int, since ints are faster to compare and to hash."""
+    """Return an integral Fraction as an int, any other Fraction as it is: ints are faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

@@ -1,12 +1,13 @@
 """Step tables: sequences of block operations, in the order printed in papers, as data.
 
-A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`, on blocks of A, B and C (A11, A12 and so on) and
-on the temporaries that the table declares. step_tables/kernels.txt defines each kernel: an optional product, and
-assignments. Two optional lines of a table are `fringe unequal` (the table is correct if blocks differ by a row or
-column; otherwise blocks are padded) and `consider`. When a step table is read, it is proved to compute AB on blocks of
-equal size. Correctness on unequal blocks is proved by the tests for shipped tables, and at first use for a user's
-table. Lowering determines the sizes of a table's blocks; the walk, the cost model and the symbolic proof use the
-lowered steps.
+A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
+and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
+product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
+with `fringe unequal` is correct if blocks differ by one row or column. Other tables run on padded blocks.
+
+Reading a step table proves that the table computes A B on blocks of equal size. For unequal blocks, the tests prove the
+shipped tables, and the first use proves a user's table. Lowering computes the sizes of a table's blocks. The walk, the
+cost model and the symbolic proof use the lowered steps.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
-# spends time on the proof.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that a user's process
+# spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
-PRODUCT_SYMBOL = "*"  # symbol that stands for a kernel's product in the kernel's assignments
+PRODUCT_SYMBOL = "*"  # the name of a kernel's product in the kernel's assignments
 TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
 class StepTableError(ValueError):
-    """Error: a step table or a kernel is unknown, malformed or wrong."""
+    """An error: a step table or a kernel of a table is unknown, malformed or wrong."""
 
 
 # ---- kernels
@@ -56,7 +57,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Formal blocks with an old value that the assignments read (operands of the product do not count)."""
+        """Return the formal blocks whose old values the assignments read. Operands of the product do not count."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -66,7 +67,7 @@ class TableKernel:
 
     @cached_property
     def addition_program(self) -> AdditionProgram:
-        """The assignments as an addition program with inputs `sources` and outputs `writes`."""
+        """Return the assignments as an addition program, with inputs `program_inputs` and outputs `written_blocks`."""
         values = {name: i for i, name in enumerate(self.program_inputs)}
         lines: list[tuple[tuple[Coefficient, int], ...]] = []
         for target, terms in self.assignments:
@@ -79,7 +80,7 @@ class TableKernel:
 
     @cached_property
     def write_dependencies(self) -> tuple[tuple[int, ...], ...]:
-        """For each block in `writes`, the indices of the `sources` that its new value depends on."""
+        """Return, for each written block, the indices of the program inputs that determine the block's new value."""
         return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.addition_program.coefficient_matrix())
 
     @property
@@ -93,7 +94,7 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, TableKernel]:
-    """Return the kernels of step_tables/kernels.txt by name."""
+    """Return a dict from names to the kernels of step_tables/kernels.txt."""
     lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.read_text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_table_kernel, filter(None, lines))}
 
@@ -101,7 +102,7 @@ def kernel_table() -> dict[str, TableKernel]:
 def parse_table_kernel(line: str) -> TableKernel:
     """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
-    A product that occurs in several assignments is computed only once.
+    If a product occurs in several assignments, the kernel computes the product once.
     """
     head, _, body = line.partition(":")
     call = _CALL_PATTERN.fullmatch(head.strip())
@@ -140,14 +141,14 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 
 @dataclass(frozen=True)
 class TableStep:
-    """One call of a kernel, with the blocks or temporaries that replace the kernel's formal blocks."""
+    """One call of a table's kernel. `places` are the blocks or temporaries that replace the kernel's formal blocks."""
 
     kernel: TableKernel
     places: tuple[str, ...]
 
     @cached_property
     def blocks_by_formal(self) -> dict[str, str]:
-        """A dict: formal block of the kernel -> block or temporary of this call."""
+        """Return a dict from the kernel's formal blocks to the blocks or temporaries of this call."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
@@ -161,7 +162,7 @@ class TableStep:
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """The operands of the step's product that the step also writes, which is an error on any device."""
+        """Return the operands of the step's product that the step also writes. A table with such a step is wrong."""
         return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.written_blocks)))
 
     def __str__(self) -> str:
@@ -188,7 +189,7 @@ class StepTable:
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """The number of calls of each kernel, in the order of first calls."""
+        """Return a dict from names of kernels to their numbers of calls, in the order of first calls."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
@@ -205,7 +206,7 @@ REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe",
 
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
-    """Return the step table of a text; raise StepTableError with the file and the line of an error."""
+    """Return the step table of a text; raise StepTableError with the file and the line of a defect."""
     head, calls = parse_table_lines(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
     steps = tuple(map(step_from_call, calls))
     fringe = head.get("fringe", "pad")
@@ -228,11 +229,11 @@ class TableKernelCall(NamedTuple):
 
     name: str
     places: tuple[str, ...]
-    where: str  # the file and the line, for error messages
+    where: str  # the file and the line, for messages of errors
 
 
 class ParsedTable(NamedTuple):
-    """The parsed lines of a table: head words with their values, and calls in order."""
+    """The parsed lines of a table: a dict from words of the head to values, and the calls of kernels in order."""
 
     head: Mapping[str, str]
     calls: tuple[TableKernelCall, ...]
@@ -241,7 +242,7 @@ class ParsedTable(NamedTuple):
 def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The head must contain `words`, and may contain the words `more`.
+    The head must contain all `words`, and may contain words of `more`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []
@@ -261,7 +262,7 @@ def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequen
 
 
 def step_from_call(call: TableKernelCall) -> TableStep:
-    """Return the step of a call; raise StepTableError for an unknown kernel or a wrong number of blocks."""
+    """Return the step of a call; raise StepTableError if the kernel is unknown or the number of blocks is wrong."""
     kernels = kernel_table()
     if call.name not in kernels:
         raise StepTableError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
@@ -306,13 +307,13 @@ def _check_step(step: TableStep, declared: set[str], inputs: set[str], written: 
 
 # ---- the bilinear algorithm of a step table
 
-# a linear combination of blocks of A, blocks of B or products: name -> coefficient
+# A linear combination of blocks of A, of blocks of B, or of products: a dict from names to coefficients.
 BlockCombination = Mapping[str, Fraction]
 
 
 @lru_cache(maxsize=64)
 def table_scheme(table: StepTable) -> Scheme:
-    """Return the scheme that a step table computes, derived by executing the steps on formal linear combinations."""
+    """Return the scheme that a step table computes. The steps are executed on linear combinations of block names."""
     m, k, n = table.size
     grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
     a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
@@ -347,7 +348,7 @@ def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCom
 
 
 def register_step_table(text: str) -> StepTable:
-    """Register the step table of this text for use in plans; raise StepTableError if it does not compute AB."""
+    """Register the step table of this text for use in plans; raise StepTableError if the table does not compute AB."""
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepTableError(f"there is a step table {table.name!r} already")
@@ -363,14 +364,14 @@ def unregister_step_table(name: str) -> None:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
-    """Return the names of all step tables: shipped files and registered tables."""
+    """Return the names of all step tables: of shipped files and of registered texts."""
     return tuple(sorted(STEP_TABLE_FILES.algorithm_names()))
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
 def step_table(name: str) -> StepTable:
-    """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
+    """Return the step table of this name, proved to compute AB on blocks of equal size."""
     if name not in step_table_names():
         raise StepTableError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
     table = parse_step_table(STEP_TABLE_FILES.read_text(name), f"{name}.txt")
@@ -386,7 +387,7 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the table is a candidate); skip files with an invalid line `consider`."""
+    """Yield (name, forms of plans in which the table is a candidate). Skip files with an invalid line `consider`."""
     for name in step_table_names():
         if (forms := STEP_TABLE_FILES.plan_forms(name)) is not None:
             yield name, forms

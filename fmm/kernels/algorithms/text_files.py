@@ -1,8 +1,8 @@
 """Algorithms in text form: the files of a folder, the texts that users register, and their line `consider`.
 
 The line `consider` lists the forms of plans in which an algorithm is a candidate (fmm.perfmodel.candidates). A file
-without the line `consider` has the forms DEFAULT_PLAN_FORMS. With `consider nothing`, only plans that name the
-algorithm use it.
+without the line `consider` has the forms DEFAULT_PLAN_FORMS. An algorithm with `consider nothing` is never a candidate;
+only a plan that a caller writes can use the algorithm.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from fmm.kernels.registry import RowRegistry
 
 DEFAULT_PLAN_FORMS = ("nested", "one pass")
-FORM_ABOVE_CANDIDATES = "above"  # form: a level above any candidate that needs too much workspace
-FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"  # the same for a level without options that no text defines
-FORM_SEARCH_ONLY = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
+FORM_ABOVE_CANDIDATES = "above"  # form of plans: a level above a candidate that needs too much workspace
+FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"  # form of plans: as "above", for a level of a kind without options
+FORM_SEARCH_ONLY = "searched"  # form of plans: a candidate in the tuner's search, but not in the model's choice
 PLAN_FORM_NAMES = (
     *DEFAULT_PLAN_FORMS,
     "outer",
@@ -30,7 +30,7 @@ _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
 def parse_considered_forms(text: str) -> tuple[str, ...]:
-    """Return the forms that the line `consider` of a text names; raise ValueError for an unknown form.
+    """Return the forms of plans in the line `consider` of a text; raise ValueError for an unknown form.
 
     Other lines of the text are ignored.
     """
@@ -54,9 +54,9 @@ class RegisteredText(NamedTuple):
 
 
 class AlgorithmTexts:
-    """The algorithms in text form: .txt files of a folder, by file name without the suffix, and registered texts.
+    """The texts of algorithms: the .txt files of a folder, named without the suffix, and registered texts.
 
-    `except_for` is the name of a file in the folder that is not an algorithm.
+    `except_for` is the name of a file in the folder that holds no algorithm.
     """
 
     def __init__(self, folder: str, noun: str, except_for: str = "") -> None:
@@ -83,7 +83,7 @@ class AlgorithmTexts:
         self.registered.remove(name)
 
     def plan_forms(self, name: str) -> tuple[str, ...] | None:
-        """Return the forms of plans in which an algorithm is a candidate; None if its line `consider` is invalid."""
+        """Return the forms of plans in which an algorithm is a candidate; None if the line `consider` is invalid."""
         try:
             return parse_considered_forms(self.read_text(name))
         except ValueError:

@@ -162,7 +162,7 @@ class LaunchList:
         cannot be changed.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
-        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.pieces}))
+        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))
 
     @cached_property
     def needs_tf32_mode(self) -> bool:

@@ -115,8 +115,8 @@ def transposed_view(x: MatrixView) -> MatrixView:
 def operand_views(problem: Problem) -> dict[str, MatrixView]:
     """Return the views of the complete matrices A, B and C."""
     return {
-        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored)
-        for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
+        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored_type)
+        for name, shape, layout in zip("ABC", problem.matrix_shapes, problem.layouts, strict=True)
     }
 
 
@@ -124,7 +124,7 @@ def addend_view(problem: Problem) -> MatrixView | None:
     """Return the view of the addend, which beta multiplies; None if beta multiplies C."""
     if problem.addend_strides is None:
         return None
-    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored_type)
 
 
 def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
@@ -156,7 +156,7 @@ class PreparedOperands:
     """The operands of a product that need no conversion: they already have the leaf's form, such as float16 planes."""
 
     prepared_matrix: Literal["A", "B"] | None = None  # the matrix that fmm.prepare has converted
-    written_by_sums: frozenset[OperandSide] = frozenset()  # the operands that the preceding sums write in this form
+    written_by_sums: frozenset[OperandSide] = frozenset()  # operands that the preceding sums write in this form
 
 
 NO_PREPARED_OPERANDS = PreparedOperands()
@@ -185,7 +185,7 @@ class GemmOp:
     addend: MatrixView | None = None  # the matrix that beta multiplies, with the layout of dest; None: dest
 
     @property
-    def pieces(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
+    def operands_and_result(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
         """The left operand, the right operand and the result."""
         return self.left, self.right, self.dest
 
@@ -197,7 +197,7 @@ class GemmOp:
     @property
     def dest_view(self) -> MatrixView:
         """The column-major view of the first product's result."""
-        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
+        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored_type
         return MatrixView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
@@ -210,10 +210,10 @@ class GemmOp:
         """The products of the batch, as one operation each."""
         itemsize = DTYPES[self.dtype].itemsize
 
-        def at(x: GemmOperand, i: int) -> GemmOperand:
+        def operand_of(x: GemmOperand, i: int) -> GemmOperand:
             return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
-        operands = [tuple(at(x, i) for x in self.pieces) for i in range(self.count)]
+        operands = [tuple(operand_of(x, i) for x in self.operands_and_result) for i in range(self.count)]
         return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in operands)
 
     @property
@@ -281,7 +281,7 @@ class RankOp:
     beta: float = 0
 
     @property
-    def pieces(self) -> tuple[GemmOperand, GemmOperand]:
+    def operands_and_result(self) -> tuple[GemmOperand, GemmOperand]:
         """The factor X and the result."""
         return self.factor, self.dest
 
@@ -351,7 +351,7 @@ class MirrorOp:
 class MirroredGemm:
     """A product that writes a lower triangle, then the mirror that writes the upper triangle.
 
-    For some leaves, one kernel does both.
+    Some leaves have one kernel that writes both triangles.
     """
 
     product: GemmOp  # may write anything above the diagonal

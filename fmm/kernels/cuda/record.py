@@ -1,7 +1,7 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-`record_launches` does both. The steps of a level depend on sizes only, and temporaries are allocated like a stack. So
-every address is fixed before any memory is allocated.
+The function `record_launches` does both tasks. The steps of a level depend on sizes only, and temporaries are allocated
+like a stack. So every address is fixed before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     Raise PlanError if no kernel can compute one of the plan's sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
-    if problem.type.exact:  # integers have no inf or NaN
+    if problem.element_type.exact:  # integers have no inf or NaN
         target = replace(target, flagged=False)
     steps: list[LaunchStep] = []
     streams: list[int] = []
@@ -153,9 +153,9 @@ def _recompute_steps(
 ) -> tuple[LaunchStep, ...]:
     """Return the launches that recompute the product; with `scanned`, the first launch scans C for inf and NaN."""
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
-    if not (problem.writes_triangle and problem.type.is_complex):
+    if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
-    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror once more.
+    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror C again.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
@@ -218,7 +218,7 @@ class LaunchRecorder:
     # ---- memory
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
-        stored = DTYPES[DTYPES[dtype].stored]
+        stored = DTYPES[DTYPES[dtype].stored_type]
         offset, self.used_bytes = self.used_bytes, self.used_bytes + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used_bytes)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)

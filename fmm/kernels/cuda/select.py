@@ -33,7 +33,7 @@ OpT = TypeVar("OpT")
 SelectedLaunches = tuple[Launch | VendorCall, ...]  # steps in the order of execution
 LeafSelector = Callable[[GemmOp, ChipTarget], SelectedLaunches]
 PreparationLaunches = tuple[tuple[Launch, ...], int]  # the launches, and the bytes of workspace that they use
-BATCHED_GEMM3M_TYPES = ("complex64",)  # types with a batched gemm3m in cuBLAS (one complex product as three real ones)
+BATCHED_GEMM3M_TYPES = ("complex64",)  # types for which cuBLAS has a batched gemm3m
 
 
 def select_launches(
@@ -168,7 +168,7 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def select_tile_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if there are none.
 
-    The TMA kernel cannot read an addend in place. If this kernel is the fastest, the tuple is empty too.
+    The TMA kernel cannot read an addend in place. So the tuple is also empty if the TMA kernel is the fastest.
     """
     if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
@@ -202,7 +202,7 @@ def _warpgroup_launch(op: GemmOp, target: ChipTarget) -> Launch | str:
     """Return the launch of the warpgroup kernel, or the text of the reason why the kernel cannot run."""
     if not target.chip.has_warpgroups:
         return "only compute capability 9.0 has its instructions"
-    if any(target.alignment_by_base[x.base] % VECTOR_BYTES for x in op.pieces):
+    if any(target.alignment_by_base[x.base] % VECTOR_BYTES for x in op.operands_and_result):
         return f"an operand does not begin at a multiple of {VECTOR_BYTES} bytes"
     product = wgmma_op(op, op.dtype, target.chip.multiprocessors)
     if product is None:

@@ -1,1 +1,1 @@
-"""Plans: their text form, their levels and leaves, and the steps that they become."""
+"""Plans: their text form, their levels and leaves, and their lowering to steps."""

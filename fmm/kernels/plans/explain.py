@@ -1,4 +1,4 @@
-"""A plan as a table: what each level does to the product, and the memory of its temporaries."""
+"""Tables of plans: for each level, the product, the operations, and the memory of temporaries."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fmm.problem import Shape
 
 
 class PlanRow(NamedTuple):
-    """One line of the table. The next line of the table shows the largest product of this line's level."""
+    """One row of a plan's table. The next row shows the largest product of this row's level."""
 
     level: str
     problem: str  # size of the product, m x k x n
-    does: str
-    products: int
+    does: str  # description of the level's operations
+    products: int  # number of products
     temporaries: int  # bytes of the level's temporaries
 
 
 def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:
-    """Return the rows as aligned text, with the totals below. `dtype` matters for integers only."""
+    """Return a plan's table as aligned text, with totals in the last line. `dtype` matters for integers only."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in plan_rows(plan, m, k, n, itemsize, params, dtype):
         lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))
@@ -55,9 +55,9 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
 def plan_rows(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> Iterator[PlanRow]:
-    """Yield a row for each level, the outermost first; each row shows the largest product of the row before.
+    """Yield a row for each level, the outermost level first.
 
-    The temporaries of the rows add up to the plan's workspace.
+    Each row shows the largest product of the previous row. The temporaries of all rows add up to the plan's workspace.
     """
     name: str
     remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
@@ -85,7 +85,10 @@ def plan_rows(
 
 
 def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
-    """Yield the rows of a level that one leaf runs, with all memory, then of its inner levels and of the leaf."""
+    """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
+
+    The first row has all `nbytes` of memory.
+    """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
@@ -99,12 +102,12 @@ def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -
 
 
 def format_error_growth(growth: float) -> str:
-    """Return an error growth, a multiple of the vendor's error: `3.2`, `0.087`."""
+    """Return the text of an error growth, a multiple of the vendor's error: `3.2`, `0.087`."""
     return f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}"
 
 
 def format_bytes(n: int) -> str:
-    """Return a number of bytes in the largest unit that fits: `1.5 MiB`."""
+    """Return the text of a number of bytes in the largest unit that is not larger than the number: `1.5 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n >= size:
             return f"{n / size:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""Order of a fused level: which products share a launch, which launches run concurrently, which kernels they need.
+"""Launches of a fused level: groups of products that share a launch, concurrent streams, and variants of kernels.
 
-Huang, Yu, van de Geijn 2020, section 3.3: products may run in any order, as long as no two write a block at the same
-time. The blocks that a product writes follow from W of the scheme, so this module serves any scheme.
+Products may run in any order, as long as no two products write one block of C at the same time (Huang, Yu, van de Geijn
+2020, section 3.3). The coefficients W of a scheme determine the blocks that a product writes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from typing import Final
 from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
-MAX_STREAMS = 7  # streams at most: one for each product of a level of seven
+MAX_STREAMS = 7  # largest number of streams: one for each product of Strassen's algorithm
 ProductGroup = tuple[int, ...]  # the products of one launch
 StreamLaunches = tuple[ProductGroup, ...]  # launches that run one after the other
-LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams, which all end before the next stage begins
+LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams; all streams of a stage end before the next stage begins
 BlockSet = frozenset[int]  # indices of blocks of C
 
 
 @lru_cache(maxsize=256)
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
-    """Return the launches of a fused level: all in order, on two `streams`, or with `atomic` writes on many streams."""
+    """Return the launches of a fused level by stage and stream.
+
+    Without options, all launches are on one stream. With `streams`, they are on two streams. With `atomic`, products
+    add to C atomically, and run on up to MAX_STREAMS streams.
+    """
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
     )
@@ -45,7 +49,10 @@ def count_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
 
 
 def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
-    """Group the products of a variant into one launch. Without atomic updates, products of a launch share no block."""
+    """Return groups of products with equal numbers of touched blocks; each group is one launch.
+
+    Without atomic updates, no two products of a group write the same block of C.
+    """
     groups: list[list[int]] = []
     for p in range(scheme.rank):
         for group in groups:
@@ -63,10 +70,10 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 
 
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
-    """Yield the stages of Figure 7.
+    """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with two tasks that share no block. Another task joins the stream with which it shares blocks, unless
-    that stream is the longer one.
+    A stage begins with two launches that write different blocks, one on each stream. Another launch joins a stream if
+    the launch shares no block with the other stream, and if the other stream is not shorter.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -90,7 +97,7 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
         yield (tuple(tasks[i] for i in left),)
 
 
-# ---- variants: products that touch equally many blocks of A, B and C share one compiled kernel
+# ---- variants: products with equal numbers of touched blocks of A, B and C use one compiled kernel
 
 OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
 
@@ -116,17 +123,17 @@ _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, numb
 
 
 def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
-    """Return how many blocks of A, B and C a product touches."""
+    """Return the numbers of blocks of A, B and C that a product reads or writes."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
 def variant_name(w: OperandBlocks) -> str:
-    """Return the number of the variant in Figure 6 (no two of its levels share counts), or else the counts."""
+    """Return the name of a variant: its number in Figure 6, such as `Var#3`; else the counts, such as `W(3,1,2)`."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
 def variants_text(found: Iterable[OperandBlocks]) -> str:
-    """Return the variants of some products with their numbers: `Var#0, 2 Var#3`."""
+    """Return the text of the products' variants with the number of products of each variant: `Var#0, 2 Var#3`."""
     counts = Counter(map(variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

@@ -1,6 +1,6 @@
 """The parameters of a product other than its sizes and types.
 
-This module imports no plans, so that kernels can import it.
+This module does not import plans, so that kernels can import this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from fmm.problem import Fill, Operation
 
 
 class GemmParams(NamedTuple):
-    """The parameters of C = alpha A B + beta C, and for Gram products the triangles of C that are computed."""
+    """The parameters alpha, beta, operation and fill of C = alpha A B + beta C.
+
+    `fill` says which triangles of C a Gram product computes.
+    """
 
     alpha: Coefficient = 1
     beta: Coefficient = 0

@@ -1,8 +1,7 @@
 """Leaves: the kernels that multiply below all levels of a plan. Each leaf is a row of a registry.
 
-In a plan's text a leaf is its name, then a number if the leaf is numbered, its options, and the operand order:
-`vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row; no code parses a
-leaf's name.
+The text of a leaf consists of its name, a number for numbered leaves, options, and an operand order: `vendor`, `lt3`,
+`tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row. No code parses the name of a leaf.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final, Literal
 from fmm.kernels.plans.level import Level, PlanError
 from fmm.kernels.registry import RowRegistry, clear_on_registration
 
-OperandOrder = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
+OperandOrder = Literal["inner", "outer"]  # dimension along which both operands of a leaf product are contiguous
 OPERAND_ORDERS: Final[tuple[OperandOrder, ...]] = ("inner", "outer")
 HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
 HostProductWithScratchFunction = Callable[
@@ -29,12 +28,12 @@ PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]  # layout(it
 
 @dataclass(frozen=True)
 class LeafOption:
-    """A word that may follow a leaf's name in a plan's text."""
+    """An option of a leaf: a word that may follow the leaf's name in a plan's text."""
 
     name: str
-    types: tuple[str, ...] = ()  # the types that the leaf multiplies with this option; empty: all types of the leaf
+    types: tuple[str, ...] = ()  # types that the leaf multiplies with this option; empty: all types of the leaf
     fused: bool = True  # True if the last level above a leaf with this option may be fused
-    searched: bool = False  # True if the tuner's search tries the option (candidates have no options)
+    searched: bool = False  # True if the tuner's search tries the option; the model's candidates have no options
 
 
 def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
@@ -43,127 +42,126 @@ def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One kernel that multiplies. Devices are `cpu` and `cuda`; types are names of fmm.dtypes.
+    """A kernel that multiplies, and its properties. Devices are `cpu` and `cuda`; types are names of fmm.dtypes.
 
-    A Gram product is a product that is its own adjoint, as A times the adjoint of A: one triangle of C is enough.
+    A Gram product, such as a matrix times its adjoint, is its own adjoint: a leaf computes only one triangle of C.
     """
 
     name: str
-    meaning: str  # description for users, one sentence
+    meaning: str  # description for users
     devices: tuple[str, ...]
 
-    # Types that the leaf multiplies
-    types: tuple[str, ...]  # types below any levels
+    # Group 1: types that the leaf multiplies
+    types: tuple[str, ...]  # types in plans with any levels
     types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
     types_alone: tuple[str, ...] = ()  # further types, in plans without levels
     types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
 
-    # Gram products of which the leaf computes one triangle
+    # Group 2: one triangle of Gram products
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
-    # number of rows up to which a GPU multiplies a batch of Gram products faster as whole products
+    # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products.
     whole_product_rows: int = 0
 
-    # One product by the leaf
-    call_text: str = "one launch"  # the text for one product in explain's table
+    # Group 3: one product
+    call_text: str = "one launch"  # text for one product in explain's table
     launches: int = 1  # number of launches or library calls
     scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
-    typed_scratch: TypedScratchFunction | None = None  # function instead of `scratch` if the bytes depend on the type
+    typed_scratch: TypedScratchFunction | None = None  # function in place of `scratch` if the bytes depend on the type
     host_product: HostProductFunction | None = None
-    # True if the leaf uses scratch and threads of its own
+    # Function in place of `host_product` for a leaf with scratch memory and threads of its own.
     host_product_with_scratch: HostProductWithScratchFunction | None = None
 
-    # The leaf's text in a plan
+    # Group 4: the leaf's text in a plan
     orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
-    numbers: int = 0  # numbers 0 to below this limit may follow the name; 0: the leaf has no number
-    # groups of options in the order of the text; a plan names at most one option of each group
+    numbers: int = 0  # a number from 0 to `numbers` - 1 follows the name; 0: no number follows the name
+    # Groups of options in the order of the text. A plan names at most one option of each group.
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
-    # When the leaf is a candidate
+    # Group 5: conditions under which the leaf is a candidate
     candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
-    # The leaf is a candidate only if no side is longer; 0: no limit. The rate was measured only on products up to this
-    # side.
+    # The leaf is a candidate only if no side is longer; 0: no limit. The leaf's rate was measured up to this side.
     longest: int = 0
-    # The forms of plans that the leaf may end (fmm.perfmodel.candidates). `alone`: plans without levels; `peer`:
-    # without levels, as a baseline that a plan must beat; `half`: without levels, for Gram products only.
+    # The forms of plans that may end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
+    # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
-    tried: int = 4  # number of candidates of a numbered leaf: those with the smallest numbers
+    tried: int = 4  # of a numbered leaf, the numbers 0 to `tried` - 1 are candidates
 
-    # Error
+    # Group 6: error
     # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none
     saves_products: bool = False
     relative_error: float = 1.0  # error as a multiple of the vendor's
-    # True if the leaf multiplies in another type. The error of emulation is small relative to the largest numbers of a
-    # row and a column, and not relative to each entry. FMM_EMULATION=0 forbids such leaves.
+    # True if the leaf multiplies in another type (emulation). The error of emulation is bounded relative to the norms
+    # of a row and a column, and not relative to each entry. FMM_EMULATION=0 forbids leaves that emulate.
     emulates: bool = False
-    norm_bound: str = ""  # if the leaf emulates: the error of an entry relative to the norms of its row and column
-    # True if the leaf can raise a device flag where an entry may have too large a relative error
+    norm_bound: str = ""  # for emulation: bound of an entry's error relative to the norms of its row and column
+    # True if the leaf can raise a device flag when the relative error of an entry may be too large
     checks_entries: bool = False
 
-    # Preparation of operands before the product
-    # offset and bytes of the prepared data after an operand; None without prepared data
+    # Group 7: preparation of operands before the product
+    # Function that returns the offset and the bytes of prepared data behind an operand; None without prepared data.
     prepared_layout: PreparedLayoutFunction | None = None
-    prepared_by_sums: bool = False  # True if the sums of a batched level can write the leaf's operands in prepared form
+    prepared_by_sums: bool = False  # True if the sums of a batched level can write prepared operands
 
-    # Predicted time
+    # Group 8: predicted time
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # factor on the time that the rate predicts; for a leaf without its own rate: time as a multiple of the vendor's
+    # Factor on the predicted time. For a leaf without a rate of its own: time as a multiple of the vendor's time.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
-    slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
-    # True if thread blocks occupy every multiprocessor to the end, so that no sums run concurrently
+    slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
+    # True if thread blocks occupy every multiprocessor to the end of the product, so that no sums run concurrently
     fills_device: bool = False
 
     only_below_levels: bool = False  # True if the leaf multiplies only as part of a level that one leaf runs
-    # A row may represent a level with everything below it, down to the leaf `end`.
+    # For a row that represents a level with everything below the level: the level, and the name of the last leaf.
     level: Level | None = None
     end: str = ""
 
     @property
     def kernel_leaf_name(self) -> str:
-        """The leaf name under which a device selects kernels."""
+        """Return the leaf name under which a device selects kernels."""
         return self.end or self.name
 
     @property
     def can_compute_sums(self) -> bool:
-        """True if the leaf can compute sums inside its products."""
+        """Return True if the leaf can compute sums inside its products."""
         return bool(self.types_with_sums)
 
     @property
     def displayed_name(self) -> str:
-        """The leaf's names without options, as messages list them: `lt0 to lt31`."""
+        """Return the leaf's names without options, as messages list them: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
     def is_vendor_product(self) -> bool:
-        """True for a product of the vendor's library."""
+        """Return True for a product of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property
     def probed_forms(self) -> tuple[str, ...]:
-        """The forms in which the tuner's probes measure the leaf."""
+        """Return the forms in which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
-        """The leaf's names in candidates: the first few of a numbered leaf."""
+        """Return the leaf's names in candidates: for a numbered leaf, the names with the smallest numbers."""
         if not self.numbers:
             return (self.name,)
         return tuple(f"{self.name}{number}" for number in range(min(self.tried, self.numbers)))
 
     @property
     def searched_names(self) -> tuple[str, ...]:
-        """The leaf's names in the tuner's search: those of candidates, without options and with each option."""
+        """Return the leaf's names in the tuner's search: the names of candidates, without and with each option."""
         options = [option.name for group in self.options for option in group if option.searched]
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
     def all_uses(self) -> Iterator[LeafUse]:
-        """Every text by which a plan may name the leaf; texts without an operand order come first."""
+        """Yield a LeafUse for every text of the leaf in a plan; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
             for number in numbers:
@@ -177,23 +175,26 @@ class Leaf:
 
 @dataclass(frozen=True)
 class LeafUse:
-    """A leaf as a plan names it: with its number, options and operand order, if any."""
+    """A leaf with the number, the options and the operand order that a plan's text names."""
 
     leaf: Leaf
     number: int | None = None
     options: tuple[str, ...] = ()
-    order: OperandOrder | None = None  # operand order; None for that of the operands or of the sums
+    order: OperandOrder | None = None  # operand order; None: operands have any layout
 
     def __str__(self) -> str:
         return f"{self.kernel_text}.{self.order}" if self.order else self.kernel_text
 
     @property
     def kernel_text(self) -> str:
-        """The text without the operand order: it names the kernel."""
+        """Return the leaf's text without the operand order: the name of the kernel."""
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
     def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
-        """Return the types that the leaf multiplies with these options; with `sums_inside`, with sums in its kernel."""
+        """Return the types that the leaf multiplies with its options.
+
+        With `sums_inside`, the result has only the types for which the leaf's kernel can form sums.
+        """
         multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
         for option in self._named_options:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
@@ -201,7 +202,7 @@ class LeafUse:
 
     @property
     def can_fuse_last_level(self) -> bool:
-        """True if the last level above the leaf may be fused."""
+        """Return True if the last level above the leaf may be fused."""
         return self.leaf.can_compute_sums and all(option.fused for option in self._named_options)
 
     @property
@@ -211,10 +212,10 @@ class LeafUse:
 
 @dataclass(frozen=True)
 class LeafFamily:
-    """Levels of one kind, each of which one leaf runs with everything below it.
+    """A family of leaves: one leaf for each level of a kind that one leaf runs with everything below the level.
 
-    A plan treats the levels of a family as leaves: `leaves` makes a row of each level. In lists of leaves these rows
-    replace `end`, the leaf at the end of all levels of the family.
+    `leaves` returns a row for each level. In lists of leaves, the rows replace the leaf `end`, which is the last leaf
+    of all levels of the family.
     """
 
     name: str
@@ -227,7 +228,7 @@ LEAF_FAMILIES: Final[RowRegistry[LeafFamily]] = RowRegistry("leaf family")
 
 
 def register_leaf(row: Leaf) -> None:
-    """Let plans end in this leaf."""
+    """Register a leaf for use at the end of plans."""
     LEAVES.add(row)
 
 
@@ -237,7 +238,7 @@ def unregister_leaf(name: str) -> None:
 
 
 def register_leaf_family(family: LeafFamily) -> None:
-    """Let plans end in these levels."""
+    """Register a family of leaves for use at the end of plans."""
     LEAF_FAMILIES.add(family)
 
 
@@ -249,7 +250,7 @@ def leaf_names() -> tuple[str, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def plan_leaves() -> tuple[Leaf, ...]:
-    """Return every row that may end a plan: leaves, and levels that one leaf runs with everything below them."""
+    """Return the rows of all leaves at the end of plans, including levels that one leaf runs."""
     rows: list[Leaf] = []
     for leaf in LEAVES:
         rows += [] if leaf.only_below_levels else [leaf]
@@ -260,13 +261,13 @@ def plan_leaves() -> tuple[Leaf, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """Return everything that multiplies, by its text: the endings of plans, and the leaves inside leaf families."""
+    """Return a dict from texts to leaves: the ends of plans, and the leaves at the ends of families."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
     return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 
 
 def leaf_use(text: str) -> LeafUse:
-    """Return the leaf that this end of a plan's text names; raise PlanError with the valid leaves."""
+    """Return the leaf of a text; raise PlanError with the valid leaves for an unknown text."""
     use = leaf_uses().get(text) if isinstance(text, str) else None
     if use is None:
         raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves_text()}")
@@ -274,14 +275,14 @@ def leaf_use(text: str) -> LeafUse:
 
 
 def leaf_of_option(text: str) -> LeafUse:
-    """Return the leaf that a level's option names. In an option `residues(14)` is short for `residues(14) > bytes`."""
+    """Return the leaf that a level's option names. The option `residues(14)` is short for `residues(14) > bytes`."""
     family_rows = (row for row in plan_leaves() if row.level)
     full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
     return leaf_use(next(full_names, text))
 
 
 def leaf_option_text(use: LeafUse) -> str:
-    """Return the text of this leaf in a level's option: the short one where `leaf_of_option` understands it."""
+    """Return the text of this leaf in a level's option: the short text, if `leaf_of_option` accepts a short text."""
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
@@ -301,7 +302,7 @@ def valid_leaves_text() -> str:
 
 
 def fusing_leaves_text() -> str:
-    """Return the leaves above which a fused level may stand, in a few words."""
+    """Return the text of the leaves that can be below a fused level."""
     leaves = [leaf for leaf in LEAVES if leaf.can_compute_sums]
     without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]
     return " or ".join(leaf.name for leaf in leaves) + (f" (without {_join_with_or(without)})" if without else "")

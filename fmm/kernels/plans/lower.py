@@ -1,7 +1,7 @@
-"""Lowering: from a plan and the sizes to the steps of the plan's first level.
+"""Lowering: from a plan and the sizes of a product to the steps of the plan's first level.
 
-LevelWithSteps is the interface of every level to lowering, to the model's quick counts and to explain. `lower_level` is
-the entry: it handles alpha, beta and Gram products around the steps of the level.
+LevelWithSteps is the interface of levels for lowering, for the model's quick counts, and for explain. `lower_level` is
+the main function: it returns the steps of a level together with the steps for alpha, beta and Gram products.
 """
 
 from __future__ import annotations
@@ -20,90 +20,93 @@ from fmm.kernels.plans.sums import COPY_PROGRAM, Mirror, Place, Sum, whole_matri
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
-Sides = tuple[float, float, float]  # m, k, n; averages (not whole numbers) where a level cuts unevenly
+Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cuts into unequal blocks
 
 
 class Footprint(NamedTuple):
-    """The products and sums of a level as if all its blocks were equal: enough to rank plans in microseconds.
+    """A quick estimate of a level's products and sums, as if all its blocks were equal.
 
-    Elements are numbers of the level's own type.
+    The model ranks plans with footprints, in microseconds. Elements are numbers of the level's own type.
     """
 
-    products: float
+    products: float  # number of products
     sides: Sides  # m, k and n of each product
     passes: int = 0  # passes of sums over memory
     moved: Sides = (0.0, 0.0, 0.0)  # elements of the blocks of A, B and C that sums read and write
     held: Sides = (0.0, 0.0, 0.0)  # elements of temporaries with the sides of blocks of A, of B and of C
-    in_place: float = 1.0  # the share of products that read a block of A or B in place, or write a block of C
+    in_place: float = 1.0  # fraction of products that read a block of A or B in place, or write a block of C
     sequential: bool = False  # True if the sums are small passes between the products
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LevelWithSteps(Level):
-    """A level that can be lowered to steps."""
+    """A level with methods that return its steps and the counts of its steps."""
 
     @abstractmethod
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        `plan` begins with this level; `plan.inner_plan` computes the products.
+        `plan` begins with this level. `plan.inner_plan` computes the level's products.
         """
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """Return the steps of the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
+        """Return the steps that compute the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
 
-        Only levels `for_gram` have such steps.
+        Only levels with `for_gram` compute Gram products; other levels raise PlanError.
         """
         raise PlanError(f"{self} does not cut Gram products")
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """True if all inner plans with levels give equal steps of A B, except for the plan in each product."""
+        """Return True if the level's steps are equal for all inner plans with levels, except for the products' plan."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
-        """Return the memory needs of A B if the plan `inner` computes the products; None: count them from the steps."""
+        """Return the memory needs of A B, if the plan `inner` computes the products.
+
+        The result is None if the memory needs must be counted from the steps.
+        """
         return None
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
-        """Return the footprint of A B if the plan `inner` computes the products; None: count the steps.
+        """Return the footprint of A B, if the plan `inner` computes the products.
 
-        Raise PlanError for sides that the level cannot cut.
+        The result is None if the model must count the steps. Raise PlanError for sides that the level cannot cut.
         """
         return None
 
     def describe_steps(self, steps: LevelSteps) -> str:
-        """Return what these steps of the level do, in a few words for explain's table."""
+        """Return a description of these steps of the level, in a few words for explain's table."""
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
 
     def describe_launches(self) -> str:
-        """Return a line for explain: how products share launches and streams.
-
-        The line is empty unless the level is fused.
-        """
+        """Return a line of text for explain on the launches and streams of a fused level; empty for other levels."""
         return ""
 
 
 class LevelInLeaf(LevelWithSteps):
-    """A level that one leaf runs with everything below it: its steps are counted and explained, and never walked."""
+    """A level that one leaf runs together with everything below the level.
+
+    The steps of the level are counted and explained. A walk never executes the steps.
+    """
 
     @abstractmethod
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """Return the steps of a product of numbers of `itemsize` bytes. `plan` ends in this level.
+        """Return the steps of a product of numbers of `itemsize` bytes. The leaf of `plan` is this level.
 
-        `dtype` may be omitted where the bytes determine the steps.
+        `dtype` may be omitted if the number of bytes determines the steps.
         """
 
     @abstractmethod
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return the cost of one multiplication in these steps, in multiplications of the level's own numbers."""
+        """Return the cost of a multiplication in these steps, as a multiple of one of the level's own numbers."""
 
 
 def require_level_with_steps(level: Level) -> LevelWithSteps:
-    """Return the same level; raise PlanError for a user's level that has no steps."""
+    """Return the level itself; raise PlanError for a user's level without methods for steps."""
     if not isinstance(level, LevelWithSteps):
         raise PlanError(f"{level} does not say which steps it becomes")
     return level
@@ -115,8 +118,8 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     return level if isinstance(level, LevelInLeaf) else None
 
 
-# A leaf that cannot update C computes A B in bands of rows, each of about BAND_ELEMENTS numbers, so that its scratch
-# stays small; but of no fewer than MIN_BAND_ROWS rows, since BLAS packs B again for each band. (Measured on one core
+# A leaf without alpha and beta computes A B in bands of rows, so that its scratch stays small. A band has about
+# BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. (Measured on one core
 # for 4096 x 2048 x 4096, as a multiple of the time without bands: 1.27 to 1.39 with bands of 64 to 256 rows, 1.14 with
 # 512 rows, 1.02 with 1024 rows.)
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
@@ -134,7 +137,7 @@ def lower_level(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> LevelSteps | None:
-    """Return the steps of a plan's first level for C = alpha A B + beta C; None where one leaf call computes it."""
+    """Return the steps of a plan's first level for C = alpha A B + beta C; None if one call of the leaf computes C."""
     if op != "product":
         return _lower_gram_product(plan, n, k, GemmParams(alpha, beta, op, fill))
     plain = (alpha, beta) == (1, 0)
@@ -147,7 +150,7 @@ def lower_level(
 
 
 def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in a pass of its own."""
+    """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in another pass."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
     update = Sum("update", updating_program(COPY_PROGRAM, alpha, beta), (d, c) if beta else (d,), (c,))
@@ -157,10 +160,10 @@ def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient
 def lower_leaf_level(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> LevelSteps | None:
-    """Return the steps of a level that one leaf runs, to count or explain them.
+    """Return the steps of a level that one leaf runs, for counts and explain.
 
-    The result is None for a plan with other levels or with an ordinary leaf, and for one triangle of a Gram product,
-    which counts as one operation.
+    The result is None for a plan with other levels, and for a leaf without a level. The result is also None for a Gram
+    product: one triangle of a Gram product counts as one operation.
     """
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
@@ -169,7 +172,10 @@ def lower_leaf_level(
 
 
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
+    """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf without alpha and beta.
+
+    A scratch matrix as large as C would take more memory than the scratch of one band.
+    """
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
     program = updating_program(COPY_PROGRAM, alpha, beta)
     steps: list[Sum | Product] = []
@@ -182,7 +188,7 @@ def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, bet
 
 
 def _lower_gram_product(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
-    """Return the steps of a Gram product: levels compute the lower triangle, and a mirror completes C."""
+    """Return the steps of a Gram product: levels compute the lower triangle, then a mirror step completes C."""
     if plan.levels and not plan.is_gram_plan:
         raise PlanError(f"{plan} computes whole products; a plan of a Gram product begins with gram")
     a, b, c = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)

@@ -1,13 +1,13 @@
-"""Plans: levels from the outermost inwards, then the leaf that multiplies. One line of text.
+"""Plans: levels from the outermost inwards, then the leaf that multiplies. A plan is one line of text.
 
-Text form, levels joined by " > ":
+The text form joins levels and leaf by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-Some levels run in one leaf, with everything below them (`residues(14) > strassen > bytes`). Such a level ends a plan:
-in `3m > residues(14) > bytes` the text behind `3m` is the plan's leaf.
+One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The text of
+the level is then part of the leaf: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
 
-The text of a level is defined by its kind (fmm.kernels.plans.levels), the text of a leaf by its row
+The kinds of levels define the texts of levels (fmm.kernels.plans.levels). The rows of leaves define the texts of leaves
 (fmm.kernels.leaves).
 """
 
@@ -24,15 +24,15 @@ from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
 from fmm.kernels.plans.level import PlanError as PlanError
 from fmm.kernels.registry import clear_on_registration
 
-MAX_TEXT_LENGTH = 1000  # largest number of characters in a plan's text: about forty levels, more than any product needs
+MAX_TEXT_LENGTH = 1000  # largest number of characters in a plan's text: enough for about 40 levels
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Levels from the outermost inwards, and the leaf that multiplies below the last of them.
+    """A plan of a product: levels from the outermost inwards, and the leaf that multiplies below the last level.
 
-    `leaf` may also be the text of a level that one leaf runs with everything below it. If `levels` contain such a
-    level, it becomes part of the leaf.
+    `leaf` may also be the text of a level that one leaf runs with everything below the level. If `levels` contain a
+    level of this kind, the level and everything below move into the text of the leaf.
     """
 
     levels: tuple[Level, ...] = ()
@@ -55,7 +55,7 @@ class Plan:
         object.__setattr__(self, "leaf", ending)
 
     def _check_order_of_levels(self) -> None:
-        """Raise PlanError unless the levels may stand in this order above the leaf."""
+        """Raise PlanError if the levels cannot have this order above this leaf."""
         with_streams = [level for level in self.levels if level.needs_extra_streams]
         if len(with_streams) > 1:
             manner = "side by side" if with_streams[1].needs_fusing_leaf else "overlapped"
@@ -68,86 +68,89 @@ class Plan:
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.can_fuse_last_level):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves_text()}")
 
-    # ---- plans for parts of it
+    # ---- plans derived from the plan
 
     @property
     def inner_plan(self) -> Plan:
-        """The plan of the first level's products: this plan without its first level."""
+        """Return the plan without its first level: the plan of the first level's products."""
         return _rest(self)
 
     @property
     def gram_plan(self) -> Plan:
-        """The plan of a Gram product below the first level: only the levels that cut Gram products, and the leaf."""
+        """Return the plan without the levels that do not cut Gram products (A times its adjoint)."""
         return _gram_plan(self)
 
     @property
     def shallower_plan(self) -> Plan:
-        """The plan with one recursion less in its outermost recursive level; without recursion, the plan itself."""
+        """Return the plan with one recursion less in the outermost recursive level.
+
+        A plan without recursion is returned unchanged.
+        """
         return _shallower(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
-        """Return the plan that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
+        """Return the plan that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
 
-        None: the operands must be conjugated before the product.
+        The result is None if the operands must be conjugated before the product.
         """
         first = self.levels[0].with_conjugation(a, b) if self.levels else None
         return None if first is None else replace(self, levels=(first, *self.levels[1:]))
 
-    # ---- facts of its levels and leaves
+    # ---- facts of the plan's levels and leaves
 
     @property
     def leaf_uses(self) -> tuple[LeafUse, ...]:
-        """The leaf at the end, and the leaves that levels name for some of their products."""
+        """Return the leaf at the end of the plan, and the leaves that levels name for some of their products."""
         return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.named_leaves)
 
     @property
     def uses_emulation(self) -> bool:
-        """True if one of the plan's leaves multiplies in another type than the product's."""
+        """Return True if one of the plan's leaves multiplies in another type than the product's."""
         return any(use.leaf.emulates for use in self.leaf_uses)
 
     @property
     def is_gram_plan(self) -> bool:
-        """True for a plan that computes Gram products, and no others."""
+        """Return True for a plan that computes Gram products only."""
         return bool(self.levels) and self.levels[0].for_gram
 
     @property
     def conjugated_operands(self) -> tuple[bool, bool]:
-        """True for each of A and B that the plan conjugates."""
+        """Return two booleans: True if the plan conjugates A, and True if the plan conjugates B."""
         a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
         return a, b
 
     @property
     def depth(self) -> int:
-        """The number of levels of recursion; a composition of f schemes counts as f."""
+        """Return the number of levels of recursion. A composition of f schemes counts as f levels."""
         return sum(level.depth for level in self.levels)
 
     @property
     def is_fused(self) -> bool:
-        """True if all sums of the first level are formed inside its products."""
+        """Return True if all sums of the first level are formed inside its products."""
         return bool(self.levels) and self.levels[0].has_fused_sums
 
     @property
     def uses_tile_model(self) -> bool:
-        """True if the model predicts the time of leaf products from the tiles of their kernel."""
+        """Return True if the model predicts the time of leaf products from the tiles of their kernel."""
         return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property
     def has_smaller_products(self) -> bool:
-        """True if the leaf products are smaller than the problem."""
+        """Return True if the leaf products are smaller than the problem."""
         return any(level.splits for level in self.levels)
 
     @cached_property
     def is_batched(self) -> bool:
-        """True if the leaf products are a batch that reads and writes temporaries only."""
+        """Return True if the leaf products are a batch that reads and writes temporaries only."""
         return any(level.is_batched for level in self.levels)
 
-    # ---- types
+    # ---- types of numbers
 
     @cached_property
     def leaf_types(self) -> tuple[str, ...]:
-        """The types that the leaf multiplies below these levels.
+        """Return the types that the leaf multiplies below the plan's levels.
 
-        If the last level needs sums inside the leaf's products, only the types with this ability count.
+        If the last level needs sums inside the leaf's products, the result has only the types with such sums.
         """
         leaf = self.leaf_use.leaf
         multiplied = self.leaf_use.multiplied_types(bool(self.levels) and self.levels[-1].sums_inside)
@@ -157,13 +160,13 @@ class Plan:
         return (*multiplied, *leaf.types_in_blocks) if only_cut else multiplied
 
     def leaf_type(self, dtype: str) -> str:
-        """Return the type of the leaf products in a product of `dtype`: levels may change the type."""
+        """Return the type of the leaf products in a product of `dtype`. Levels may change the type."""
         for level in self.levels:
             dtype = level.dtype_below(dtype)
         return dtype
 
     def accepts_type(self, dtype: str) -> bool:
-        """Return True if the plan can compute a product of `dtype`: each level takes the type of the level above."""
+        """Return True if the plan can compute a product of `dtype`."""
         for level in self.levels:
             if level.types is not None and dtype not in level.types:
                 return False
@@ -173,22 +176,25 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products`: the plans of these products. If a level gives a product to the whole plan again, the type does not
-        change.
+        `products` are the plans of the first level's products. If one of these plans is the whole plan again, the type
+        does not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
     def inner_itemsize(self, itemsize: int, products: Iterable[Plan]) -> int:
-        """Return the bytes of a number of the type that `inner_type` returns."""
+        """Return the bytes of a number in the first level's temporaries and products.
+
+        `itemsize` is the bytes of a number in the whole product; `products` are as in `inner_type`.
+        """
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
     def rate_name(self, dtype: str) -> str:
-        """Return the name of the leaf's rate in a calibration."""
+        """Return the name of the leaf's rate in a calibration, for a product of `dtype`."""
         multiplied = self.leaf_type(dtype)
         return self.leaf_use.leaf.rate.format(multiplied) or multiplied
 
     def is_candidate_for(self, dtype: str) -> bool:
-        """Return True if the model compares the plan for this type by itself."""
+        """Return True if the plan is one of the model's candidates for products of `dtype`."""
         return self.accepts_type(dtype) and self.leaf_type(dtype) in self._candidate_types
 
     @cached_property
@@ -196,13 +202,13 @@ class Plan:
         types = self.leaf_use.leaf.candidate_types
         return frozenset(t for t in self.leaf_types if types is None or t in types)
 
-    # ---- its text
+    # ---- the plan's text
 
     def __str__(self) -> str:
         return " > ".join([*map(str, self.levels), self.leaf])
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
-        """Pickle a plan as its text: another process parses it with its own registries."""
+        """Pickle a plan as its text. Another process parses the text with the registries of that process."""
         return Plan.parse, (str(self),)
 
     @staticmethod
@@ -212,7 +218,7 @@ class Plan:
         Raises
         ------
         PlanError
-            The text is no plan: the message names the fault, and what is valid or probably meant.
+            The text is no plan. The message names the fault, and the valid or probably intended text.
 
         Examples
         --------
@@ -252,7 +258,7 @@ def _gram_plan(plan: Plan) -> Plan:
     return replace(plan, levels=tuple(level for level in plan.levels if level.for_gram))
 
 
-# ---- reading
+# ---- parsing
 
 
 @clear_on_registration
@@ -290,12 +296,12 @@ def _is_plan_text(text: str) -> bool:
     return True
 
 
-_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # a name begins a level, or follows the * of a composition
+_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # a name at the beginning of a level, or after the * of a composition
 _SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 
 
 def _similar_texts(text: str) -> Iterator[str]:
-    """Yield texts that may be meant by a text that is no plan: with the nearest names, with a leaf at the end."""
+    """Yield the texts of plans that are similar to an invalid text: with the nearest valid names, and with a leaf."""
     parts = [part for part in _SEPARATOR_PATTERN.split(text.strip().strip("'\"").lower()) if part]
     if not parts:
         return

@@ -1,7 +1,8 @@
-"""Steps of a level: sums and products over named rectangles. Steps are the only description of what a plan runs.
+"""Steps of a level: sums and products over named rectangles of matrices.
 
-A walk executes them on arrays or records them for a GPU; workspace and counts are read from them; the symbolic proof
-executes them on symbols. `lower_level` in lower.py returns the steps of a plan's first level.
+Steps are the only description of what a plan runs. A walk executes steps on arrays, or records steps for a GPU. The
+workspace and the counts of a plan are computed from steps. The symbolic proof executes steps on symbols. `lower_level`
+in lower.py returns the steps of a plan's first level.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from fmm.problem import Shape
 
 @dataclass(frozen=True)
 class Product:
-    """dest = alpha left right + beta dest, by a plan of its own."""
+    """A step that computes dest = alpha left right + beta dest with the plan `plan`."""
 
     left: Place
     right: Place
     dest: Place
     plan: Plan
     params: GemmParams = PLAIN
-    has_addend: bool = False  # True if beta multiplies the operand ADDEND, and not dest
+    has_addend: bool = False  # True if beta multiplies the operand ADDEND instead of dest
 
     @property
     def size(self) -> Shape:
@@ -34,33 +35,39 @@ class Product:
 
     @property
     def reads_dest(self) -> bool:
-        """True if the product reads dest."""
+        """Return True if the product reads dest."""
         return self.params.beta != 0
 
 
 @dataclass(frozen=True)
 class ProductWithSums:
-    """A product together with the sums of a step table's kernel. `update` reads the product first, then old values."""
+    """A product together with the sums of a step table's kernel.
+
+    The first read of `update` is the product; the others are old values of blocks.
+    """
 
     product: Product
     update: Sum
 
     @property
     def as_two_steps(self) -> tuple[Sum | Product, ...]:
-        """The same in two steps. The product then needs the temporary that it names."""
+        """Return the product, and then the sums as a step of their own, if the sums write anything."""
         update = self.update.simplified_sum
         return (self.product, update) if update.writes else (self.product,)
 
 
 @dataclass(frozen=True)
 class ProductBatch:
-    """Independent products with equal sizes, plans and parameters. Operands and results have constant strides."""
+    """Independent products with equal sizes, plans and parameters.
+
+    The distances between successive left operands, right operands and results are constant.
+    """
 
     products: tuple[Product, ...]
 
     @property
     def operand_places(self) -> tuple[tuple[Place, ...], ...]:
-        """All left operands, all right operands, all results."""
+        """Return three tuples: the places of all left operands, of all right operands, and of all results."""
         return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
 
 
@@ -69,9 +76,9 @@ Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
 
 @dataclass(frozen=True)
 class LevelSteps:
-    """The steps of one level, and its temporaries (name, rows, columns).
+    """The steps of one level, and the level's temporaries (name, rows, columns).
 
-    `streams`: how many products may run at a time, each with its own temporaries below.
+    `streams` is the number of products that may run at a time. Each stream has its own temporaries below the level.
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
@@ -83,7 +90,7 @@ class LevelSteps:
 
     @property
     def flattened_steps(self) -> Iterator[Sum | Product | Mirror]:
-        """The steps, with batches and products with sums taken apart."""
+        """Yield the steps, with each batch and each product with sums replaced by its single steps."""
         for step in self.steps:
             if isinstance(step, ProductBatch):
                 yield from step.products
@@ -98,7 +105,7 @@ class LevelSteps:
 
     @property
     def in_place_share(self) -> float:
-        """The share of products that read a block of A or B in place, or write a block of C."""
+        """Return the fraction of products that read a block of A or B in place, or write a block of C."""
         products = list(self.products)
         return sum(any(place.name in OPERAND_NAMES for place in (p.left, p.right, p.dest)) for p in products) / len(
             products
@@ -106,9 +113,11 @@ class LevelSteps:
 
     @cached_property
     def layout_operands(self) -> dict[str, str]:
-        """For each temporary, the operand with the memory order that it follows: the first operand it is formed from.
+        """Return a dict from each temporary to the operand (A, B or C) whose memory order the temporary takes.
 
-        If kernels update several places at once, all temporaries follow C, since these places need equal layouts.
+        A sum takes the memory order of the first matrix that the sum reads; a product takes the memory order of C. If a
+        step table's kernel updates several places at once, all temporaries take the memory order of C, because these
+        places need equal layouts.
         """
         if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
@@ -121,7 +130,7 @@ class LevelSteps:
 
 
 def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:
-    """Return (name, rows, columns) of each temporary, large enough for every rectangle that it holds."""
+    """Return (name, rows, columns) of each temporary in the steps, large enough for all rectangles in the temporary."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
         update = step.update if isinstance(step, ProductWithSums) else step
@@ -132,16 +141,16 @@ def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[t
     return tuple((name, *size) for name, size in sizes.items())
 
 
-# ---- memory needs: a few numbers, where the steps may be hundreds
+# ---- memory needs: a few numbers in place of hundreds of steps
 
 
 @dataclass(frozen=True)
 class LevelNeeds:
-    """The temporaries of a level (name, rows, columns), and the distinct products below it."""
+    """The temporaries of a level (name, rows, columns), and the distinct products below the level."""
 
     temporaries: tuple[tuple[str, int, int], ...]
     products: tuple[tuple[Plan, Shape, GemmParams], ...]
-    batches: tuple[tuple[Plan, Shape, int], ...] = ()  # the last number: products of the batch
+    batches: tuple[tuple[Plan, Shape, int], ...] = ()  # (plan, sizes, number of products) of each batch
     streams: int = 1
 
 
@@ -153,13 +162,16 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
     return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
-# ---- C = alpha A B + beta D, where D is another matrix than C: steps that read D in place of the old numbers of C.
-# Only the first read of a block of C means old numbers; a read after a write means the written numbers.
+# ---- steps of C = alpha A B + beta D, where D is another matrix than C
+# A read of a block of C before the first write to the block becomes a read of D. Later reads of the block stay.
 
 
 @lru_cache(maxsize=1024)
 def steps_with_addend(level: LevelSteps) -> LevelSteps:
-    """Return the same steps, reading D; raise PlanError for a step that would read parts of D and of C at once."""
+    """Return the steps with the addend D in place of the old numbers of C.
+
+    Raise PlanError for a step that would read parts of D and of C at once.
+    """
     written: list[Place] = []
     steps: list[Step] = []
     for step in level.steps:
@@ -185,7 +197,7 @@ def _reads_unwritten_c(step: Step, written: list[Place]) -> bool:
 
 
 def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
-    """Return True for a place of C of which no part has been written."""
+    """Return True for a place of C if no part of the place has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False
     met = [w for w in written if place.overlap(w) and (not place.part or not w.part or place.part == w.part)]

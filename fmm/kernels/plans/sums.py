@@ -1,7 +1,7 @@
-"""Places (rectangles of matrices), and the steps that multiply nothing: sums, scaled copies, mirrors.
+"""Places (rectangles of matrices), and the steps without a matrix product: sums, scaled copies, mirrors.
 
-Sizes are exact: a place is the rectangle that holds numbers. A block at the fringe is smaller, and a sum of unequal
-blocks is computed as if the smaller ones were padded with zeros.
+A place has the exact size of the rectangle that holds numbers, without padding. Blocks at the edge of a matrix may be
+smaller than other blocks. A sum of unequal blocks is computed as if smaller blocks were padded with zeros.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.problem import Fill
 
 OPERAND_NAMES = ("A", "B", "C")
-ADDEND = "addend"  # operand of a walk that beta multiplies, where it is another matrix than C
-# The part of a place's numbers: real or imaginary parts of complex numbers; or the rectangle of the matrix's transpose,
-# which is only read.
+ADDEND = "addend"  # name of the operand that beta multiplies, if this operand is another matrix than C
+# `re`, `im`: the place holds the real or imaginary parts of complex numbers. `transpose`: the place is a rectangle of
+# the matrix's transpose, and is only read.
 PlacePart = Literal["re", "im", "transpose"]
-COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the output is the input
+COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program with one input, whose output is the input
 
 
 # ---- places
@@ -26,7 +26,10 @@ COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the output is the input
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or a temporary; `part`: only parts of its numbers, or a rectangle of the transpose."""
+    """A rectangle of A, B, C or a temporary.
+
+    `part` selects the real or imaginary parts of the numbers, or a rectangle of the matrix's transpose.
+    """
 
     name: str
     row: int
@@ -37,28 +40,31 @@ class Place:
 
     @property
     def origin(self) -> tuple[str, int, int, PlacePart | None]:
-        """Matrix, first row, first column and part of the place. Two places of one origin overwrite each other."""
+        """Return the matrix, the first row, the first column and the part of the place.
+
+        Two places with the same origin share memory.
+        """
         return self.name, self.row, self.col, self.part
 
     def cropped_place(self, rows: int, cols: int) -> Place:
-        """Return the place with at most these rows and columns."""
+        """Return the place, cropped to at most `rows` rows and `cols` columns."""
         return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
     @property
     def untransposed_place(self) -> Place:
-        """The place in the matrix itself, for a rectangle of its transpose."""
+        """Return the place in the matrix itself, if this place is a rectangle of the matrix's transpose."""
         if self.part != "transpose":
             return self
         return Place(self.name, self.col, self.row, self.cols, self.rows)
 
     def is_inside(self, other: Place) -> bool:
-        """Return True if the other place of the same matrix contains this one."""
+        """Return True if the place `other` contains this place."""
         down, right = self.row - other.row, self.col - other.col
         inside = 0 <= down <= other.rows - self.rows and 0 <= right <= other.cols - self.cols
         return inside and self.name == other.name
 
     def overlap(self, other: Place) -> Place | None:
-        """Return the overlap of two rectangles of one matrix; None if they are disjoint."""
+        """Return the overlap of this rectangle and `other`; None if the rectangles are disjoint."""
         top, left = max(self.row, other.row), max(self.col, other.col)
         bottom = min(self.row + self.rows, other.row + other.rows)
         right = min(self.col + self.cols, other.col + other.cols)
@@ -72,13 +78,19 @@ def whole_matrix(name: str, rows: int, cols: int, part: PlacePart | None = None)
 
 
 def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit: int | None) -> list[Place]:
-    """Return the blocks of an operand in row-major order."""
+    """Return the blocks of an operand, cut into `parts` rows and columns of blocks, in row-major order.
+
+    Block sides are as in `side_cuts`.
+    """
     across = side_cuts(cols, parts[1], unit)
     return [Place(name, r, c, h, w) for r, h in side_cuts(rows, parts[0], unit) for c, w in across]
 
 
 def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
-    """Return (start, size) of each part: sizes that differ by at most one (no unit), or all but the last ones equal."""
+    """Return (start, size) of each part of a side.
+
+    With unit None, sizes differ by at most one. With a unit, sizes are equal multiples of the unit, except at the end.
+    """
     if unit is None:
         small, larger = divmod(length, parts)
         sizes = [small + (i < larger) for i in range(parts)]
@@ -90,7 +102,7 @@ def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]
 
 
 def block_side(length: int, parts: int, unit: int) -> int:
-    """Return the side of equal blocks that cover the length: a multiple of the unit."""
+    """Return the smallest multiple of the unit such that `parts` blocks of this side cover the length."""
     return -(-length // (parts * unit)) * unit
 
 
@@ -99,7 +111,10 @@ def block_side(length: int, parts: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Sum:
-    """Additions in one pass: `program` over the `reads` gives the `writes`. Numbers outside a read count as zero."""
+    """A step of additions in one pass: `program` computes the places `writes` from the places `reads`.
+
+    Numbers outside a place that is read count as zero.
+    """
 
     label: str
     program: AdditionProgram
@@ -108,10 +123,10 @@ class Sum:
 
     @cached_property
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (write, read) of the same place: sums that are done in place.
+        """Return the pairs (index of a write, index of a read) with the same place: sums that are formed in place.
 
-        The addend counts as C even in another matrix, so that the sums are done in the same order: results are equal
-        bit for bit.
+        An addend in another matrix than C also counts as C. Sums then run in the same order with and without an addend,
+        and their results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]
@@ -121,13 +136,13 @@ class Sum:
 
     @property
     def used_reads(self) -> tuple[Place, ...]:
-        """The reads that the program uses."""
+        """Return the places in `reads` that the program uses."""
         used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
         return tuple(place for v, place in enumerate(self.reads) if v in used)
 
     @property
     def simplified_sum(self) -> Sum:
-        """The same sums with each place read once, and without outputs that already stand in their place."""
+        """Return the same sums with each place read once, and without outputs that copy a place to itself."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
         rename += range(len(places), len(places) + len(self.program.lines))
@@ -140,9 +155,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class RowMajorCopy(Sum):
-    """A row-major copy of an operand.
+    """A step that copies an operand to a row-major temporary.
 
-    A walk copies no operand that is row-major already: the operand then serves as the temporary.
+    If the operand is row-major already, a walk copies nothing and uses the operand as the temporary.
     """
 
     @property
@@ -159,19 +174,20 @@ def row_major_copy_step(source: Place, copy: Place) -> RowMajorCopy:
     return RowMajorCopy(f"turn {source.name}", COPY_PROGRAM, (source,), (copy,))
 
 
-# ---- scaling by powers of two. To a proof or an error bound these steps are copies, since nothing is rounded. An
-# exponent is stored as a number of the matrix's own type, in a temporary of one row.
+# ---- scaling by powers of two
+# Proofs and error bounds treat a scaling step as a copy, because scaling rounds nothing. Exponents are numbers of the
+# matrix's own type, in a temporary of one row.
 
-SignedExponents = tuple[Place | None, int]  # a vector of exponents, if there is one, and the sign to apply them with
+SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign of the exponents: 1 or -1)
 
 
 @dataclass(frozen=True)
 class LineExponents(Sum):
-    """The exponent e of the largest number x of each row (axis 0) or column (axis 1): 2^(e-1) <= |x| < 2^e.
+    """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
-    It is 0 for lines of zeros, and for lines with an inf or NaN. With `sign` != 0, the numbers along a line are first
-    scaled by exponents, the second read, with this sign. With `against`, the result is half the difference (rounded
-    down) between these exponents and others, the last read.
+    The exponent is 0 for lines of zeros, and for lines with an inf or NaN. If `sign` is not 0, the numbers along a line
+    are first scaled by 2^(sign * shift); the second read holds the shifts. With `against`, the last read holds other
+    exponents, and the result is half the difference e - other, rounded down.
     """
 
     axis: int = 0
@@ -185,10 +201,10 @@ class LineExponents(Sum):
 
 @dataclass(frozen=True)
 class RescaledCopy(Sum):
-    """A copy with rows scaled by the exponents of one vector, and columns by those of another."""
+    """A step that copies a matrix with scaled rows and columns: a scale is 2^(sign * exponent)."""
 
-    row_sign: int = 0  # sign of the exponents; 0: rows are not scaled
-    col_sign: int = 0
+    row_sign: int = 0  # sign of the exponents of rows; 0: rows are not scaled
+    col_sign: int = 0  # sign of the exponents of columns; 0: columns are not scaled
 
 
 def exponent_step(
@@ -219,10 +235,10 @@ def _copy_first_program(reads: int) -> AdditionProgram:
 
 @dataclass(frozen=True)
 class Mirror:
-    """The lower triangle of dest = alpha source + beta dest; with fill `full` the upper triangle becomes its adjoint.
+    """A step that computes the lower triangle of dest = alpha source + beta dest.
 
-    The source may be dest itself: the lower triangle is then left unchanged. The diagonal of complex matrices becomes
-    real.
+    With fill `full`, the upper triangle becomes the adjoint of the lower triangle. If the source is dest itself, the
+    lower triangle does not change. The diagonal of complex matrices becomes real.
     """
 
     source: Place

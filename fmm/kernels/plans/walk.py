@@ -1,8 +1,8 @@
 """The walk over a plan: through the steps of each level, down to the leaf.
 
-A Machine executes the steps: NumPy arrays and BLAS (fmm.kernels.cpu.execute), symbols (fmm.kernels.cpu.symbolic_proof),
-or a recorder of GPU operations (fmm.kernels.cuda.record). Temporaries are allocated as a stack, so that the products
-of a level reuse the same memory.
+A Machine executes the steps. Machines work on NumPy arrays (fmm.kernels.cpu.execute), work on symbols
+(fmm.kernels.cpu.symbolic_proof), or record GPU operations (fmm.kernels.cuda.record). Temporaries are allocated as a
+stack, so that the products of a level reuse the same memory.
 """
 
 from __future__ import annotations
@@ -19,75 +19,78 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWi
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
-Matrix = Any  # the machine's own kind of matrix: it has two axes, .shape and .strides
-# The matrices that a level's steps name: A, B, C and the level's temporaries; and ADDEND, if beta multiplies another
-# matrix than C.
+Matrix = Any  # the machine's own type of matrix, with two axes and the attributes .shape and .strides
+# A dict of the matrices that a level's steps name: A, B, C, the level's temporaries, and ADDEND if beta multiplies
+# another matrix than C.
 Operands = dict[str, Matrix]
 ProductMatrices = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
 
 class Machine(Protocol):
-    """Interface of anything that executes or records a plan."""
+    """The interface of objects that execute or record the steps of a plan."""
 
     @property
     def has_updating_leaves(self) -> bool:
-        """True if a leaf itself can multiply by alpha and add beta C."""
+        """Return True if leaves can multiply by alpha and add beta C."""
         ...
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the workspace in use at the moment."""
+        """Return the bytes of the workspace in use."""
         ...
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
         """Allocate a temporary in the workspace: column-major if `fortran`, else row-major."""
 
     def free_temporaries_since(self, mark: int) -> None:
-        """Free every temporary that was allocated since `used` was `mark`."""
+        """Free all temporaries that were allocated after `used_bytes` was `mark`."""
 
     def submatrix(self, x: Matrix, place: Place) -> Matrix:
-        """Return the rectangle of the matrix that `place` names, or the real or imaginary parts in it."""
+        """Return the rectangle `place` of the matrix, or the real or imaginary parts of the rectangle."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        """Return whether sums of the blocks of A, and of B, should be column-major.
+        """Return a dict from "A" and "B" to True if sums of the matrix's blocks should be column-major.
 
-        Sums of a matrix that is not in the result have the layout of the matrix.
+        Sums of blocks of a matrix that is missing in the result have the layout of the matrix.
         """
         ...
 
     def compute_sums(self, step: Sum, reads: Sequence[Matrix], writes: Sequence[Matrix]) -> None:
-        """Execute the additions of a step: `reads` and `writes` are the matrices at its places."""
+        """Execute the additions of a step. `reads` and `writes` are the matrices at the step's places."""
 
     def multiply(
         self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Multiply by a leaf. Several products are a batch: all have equal sizes."""
+        """Compute products with a leaf. Several products are a batch, and have equal sizes."""
 
     def multiply_with_addend(
         self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend. Called only on machines with `has_updating_leaves`."""
+        """Compute dest = alpha left right + beta addend. Only machines with `has_updating_leaves` are called."""
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Compute the lower triangles of Gram products. Several are a batch, as in `multiply`."""
+        """Compute the lower triangles of Gram products. Several products are a batch, and have equal sizes."""
 
     def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
         """Complete a Gram product from the lower triangle of `source`."""
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Multiply and form the sums of a step table's kernel in one launch; return False, doing nothing, if unable."""
+        """Compute a product and the sums of a step table's kernel in one launch.
+
+        Return False, and compute nothing, if the machine has no kernel for the step.
+        """
         ...
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Execute a whole fused level; return False, doing nothing, if unable."""
+        """Execute a whole fused level. Return False, and compute nothing, if the machine has no kernel for it."""
         ...
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Call `run` with each of these independent products, several at a time if the machine can."""
+        """Call `run` with each of these independent products. A machine may run several products at a time."""
 
 
 class DefaultMachine:
-    """The defaults of a machine without kernels: it requires no layout, fuses nothing, and runs products in order."""
+    """The default methods of a machine: it requires no layout, fuses no sums, and runs products in order."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -118,11 +121,10 @@ def walk_plan(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> None:
-    """Compute C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
+    """Compute C = alpha A B + beta C, or C = alpha A B + beta ADDEND if `operands` contain ADDEND.
 
-    With an operand ADDEND, C = alpha A B + beta ADDEND, and C is never read.
-
-    `dtype`: the type of this product; levels may change the type of the products below.
+    C must overlap neither A nor B. With beta = 0, or with ADDEND, the old numbers of C are never read. `dtype` is the
+    type of this product. Levels may change the type of the products below.
     """
     a, b, c = operands["A"], operands["B"], operands["C"]
     is_gram = op != "product"
@@ -140,7 +142,7 @@ def walk_plan(
 
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
+    """Execute a level's steps with new temporaries. `dtype` is the type of the temporaries and products."""
     mark = machine.used_bytes
     _allocate_temporaries(level, operands, machine, dtype)
     steps = steps_with_addend(level).steps if ADDEND in operands else level.steps
@@ -189,7 +191,7 @@ def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> N
 
 
 def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Run the batch as one call of a leaf if the plan is a leaf that can; otherwise product by product."""
+    """Run the batch as one call of a leaf, if its plan is a leaf and the leaf can; otherwise product by product."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
     if plan.levels or not (is_gram or machine.has_updating_leaves or update == (1, 0)):
@@ -204,7 +206,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Compute the product first, into scratch if it has no place of its own, and then the sums."""
+    """Compute the product, and then the sums. A product without a place of its own is computed in scratch memory."""
     mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
@@ -226,5 +228,5 @@ def _product_matrices(product: Product, operands: Operands, machine: Machine) ->
 
 
 def is_column_major(x: Matrix) -> bool:
-    """Return True if neighbours in a column are closer in memory than neighbours in a row."""
+    """Return True if adjacent elements of a column are closer in memory than adjacent elements of a row."""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))

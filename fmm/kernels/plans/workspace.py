@@ -1,4 +1,4 @@
-"""The needs of a plan, from its steps: workspace, leaf products, multiplications; checks of types and sizes."""
+"""Counts of a plan from its steps: workspace, leaf products and multiplications. Checks of types and sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from fmm.kernels.plans.steps import LevelNeeds, level_needs
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
-GRAPH_SCRATCH_BYTES = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
+# Bytes of cuBLAS's workspace in a captured CUDA graph, where cuBLAS may not allocate memory. (cuBLAS documents 32 MiB
+# for Hopper.)
+GRAPH_SCRATCH_BYTES = 32 << 20
 
 
 # ---- workspace
@@ -38,10 +40,10 @@ def plan_workspace_bytes(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> int:
-    """Return the largest number of bytes of temporaries in use at a time.
+    """Return the plan's workspace: the largest number of bytes of temporaries in use at a time.
 
-    These are the temporaries of the first level, and those below its largest product: products reuse the memory below
-    them. Where two products run at a time, both count.
+    The bytes are the sum of the first level's temporaries and of the temporaries below its largest product, because
+    products reuse memory. If two products run at a time, the temporaries below both count.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
@@ -56,9 +58,9 @@ def plan_workspace_bytes(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
-    """Return the memory needs of the plan's first level; None where one leaf call computes the product.
+    """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
-    Choosing compares many plans below the same level: the level's steps are made once, if at all.
+    The model compares many plans below the same level. The steps of the level are computed at most once for all plans.
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])
@@ -77,7 +79,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
 
 
 def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-    """Return the scratch bytes of a batch of leaf products; 0 where each product has levels of its own."""
+    """Return the scratch bytes of a batch of leaf products; 0 if the plan of the products has levels."""
     return 0 if plan.levels else plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, count)
 
 
@@ -87,9 +89,9 @@ def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count
 def count_leaf_products(
     plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN, itemsize: int = 8
 ) -> dict[Shape, int]:
-    """Return the number of whole leaf products of each size (m, k, n).
+    """Return a dict from sizes (m, k, n) to the number of whole leaf products of this size.
 
-    `itemsize` matters for integers only, with products modulo several numbers.
+    `itemsize` matters only for integers that are multiplied modulo several numbers.
     """
     return {
         size: count for (size, is_gram), count in _leaf_product_counts(plan, m, k, n, params, itemsize) if not is_gram
@@ -97,7 +99,7 @@ def count_leaf_products(
 
 
 def count_leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
-    """Return the number of leaf Gram products of each size; a leaf computes one triangle of them."""
+    """Return a dict from sizes (m, k, n) to the number of leaf products of this size that compute one triangle."""
     return {size: count for (size, is_gram), count in _leaf_product_counts(plan, m, k, n, params, 8) if is_gram}
 
 
@@ -119,7 +121,7 @@ def _leaf_product_counts(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
-    """Return the multiplications in all leaf products, in multiplications of the product's own numbers."""
+    """Return the multiplications in all leaf products, counted in multiplications of the problem's type."""
     inside = lower_leaf_level(plan, m, k, n, 8, params)
     steps = inside or lower_level(plan, m, k, n, *params)
     if steps is None:
@@ -132,22 +134,22 @@ def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams
 
 
 def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
-    """Return the multiplications and additions inside the leaf products, 2mkn each."""
+    """Return the number of multiplications and additions inside the leaf products: 2mkn for each product."""
     return sum(2 * prod(size) * count for size, count in count_leaf_products(plan, m, k, n).items())
 
 
 # ---- checks
 
-# Types that plans multiply on the host: not types whose sums are wider than the numbers, and not TF32, which no array
-# has.
+# Types that plans multiply on the host. Types with sums in a wider type (float16, bfloat16) are missing, and also TF32,
+# since no array has the type TF32.
 HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
-ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that any plan may have, however small the problem is
+ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that a plan may have for any size of the problem
 
 
 def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
-    """Raise PlanError if a level does not take this type, or if the leaf does not multiply the resulting type.
+    """Raise PlanError if a level or the leaf of the plan cannot compute a product of this type.
 
-    The message names a leaf of the device, if one is named, that can.
+    The message names a leaf that can multiply the type, on `device` if a device is given.
     """
     if plan.accepts_type(dtype):
         return
@@ -162,7 +164,7 @@ def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | Non
 
 
 def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
-    """Return the same levels above the first leaf that multiplies this type."""
+    """Return the plan with the first leaf that multiplies `leaf_type`; None if there is no leaf for the type."""
     for row in plan_leaves():
         if device is None or device in row.devices:
             with suppress(PlanError):  # not every leaf forms sums inside its products
@@ -173,9 +175,9 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
 
 
 def check_product_count(plan: Plan, m: int, k: int, n: int) -> None:
-    """Raise PlanError for a plan so deep that it has more products than multiplications.
+    """Raise PlanError if the plan has more leaf products than A B has multiplications.
 
-    Each level makes at least seven times as many products, and cutting single numbers only takes time.
+    A plan with too many levels would cut matrices into single numbers.
     """
     count = prod(level.products for level in plan.levels)
     if count > max(m * k * n, ALWAYS_ALLOWED_PRODUCTS):

@@ -290,7 +290,7 @@ def pi_seconds(calibration: Calibration, problem: Problem) -> float:
 
 def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
     """Return alpha/pi for Equation 2; a complex multiply-add counts as the two flops of Equation 2."""
-    one = pi_seconds(calibration, problem) * problem.type.flops / 2
+    one = pi_seconds(calibration, problem) * problem.element_type.flops / 2
     return alpha_seconds(calibration, problem.itemsize) / one
 
 

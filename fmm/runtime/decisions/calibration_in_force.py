@@ -28,7 +28,7 @@ from fmm.runtime.devices import Device, datasheet_model
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration for decisions about this problem; None for an unknown device."""
-    if problem.type.exact:
+    if problem.element_type.exact:
         return integer_calibration(problem, limits, device)[0]
     if untuned_arithmetic_variables(problem.dtype, device):
         return None
@@ -40,7 +40,7 @@ def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
     """Return the tuning of this type on the device; None if there is none, and with FMM_TUNING_MODE=off."""
     if environment.tuning_mode() == "off":
         return None
-    return files.active_configs().tuned(device.identity, dtype)
+    return files.active_configs().find_tuning(device.identity, dtype)
 
 
 def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
@@ -63,7 +63,9 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
     """Return a tuning's calibration as decisions use it; None if it is not trusted."""
     real = DTYPES[tuned.dtype].real
-    real_tuning = files.active_configs().tuned(device.identity, real) if real and tuned.trusted else None
+    real_tuning = (
+        files.active_configs().find_tuning(device.identity, real) if real and tuned.trusted_calibration else None
+    )
     return complete_calibration(tuned, real_tuning, None if device.threads else device.guess)
 
 
@@ -73,9 +75,11 @@ def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration 
     None if the tuning is not trusted. `real`: the tuning of a complex type's real type; complex plans may consist of
     real products. `guess`: the calibration by the device's datasheet.
     """
-    calibration, failed = tuned.trusted, tuned.failed
-    if calibration is not None and real is not None and real.trusted is not None:
-        calibration = replace(calibration, rates=MappingProxyType({**real.trusted.rates, **calibration.rates}))
+    calibration, failed = tuned.trusted_calibration, tuned.failed
+    if calibration is not None and real is not None and real.trusted_calibration is not None:
+        calibration = replace(
+            calibration, rates=MappingProxyType({**real.trusted_calibration.rates, **calibration.rates})
+        )
         failed += real.failed
     if calibration is None or guess is None:
         return calibration
@@ -148,7 +152,11 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
     guess, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
         measured = datasheet_model(key, key)
-        if measured is not None and measured.name == guess.name and (tuned := shipped.tuned(Identity(key, key), dtype)):
+        if (
+            measured is not None
+            and measured.name == guess.name
+            and (tuned := shipped.find_tuning(Identity(key, key), dtype))
+        ):
             completed = complete_calibration(tuned, None, guess)
             return scale_to_relative(completed, relative, name, dtype) if completed else None
     return None
@@ -164,8 +172,8 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     if not device.threads or guess is None:
         return guess, False
     tuned = tuning_in_force("float64", device)
-    if tuned is not None and tuned.trusted is not None:
-        return with_integer_rates(tuned.trusted), True
+    if tuned is not None and tuned.trusted_calibration is not None:
+        return with_integer_rates(tuned.trusted_calibration), True
     if device.measured is not None and (measured := device.measured("float64")) is not None:
         return with_integer_rates(measured), False
     guess = with_integer_rates(guess)

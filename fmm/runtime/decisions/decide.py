@@ -108,7 +108,7 @@ class Decision:
             lines += [f"warning: {warning}"]
         if self.problem:
             problem = self.problem
-            exact = problem.dtype if problem.type.exact else ""
+            exact = problem.dtype if problem.element_type.exact else ""
             lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
             counts = Counter(self.kernels).items()  # the kernels of inner levels run several times
@@ -116,7 +116,7 @@ class Decision:
         if self.call_bytes > self.workspace:
             lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
-        if self.problem and self.problem.type.exact:
+        if self.problem and self.problem.element_type.exact:
             lines += ["expected error: none, integers are exact"]
         else:
             lines += [self._expected_error_line(notes)]
@@ -165,7 +165,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision for a problem within the limits. Tuned entries apply whatever the layouts."""
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
-    if problem.type.exact:
+    if problem.element_type.exact:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
     if untuned := untuned_arithmetic_variables(problem.dtype, device):
@@ -173,7 +173,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, f"the vendor answers: {what}; `fmm-tune --device 0` measures one")
     if mode == "hasa":
         return _decide_by_equation_2(problem, limits, device)
-    tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)
+    tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
     calibration = tuned_calibration(tuned, device) if tuned else None
     # Entries were measured on operands as they are in memory, not on prepared ones.
     if tuned and not problem.prepared_side:
@@ -233,8 +233,8 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
 
     A shape may have a second entry: the best plan without workspace, for calls that allow none.
     """
-    lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
-    entry_and_plan = lean or tuned.entry(problem.size, op=problem.op)
+    lean = None if limits.workspace else tuned.find_entry(problem.size, lean=True, op=problem.op)
+    entry_and_plan = lean or tuned.find_entry(problem.size, op=problem.op)
     if entry_and_plan is None:
         return None
     entry, plan = entry_and_plan
@@ -250,7 +250,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
         return None
     if not is_allowed or needed > limits.workspace:
         return None
-    why = f"measured on this device: {entry.text}"
+    why = f"measured on this device: {entry.evidence_text}"
     return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", on_cpu=on_cpu)
 
 
@@ -264,7 +264,7 @@ def decide_over_entry(
     not about leaves that are newer than the config. The newer leaf already multiplies all shapes of the type that have
     no entry.
     """
-    entry = tuned.entry(problem.size, op=problem.op)
+    entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
@@ -274,7 +274,7 @@ def decide_over_entry(
     gain /= entry[0].speedup if certified != VENDOR else 1.0
     if gain < ENTRY_OVERRIDE_GAIN:
         return None
-    was = f"its entry ({entry[0].text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
+    was = f"its entry ({entry[0].evidence_text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
     return replace(decision, reason=f"{was}; tune again to have that measured ({decision.reason})")
 
 
@@ -323,7 +323,9 @@ def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> 
     trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
     if (entry := trial.entry) is None:
         return replace(decision, problem=problem, source="being measured", trial=trial)
-    return replace(decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
+    return replace(
+        decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.evidence_text, source="measured online"
+    )
 
 
 # ---- workspace and validity of a plan

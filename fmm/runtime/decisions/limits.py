@@ -24,10 +24,10 @@ class PreparedSide(NamedTuple):
     cols: int
     layout: Layout
 
-    def matches_operand_of(self, problem: Problem) -> bool:
+    def is_operand_of(self, problem: Problem) -> bool:
         """Return True if the problem's operand has the same size and layout."""
         i = "AB".index(self.base)
-        return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
+        return problem.matrix_shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
 class PlanConstraints(NamedTuple):
@@ -44,7 +44,7 @@ class PlanConstraints(NamedTuple):
     addend_strides: tuple[int, ...] | None = None
 
     @property
-    def plan_required(self) -> bool:
+    def is_plan_required(self) -> bool:
         """True if the call must run this plan or raise an error."""
         return self.plan is not None and not self.replaceable
 

@@ -36,7 +36,7 @@ class Trial:
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in their order
 
-    def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
+    def run_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
         """Return one product by the next plan in turn. Concurrent products of other threads are not measured.
 
         `settle` waits for an asynchronous device.
@@ -46,9 +46,9 @@ class Trial:
         if self._lock.locked():
             return multiply(self.plan)
         with self._lock:
-            return self._timed(multiply, settle)
+            return self._timed_product(multiply, settle)
 
-    def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
+    def _timed_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
         if done == len(self._turns):  # another thread timed the last product, or an exception came before _conclude
             self._conclude_trial()
@@ -68,9 +68,9 @@ class Trial:
         self.entry = certification.entry_from_rounds(
             self.problem.size, str(self.plan), vendor, candidate, ASSUMED_NOISE, "online"
         )
-        self._save(self.entry)
+        self._save_entry(self.entry)
 
-    def _save(self, entry: Entry) -> None:
+    def _save_entry(self, entry: Entry) -> None:
         try:
             store.add_entry(files.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:

@@ -73,7 +73,7 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
     code = LI_CODE_PATTERN.fullmatch(text.strip())
     if code is None:
         return Plan.parse(text)
-    tuned = files.active_configs().tuned(device.identity, problem.dtype)
+    tuned = files.active_configs().find_tuning(device.identity, problem.dtype)
     if tuned is None or tuned.thresholds is None:
         raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
     return li_threshold_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)

@@ -144,7 +144,7 @@ def _product_function(problem: Problem) -> str:
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the model's choice; on a CPU, the choice for integer matrices with a short side is NumPy."""
     choice = choose(problem, calibration, limits)
-    if calibration.batches or not problem.type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
+    if calibration.batches or not problem.element_type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
     why = f"{_product_function(problem)} leaves integers with a side shorter than {MIN_INTEGER_PLAN_SIDE} to NumPy"
@@ -159,12 +159,12 @@ def _choice_by_tuning(
     The note `measured` describes the entry that the decision uses. The note `passed_over` describes an entry that the
     decision skips, and why.
     """
-    tuned = None if problem.type.exact else tuning_from_config(name, problem.dtype)
+    tuned = None if problem.element_type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of_product(tuned, problem, limits)
-    text = f"{entry.plan}, {entry.text}" if entry else ""
+    text = f"{entry.plan}, {entry.evidence_text}" if entry else ""
     why = entry_skip_reason(entry, problem, limits, tuned, known) if entry else ""
     notes = {"measured": "" if why else text, "passed_over": f"{text}; skipped: {why}" if why else ""}
     if known is None:

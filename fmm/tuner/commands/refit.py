@@ -111,7 +111,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     _, strategies = _fit_tiles(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
-    return {**recorded.raw, "thresholds": found.fields}
+    return {**recorded.raw, "thresholds": found.json_fields}
 
 
 def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
@@ -286,7 +286,10 @@ def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tu
     yield from _speedup_values(dtype, used)
     yield from _threshold_values(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
-        yield f"entry {entry_size_text(entry)}", ComparedValue(f"{entry.plan}: {entry.text}", _entry_text(entry))
+        yield (
+            f"entry {entry_size_text(entry)}",
+            ComparedValue(f"{entry.plan}: {entry.evidence_text}", _entry_text(entry)),
+        )
 
 
 def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
@@ -300,7 +303,7 @@ def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, Compare
 def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedValue]]:
     """Yield the thresholds n1 and tau1 to tau3, as name and value."""
     for name in ("n1", *TAU_NAMES):
-        side = found.value(name) if found else None
+        side = found.threshold_value(name) if found else None
         label = (
             f"{name}, {TAU_LEVEL_TEXTS[name]} from side"
             if name in TAU_LEVEL_TEXTS
@@ -311,4 +314,4 @@ def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedV
 
 def _entry_text(entry: Entry) -> str:
     """Return plan, speedup and state of a certified entry as text."""
-    return f"{entry.plan} ({entry.text}{'' if entry.verified else ', unverified'})"
+    return f"{entry.plan} ({entry.evidence_text}{'' if entry.verified else ', unverified'})"

@@ -126,5 +126,5 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
         left, tried = left - cost, tried + 1
         gain = median_paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - MAX_SPEEDUP_LOSS):
-            return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
+            return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.evidence_text}; tune again"
     return True, f"verified; {tried} of {len(fast)} gains measured again"

@@ -204,14 +204,14 @@ class CudaSession:
     def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
         """Launch all kernels of a list on the set of operands with index i, modulo the number of sets."""
         a, b, c = self.sets[i % len(self.sets)]
-        self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+        self.backend.run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- the check of results
 
     def _check_result(self, plan: Plan) -> None:
         """Raise RunFailedError if the first set's result differs too much from the exact product."""
         error, _ = self.operands.result_errors()
-        kind = self.problem.type
+        kind = self.problem.element_type
         # Types that accumulate in a wider type round each result once: the error does not grow with k.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)

@@ -77,7 +77,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     strategies = strategies_by_side(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), split_first_look_trials(journal, trials)
     thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
-    entries = {e.key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
+    entries = {e.entry_key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.measurement_conditions},
@@ -85,12 +85,12 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.json_fields for name, e in model.error.items()},
-        "thresholds": thresholds.fields,
+        "thresholds": thresholds.json_fields,
         "blocks": None if tiles is None else tiles.json_fields,
         "noise": noise,
         "doubts": [*noisy, *model.diagnostics],
         "failed": list(failed_leaf_rates(trials)),
-        "entries": [e.fields for e in entries.values()],
+        "entries": [e.json_fields for e in entries.values()],
     }
 
 

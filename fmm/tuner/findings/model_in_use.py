@@ -64,7 +64,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
-    measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
+    measured = {rate for x in (tuned, real) if x and x.trusted_calibration for rate in x.trusted_calibration.rates}
     own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
@@ -152,7 +152,7 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
     limits = default_limits(used, problem)
     if limits is None:
         return None
-    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.entry(problem.size)
+    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.find_entry(problem.size)
     if decision is not None and decision.by_entry and entry is not None:
         gain = entry[0].speedup if decision.plan != VENDOR else 1.0
         return SquareDecision(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])

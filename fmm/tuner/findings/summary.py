@@ -232,7 +232,12 @@ class SectionText:
     def thresholds_table(self, found: Thresholds) -> TextTable:
         """Return a table of D'Alberto and Nicolau's alpha, pi, recursion point n1 and epsilon."""
         rows = [
-            (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
+            (
+                name,
+                threshold_text(name, found.threshold_value(name)),
+                unit,
+                interval_text(name, found.intervals.get(name)),
+            )
             for name, unit in (("alpha", "s/element"), ("pi", "s/flop"), ("n1", "side"), ("epsilon", "flop"))
         ]
         rows.insert(3, ("n1 measured", measured_recursion_text(found), "side", ""))
@@ -314,7 +319,7 @@ class ThresholdColumn:
         """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
         if self.name == "n1_measured":
             return measured_recursion_text(found)
-        value = found.value(self.name)
+        value = found.threshold_value(self.name)
         if value is None:
             return threshold_text(self.name, None)
         interval = found.intervals.get(self.name) if intervals else None

@@ -207,7 +207,7 @@ def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> P
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
-    sides = (own.get(name, found.value(name)) for name in TAU_NAMES[:2])
+    sides = (own.get(name, found.threshold_value(name)) for name in TAU_NAMES[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
@@ -241,7 +241,7 @@ def add_threshold_intervals(
     choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:REDUCED_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
         sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
-        intervals[tau] = central_interval_95([found.value(tau), *sides])
+        intervals[tau] = central_interval_95([found.threshold_value(tau), *sides])
     varying = {
         name: _rounded_interval(name, ends)
         for name, ends in intervals.items()

@@ -76,7 +76,7 @@ def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeed
 def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
     """Return the speedups on odd sides 1025, 2049, ..., if the vendor is slow for odd sides of this type."""
     if (
-        report.tuned.trusted is None
+        report.tuned.trusted_calibration is None
         or not report.choice_calibration.batches
         or not gaining_odd_sides(report.choice_calibration, report.dtype)
     ):
@@ -87,7 +87,7 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
     """Return the speedups of the two smallest table sides above all shown sides where the model predicts a gain."""
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return []
     last = max((gain.side for gain in shown), default=0)
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
@@ -97,7 +97,7 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     """Return the certified speedup of a matrix times its adjoint (gram); None without a trusted entry."""
-    known = report.tuned.entry((side, side, side), op="gram")
+    known = report.tuned.find_entry((side, side, side), op="gram")
     if known is None:
         return None
     entry, plan = known
@@ -110,8 +110,10 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
 
     The speedup is that of the certified entry if fmm.matmul uses the entry, and else of the model's choice.
     """
-    known = report.tuned.entry((side, side, side))
-    if known is None and (side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted is None):
+    known = report.tuned.find_entry((side, side, side))
+    if known is None and (
+        side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted_calibration is None
+    ):
         return None
     best = report.model_choice(side, side, side)
     predicted = 1 / best.time
@@ -120,7 +122,11 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
         return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
     kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
-    more = predicted if report.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
+    more = (
+        predicted
+        if report.tuned.trusted_calibration is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high
+        else 0.0
+    )
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 
@@ -163,7 +169,11 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 def crossover_side(report: TypeReport) -> int | None:
     """Return the smallest square side for which the model predicts a gain; None without gains or a trusted tuning."""
-    return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
+    return (
+        first_gaining_side(report.choice_calibration, report.dtype)
+        if report.tuned.trusted_calibration is not None
+        else None
+    )
 
 
 SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height in inches
@@ -209,7 +219,11 @@ def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
     none = "" if any(map(certified_square_entries, reports)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
-    assumed = [report.dtype for report in reports if report.tuned.trusted is not None and uses_datasheet_rates(report)]
+    assumed = [
+        report.dtype
+        for report in reports
+        if report.tuned.trusted_calibration is not None and uses_datasheet_rates(report)
+    ]
     by = f" {', '.join(assumed)}: the line includes datasheet rates that no tuning measured."
     return f"{ALL_TYPES_CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error_text(reports)}"
 
@@ -224,7 +238,9 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
     """Return a sentence on the error of predicted speedups for held-out shapes; empty without errors."""
-    errors = [(report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted]
+    errors = [
+        (report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted_calibration
+    ]
     median, most = (
         _percent_range_text([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95")
     )
@@ -246,7 +262,7 @@ def speedup_curves(
     report: TypeReport, own: Sequence[SideSpeedup]
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
     further = report.speedup_curve_to(last)[len(report.speedup_curve) :]

@@ -211,7 +211,7 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
 
     EARLIER_GAIN_MARK is added if a side in `won` is smaller.
     """
-    if report.tuned.trusted is None:
+    if report.tuned.trusted_calibration is None:
         return "rejected"
     if side is None:
         return "as measured" if won else "never"

@@ -222,13 +222,13 @@ def test_an_explicit_plan_runs_on_the_callers_thread(
     a, b = rng.integers(-4, 5, (2, 300, 300)).astype(float)
     out = np.empty((300, 300)) if given else None
     filled: list[Any] = []
-    fill = run_host._PlanMultiplier.fill
+    fill = run_host._PlanMultiplier.compute_product
 
     def noted(self: Any, *arrays: Any) -> None:
         filled.append(arrays[2])
         fill(self, *arrays)
 
-    monkeypatch.setattr(run_host._PlanMultiplier, "fill", noted)
+    monkeypatch.setattr(run_host._PlanMultiplier, "compute_product", noted)
     c = fmm.matmul(a, b, out=out, plan="winograd > vendor")
     np.testing.assert_array_equal(c, a @ b)
     assert len(filled) == 1 and filled[0] is not out, "what the caller sees is written by one copy"
@@ -237,7 +237,7 @@ def test_an_explicit_plan_runs_on_the_callers_thread(
 @pytest.mark.usefixtures("eager", "no_threads")
 def test_without_a_plan_numpy_multiplies(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
-    monkeypatch.setattr(run_host._PlanMultiplier, "fill", lambda *x: pytest.fail("a plan ran"))
+    monkeypatch.setattr(run_host._PlanMultiplier, "compute_product", lambda *x: pytest.fail("a plan ran"))
     a, b = rng.standard_normal((2, 300, 300))
     assert fmm.explain(a, b).plan != VENDOR
     np.testing.assert_array_equal(fmm.matmul(a, b), a @ b)

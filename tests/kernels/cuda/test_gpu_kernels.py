@@ -393,7 +393,7 @@ def test_the_math_mode_is_given_back(cupy: Any) -> None:
         cublas.setMathMode(handle, mode)
         try:
             kind = {"ieee": "float32", "tf32": "tf32"}[math]
-            c = DeviceBackend().multiply("strassen.batched.pad16 > vendor", a, a, dtype=kind)
+            c = DeviceBackend().multiply_by_plan("strassen.batched.pad16 > vendor", a, a, dtype=kind)
             assert cublas.getMathMode(handle) == mode
         finally:
             cublas.setMathMode(handle, 0)

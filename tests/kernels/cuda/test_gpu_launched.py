@@ -49,10 +49,10 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
 
 def captured(found: LaunchList) -> Counter[int]:
     """Count each kernel in the graph of a call, by the kernel's address."""
-    itemsize = np.dtype(found.problem.stored if found.problem.stored != "bfloat16" else "uint16").itemsize
-    sides = [x * y * itemsize for x, y in found.problem.shapes]
+    itemsize = np.dtype(found.problem.stored_type if found.problem.stored_type != "bfloat16" else "uint16").itemsize
+    sides = [x * y * itemsize for x, y in found.problem.matrix_shapes]
     memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
-    graph = DeviceBackend().graph(found, *(x.data.ptr for x in memory))
+    graph = DeviceBackend().captured_graph(found, *(x.data.ptr for x in memory))
     driver = graphs._driver_functions()
     if driver is None:
         pytest.skip("the driver is older than CUDA 12: it does not say what a graph holds")

@@ -120,7 +120,7 @@ def rate_fields(flops: float) -> dict[str, float]:
 
 
 def trusted(device: Device, dtype: str) -> Calibration:
-    found = files.active_configs().tuned(device.identity, dtype)
+    found = files.active_configs().find_tuning(device.identity, dtype)
     assert found is not None
     calibration = tuned_calibration(found, device)
     assert calibration is not None
@@ -247,7 +247,7 @@ def test_integers_of_a_processor_of_which_nothing_is_known(path: Path) -> None:
 def test_a_tuning_that_is_doubted_says_nothing(path: Path) -> None:
     device = processor(FREE_SUMS)
     section(path, device, doubts=["the clock fell"], float64=3e9, complex128=4e9)
-    found = files.active_configs().tuned(device.identity, "float64")
+    found = files.active_configs().find_tuning(device.identity, "float64")
     assert found is not None and tuned_calibration(found, device) is None
     assert calibration_in_force(product("float64"), LARGE, device) is FREE_SUMS
     assert integer_calibration(product("int32"), LARGE, device) == (with_integer_rates(FREE_SUMS), False)

@@ -53,7 +53,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
     raw = files.read_config(SHIPPED_CONFIG)[H200.identity.key]["float32"]
-    known = read_section(raw, "float32", H200.identity, "float32").trusted
+    known = read_section(raw, "float32", H200.identity, "float32").trusted_calibration
     rows, columns = (decide_by_model(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"
     assert rows.leaf == "tile" or rows == columns == VENDOR
@@ -85,7 +85,7 @@ def test_the_model_says_by_how_much() -> None:
 
 def test_an_entry_was_measured_on_rows() -> None:
     known = entry((4096, 4096, 4096), "strassen.batched.pad16 > tile")
-    tuned = Tuning(H200.identity, "float32", None, {known.key: known})
+    tuned = Tuning(H200.identity, "float32", None, {known.entry_key: known})
     found = [find_certified_entry(laid(a, b, 4096), IEEE, tuned) for a, b in product("NT", "NT")]
     assert [x is not None for x in found] == [True, False, True, False]
 

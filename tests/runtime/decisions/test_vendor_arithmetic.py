@@ -57,7 +57,7 @@ def test_only_the_types_that_a_variable_changes_are_left_alone(
 def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     assert plan_of("float64").plan != VENDOR
-    shipped = active_configs().tuned(H200.identity, "float64")
+    shipped = active_configs().find_tuning(H200.identity, "float64")
     assert shipped is not None
     taken = replace(shipped, vendor_arithmetic=environment.vendor_arithmetic("float64", EAGER))
     other = active_configs().__class__
@@ -65,7 +65,7 @@ def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPat
     def tuned(self: object, identity: object, dtype: str) -> Tuning | None:
         return taken if dtype == "float64" else None
 
-    monkeypatch.setattr(other, "tuned", tuned)
+    monkeypatch.setattr(other, "find_tuning", tuned)
     assert in_force.untuned_arithmetic_variables("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
     assert plan_of("float64").plan == VENDOR
     for name, value in EAGER.items():

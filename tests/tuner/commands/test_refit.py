@@ -61,7 +61,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
     path, known = older(folder, tmp_path), section(folder / "config.json")
     (size,) = (tuple(entry["size"]) for entry in known["entries"] if not entry["lean"])
     lost = tuned.entry((96, 96, 96), "dps > vendor")
-    entries = [lost.fields | {"size": list(lost.size)}, *(x for x in known["entries"] if x["lean"])]
+    entries = [lost.json_fields | {"size": list(lost.size)}, *(x for x in known["entries"] if x["lean"])]
     stale = {**section(path), "calibration": {**known["calibration"], "margin": 0.5}, "entries": entries}
     tuned.write(path, SIMULATED_IDENTITY.key, found=stale)
     into = tmp_path / "other" / "config.json"
@@ -73,7 +73,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
         f"  n1, one level by Equation 3: none -> {n1:.0f}\n",
         "  tau1, one level from side: none -> ",
         f"  entry {size[0]}: none -> ",
-        f"  entry 96: dps > vendor ({lost.text}) -> none\n",
+        f"  entry 96: dps > vendor ({lost.evidence_text}) -> none\n",
     ):
         assert told in said
     assert main(["--refit", str(into)]) == 0
@@ -82,7 +82,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
     (found,) = json.loads(capsys.readouterr().out)
     changes = {row["name"]: (row["before"], row["after"]) for row in found["changes"]}
     assert (found["device"], found["dtype"], found["written"]) == (SIMULATED_IDENTITY.key, "float64", True)
-    assert changes["margin"] == (0.5, margin) and changes["entry 96"] == (f"dps > vendor: {lost.text}", None)
+    assert changes["margin"] == (0.5, margin) and changes["entry 96"] == (f"dps > vendor: {lost.evidence_text}", None)
     assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
 
 

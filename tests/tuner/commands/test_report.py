@@ -136,7 +136,7 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     sides = {gain.side: gain for gain in gains}
     assert sides[1024].kind == "vendor" and sides[1024].plan == "vendor" and max(sides) <= 2 * 6000
     assert sides[4096].kind == "predicted" and 1 < sides[4096].speedup < 1.3
-    known = replace(case.tuned, entries={e.key: e for e in [tuned.entry((4096, 4096, 4096), speedup=1.1)]})
+    known = replace(case.tuned, entries={e.entry_key: e for e in [tuned.entry((4096, 4096, 4096), speedup=1.1)]})
     measured = {gain.side: gain for gain in shown_speedups([replace(case, tuned=known)])}[4096]
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     page = speedups_html_table([measured])
@@ -155,7 +155,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     )
     found = {gain.side: gain for gain in shown_speedups([float32]) if gain.op == "product"}
     for side in (4096, 8192, 16384):
-        assert float32.tuned.entry((side,) * 3) is not None
+        assert float32.tuned.find_entry((side,) * 3) is not None
         assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_SPEEDUP, "f16x3")
         assert found[side].error_growth < 4 and found[side].speedup > 3
 
@@ -204,14 +204,14 @@ def test_halves_are_rows_of_their_own(folder: Path) -> None:
     """Measured ones, which say nothing of whole products: neither in the sentences nor as points of their picture."""
     (case,) = type_reports(folder / "config.json")
     half = replace(tuned.entry((4096, 4096, 4096), "gram > winograd > vendor", speedup=1.1), op="gram")
-    found = replace(case, tuned=replace(case.tuned, entries={half.key: half}))
+    found = replace(case, tuned=replace(case.tuned, entries={half.entry_key: half}))
     gains = shown_speedups([found])
     (gain,) = (gain for gain in gains if gain.op == "gram")
     assert (gain.side, gain.kind, gain.low, gain.plan) == (4096, "measured", 1.05, half.plan) and gain.workspace > 0
     assert "float64, gram" in speedups_html_table(gains)
     product = tuned.entry((4096, 4096, 4096), speedup=1.1)
     assert certified_square_entries(
-        replace(case, tuned=replace(case.tuned, entries={half.key: half, product.key: product}))
+        replace(case, tuned=replace(case.tuned, entries={half.entry_key: half, product.entry_key: product}))
     ) == [product]
 
 

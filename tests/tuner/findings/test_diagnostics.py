@@ -256,5 +256,7 @@ def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     device = BusyDevice(truth=LANES, noise=0.01)
     section = tune_type(Journal("run", device, clock=device.clock), "float64", CPU_EFFORTS["coarse"]).section
     assert section is not None and section["doubts"] == [] and device.now <= CPU_EFFORTS["coarse"].most
-    assert isinstance(schema.read_section(section, "test", SIMULATED_IDENTITY, "float64").trusted, Calibration)
+    assert isinstance(
+        schema.read_section(section, "test", SIMULATED_IDENTITY, "float64").trusted_calibration, Calibration
+    )
     assert SimulatedDevice().efforts_by_name["coarse"] is CPU_EFFORTS["coarse"]

@@ -73,7 +73,7 @@ def test_a_tuning_writes_intervals_around_its_thresholds() -> None:
     found = thresholds_of(tuned()[0])
     assert set(POINTS) <= found.intervals.keys()
     for name in POINTS:
-        value, (low, high) = found.value(name), found.intervals[name]
+        value, (low, high) = found.threshold_value(name), found.intervals[name]
         assert value is not None and low is not None and low <= value * 1.001, name
         assert high is None or value <= high * 1.001, name
     assert found.intervals["n1"][0] != found.intervals["n1"][1]
@@ -114,7 +114,7 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     for seed in range(12):
         found = thresholds_of(tuned(seed)[0])
         for name in held:
-            (low, high), value = found.intervals[name], true.value(name)
+            (low, high), value = found.intervals[name], true.threshold_value(name)
             assert low is not None and high is not None and value is not None
             held[name] += low / 1.01 <= value <= high * 1.01
     assert min(held.values()) >= 9, held

@@ -211,6 +211,6 @@ def test_one_type_alone_waits_for_its_kernels(alone: str, entries: int, cold: Co
     assert main(["--device", "0", "--effort", "coarse", "--dtype", alone, "--quiet", "--output", path]) == 0
     ((dtype, raw),) = files.read_config(Path(path))[cold.identity.key].items()
     tuned = schema.read_section(raw, "test", cold.identity, dtype)
-    assert tuned.trusted is not None and raw["tuned"]["effort"] == "coarse" and cold.now < 30
+    assert tuned.trusted_calibration is not None and raw["tuned"]["effort"] == "coarse" and cold.now < 30
     assert len(tuned.entries) == entries
     assert all(e.plan != str(VENDOR) and min(e.size) >= 4096 for e in tuned.entries.values())

@@ -54,7 +54,7 @@ def test_entries_of_one_shape_and_two_operations() -> None:
     assert entries["product", False].plan == "winograd > vendor"
     assert entries["gram", False].plan == "gram > winograd > vendor"
     assert entries["gram", False].speedup == pytest.approx(1 / 0.8)
-    assert read_entry(entries["gram", False].fields, "here") == entries["gram", False]
+    assert read_entry(entries["gram", False].json_fields, "here") == entries["gram", False]
 
 
 def test_a_halfs_entry_answers_no_product() -> None:
@@ -63,7 +63,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     journal = Journal("run", device, recorded, live=False)
     assert journal.has_recorded_trial(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
     (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
-    tuned = Tuning(device.identity, "float64", None, {entry.key: entry})
+    tuned = Tuning(device.identity, "float64", None, {entry.entry_key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
     assert answer is not None and answer.plan == Plan.parse("gram > winograd > vendor")
     assert find_certified_entry(Problem(*SIZE), Limits(1 << 34), tuned) is None

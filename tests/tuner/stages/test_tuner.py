@@ -666,7 +666,7 @@ def test_where_nothing_pays_a_threshold_is_never() -> None:
 
 def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
     found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
-    assert read_thresholds(json.loads(json.dumps(found.fields))) == found
+    assert read_thresholds(json.loads(json.dumps(found.json_fields))) == found
     assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
     assert found.tau1.value and found.tau2.value
     between = round((found.tau1.value + found.tau2.value) / 2)

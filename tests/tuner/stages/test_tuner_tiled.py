@@ -67,7 +67,7 @@ def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuning)
 
 def test_shapes_have_an_entry_without_workspace(section: Tuning) -> None:
     """The best of all plans, and beside it the best of those for who has no memory to give."""
-    problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
+    problem, best, lean = Problem(*WANTED, "float32"), section.find_entry(WANTED), section.find_entry(WANTED, lean=True)
     assert best and lean and len(section.entries) == 2
     assert not best[0].lean and plan_workspace_bytes(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
     decided = [find_certified_entry(problem, limits, section) for limits in (MUCH, NONE)]

@@ -55,7 +55,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
     assert set(sections) == set(dtypes)
     for dtype, section in sections.items():
         assert section["doubts"] == []
-        assert schema.read_section(section, "test", device.identity, dtype).trusted is not None
+        assert schema.read_section(section, "test", device.identity, dtype).trusted_calibration is not None
         problem = Problem(8000, 8000, 8000, dtype)  # beyond what it measures a plan must promise 5 %
         plan = decided_plan(device, problem, section)
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1

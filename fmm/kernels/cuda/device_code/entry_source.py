@@ -59,14 +59,14 @@ def inline_headers(text: str) -> str:
     """Return a source in which the text of each header replaces the header's first `#include`."""
     seen: set[str] = set()
 
-    def header_once(match: re.Match[str]) -> str:
+    def header_text_once(match: re.Match[str]) -> str:
         name = match[1]
         if name in seen:
             return ""
         seen.add(name)
-        return _INCLUDE_PATTERN.sub(header_once, header_text(name).replace("#pragma once\n", "", 1))
+        return _INCLUDE_PATTERN.sub(header_text_once, header_text(name).replace("#pragma once\n", "", 1))
 
-    return _INCLUDE_PATTERN.sub(header_once, text)
+    return _INCLUDE_PATTERN.sub(header_text_once, text)
 
 
 @cache

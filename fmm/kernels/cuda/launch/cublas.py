@@ -70,8 +70,8 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     candidate = op.leaf_use.number
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
-        return _CublasCall(op, DTYPES[element.stored], functions[element.stored])
-    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.pieces]
+        return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
+    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.operands_and_result]
     return CandidateCall(op, element, candidate, alignments)
 
 
@@ -227,7 +227,7 @@ class _CublasCall:
             return [next(types)(value) for value in values]
 
         self.parts = [convert_arguments(values) for values in parts]
-        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.operands_and_result]
 
     def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (j, y), (k, z) = self.where
@@ -248,7 +248,7 @@ class _RankCall:
         self.head = triangle, operation, op.n, op.k, self.scalars.ctypes.data
         self.beta = self.scalars.ctypes.data + self.scalars.itemsize
         self.leading = op.factor.leading, op.dest.leading
-        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.pieces]
+        self.where = [(ADDRESS_BASES.index(x.base), x.offset) for x in op.operands_and_result]
 
     def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (k, z) = self.where

@@ -264,7 +264,7 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
     alpha, beta = complex(op.alpha), complex(op.beta)
     # wgmma reads operands that are contiguous along the outer dimension only if their elements have 16 bits.
     readable = itemsize <= 2 or along == ("inner", "inner")
-    aligned = all(_is_tma_aligned(x, itemsize) for x in op.pieces)
+    aligned = all(_is_tma_aligned(x, itemsize) for x in op.operands_and_result)
     small_enough = not abs(beta) > MAX_BETA_RATIO * abs(alpha)
     return readable and aligned and not alpha.imag and not beta.imag and small_enough
 

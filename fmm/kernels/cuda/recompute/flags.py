@@ -28,7 +28,7 @@ StreamKey = tuple[int, int]  # the number of a device, and the handle of a strea
 
 
 class _FlagChunk:
-    """Device memory for flags, and host memory for their counts. Kernels may write both at any time: never freed."""
+    """Device memory for many flags and host memory for their counts, never freed because kernels may still write."""
 
     def __init__(self) -> None:
         self.device_memory = runtime.malloc(FLAGS_PER_CHUNK * FLAG_BYTES)
@@ -66,7 +66,7 @@ class StreamFlag:
 
 # ---- the owner of each flag
 
-# Flags that have no owner: their threads ended, or have too many flags.
+# Flags without an owner: the thread that owned them has ended, or has too many flags.
 _abandoned_flags: deque[tuple[StreamKey, StreamFlag]] = deque()
 _idle_flags: dict[StreamKey, list[StreamFlag]] = {}  # abandoned flags by device and stream
 _free_entries: dict[int, list[_ChunkEntry]] = {}  # unused memory of flags, by device

@@ -36,7 +36,7 @@ TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 def may_create_nonfinite(plan: Plan) -> bool:
     """Return True if a plan can produce an inf or NaN where the classical product has none.
 
-    Plans that emulate can, and so can plans whose levels or leaf save multiplications. Other plans cannot.
+    The result is True for plans with emulation, and for plans whose levels or leaf save multiplications.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
     return plan.uses_emulation or saves_products
@@ -44,7 +44,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
 def can_recompute(problem: Problem) -> bool:
     """Return True if a problem can be recomputed; A A^T + beta C cannot, because the old C is overwritten."""
-    return not (problem.writes_triangle and problem.updates)
+    return not (problem.writes_triangle and problem.has_factors)
 
 
 def recompute_launches(
@@ -56,7 +56,7 @@ def recompute_launches(
     the matrix that beta multiplies: an addend, or a copy of the old C.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
-    tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole
+    tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
     scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if unseen else ()
     again = (
         _tiled_recompute_launch(problem, chip, alignment)
@@ -88,7 +88,7 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: M
     label = "recompute_simple: " + (
         "looks for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes again if there is any"
     )
-    kernel = Kernel(simple_recompute_source, (problem.stored, entry), entry, SIMPLE_THREADS)
+    kernel = Kernel(simple_recompute_source, (problem.stored_type, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
@@ -117,10 +117,10 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
 def tiled_recompute_op(problem: Problem) -> TileOp:
     """Return the tiled product C = A B that its kernel computes only if the flag is up."""
-    s = TILED_STRATEGIES[problem.stored]
+    s = TILED_STRATEGIES[problem.stored_type]
     views = operand_views(problem)
-    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
-    product = tile_op(op, problem.stored, s)
+    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored_type)
+    product = tile_op(op, problem.stored_type, s)
     triangle: TriangleTiles | None = "lower" if problem.fill == "lower" else None
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))
 
@@ -141,7 +141,8 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
 
 # ---- after a recomputed product
 
-# Products that go to the vendor after a recomputed product: the smallest and the largest number. Each time it doubles.
+# Number of products that go to the vendor after a recomputed product: MIN_BACKOFF at first. Each recomputed product
+# doubles the number, up to MAX_BACKOFF.
 MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
@@ -153,7 +154,7 @@ class VendorBackoff:
     """
 
     recomputed: int = 0  # number of products that were recomputed before the last call
-    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed one
+    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed product
     vendor_products_left: int = 0  # number of products that still go to the vendor
     plan_products: int = 0  # number of products by plans since the last recomputed product
 

@@ -90,7 +90,10 @@ ScalingOp = LineExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
-    """Return the launch of a scaling operation; if `flagged`, it raises the flag when it stores an inf or NaN in C."""
+    """Return the launch of a scaling operation.
+
+    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
+    """
     return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 

@@ -30,7 +30,7 @@ MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels, wh
 # Largest number of registers for live values with which four thread blocks fit on a multiprocessor. The limit applies
 # to kernels that prefetch or transpose.
 MAX_FOUR_BLOCK_REGISTERS = 72
-MAX_SHORT_PROGRAM_STATEMENTS = 400  # largest number of statements of two levels in one pass; longer programs are "long"
+MAX_SHORT_PROGRAM_STATEMENTS = 400  # programs with more statements are long: more than two levels in one pass
 MAX_JOINT_PASS_VALUES = 12  # with more live values, a prefetching kernel processes one element of a thread at a time
 # A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
 # loads as live values. PREFETCH_BATCHES batches of loads are then in flight, PREFETCH_BYTES bytes in a thread block.
@@ -57,7 +57,7 @@ class SumKernel:
     An array is a grid of blocks of one matrix, or equal blocks at a constant distance.
     """
 
-    program: AdditionProgram  # coefficients of type LaunchCoefficient are launch parameters, other ones are literals
+    program: AdditionProgram  # coefficients are literals, or launch parameters of type LaunchCoefficient
     scalars: int  # number of coefficients that are launch parameters
     reads: tuple[BlockIndex, ...]
     writes: tuple[BlockIndex, ...]
@@ -75,7 +75,7 @@ class SumKernel:
 
     @cached_property
     def vector_width(self) -> int:
-        """Elements per thread: the most that one memory access moves and whose live values fit in registers."""
+        """Elements per thread: the largest number that one access moves and whose live values fit in registers."""
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
         registers = MAX_PREFETCH_VALUE_REGISTERS if self.prefetches_loads else MAX_VALUE_REGISTERS
@@ -187,9 +187,10 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
         f"    static constexpr int SLOTS = {kernel.prefetch_slots};",
-        f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of(kernel.unchecked)}; }}",
-        f"    __device__ static constexpr bool column_major(int array) {{ return {_is_one_of(kernel.column_major)}; }}",
-        f"    __device__ static constexpr bool parts(int array) {{ return {_is_one_of(kernel.in_parts)}; }}",
+        f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of_cpp(kernel.unchecked)}; }}",
+        "    __device__ static constexpr bool column_major(int array) "
+        f"{{ return {_is_one_of_cpp(kernel.column_major)}; }}",
+        f"    __device__ static constexpr bool parts(int array) {{ return {_is_one_of_cpp(kernel.in_parts)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -200,7 +201,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
     )
 
 
-def _is_one_of(arrays: frozenset[int]) -> str:
+def _is_one_of_cpp(arrays: frozenset[int]) -> str:
     """Return a C++ condition that is true if `array` is one of these indices."""
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
@@ -238,8 +239,8 @@ def _accessed_other_part(kernel: SumKernel, event: Statement, loads: Sequence[in
 def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
     """Yield one access to both parts of a complex number.
 
-    The load replaces the first of the two statements, the store the second. `seen` contains the values loaded so far,
-    and ~o for each output o stored so far.
+    A load of both parts stands at the first of the two load statements. A store of both parts stands at the second of
+    the two store statements. `seen` contains the values loaded so far, and ~o for each output o stored so far.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source

@@ -127,9 +127,9 @@ def sum_op(
         transposed_arrays(arrays, read, written),
         fitter.parts,
     )
-    kernel = _shared_kernel(kernel)
+    kernel = _unique_kernel(kernel)
     if cols % kernel.vector_width:
-        kernel = _shared_kernel(replace(kernel, unchecked=frozenset()))
+        kernel = _unique_kernel(replace(kernel, unchecked=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
@@ -140,7 +140,7 @@ def copy_op(label: str, source: MatrixView, dest: MatrixView) -> SumOp | None:
 
 
 @lru_cache(maxsize=4096)
-def _shared_kernel(kernel: SumKernel) -> SumKernel:
+def _unique_kernel(kernel: SumKernel) -> SumKernel:
     """Return one object for all equal kernels. So the order of their statements is searched only once."""
     return kernel
 
@@ -154,14 +154,14 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
     """Return the program with launch parameters in place of unusual coefficients, and the parameters' values."""
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
-    def replaced(c: Coefficient) -> Coefficient:
+    def launch_parameter(c: Coefficient) -> Coefficient:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN differs from itself
         return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
 
-    lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
+    lines = tuple(tuple((launch_parameter(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
         return program, ()
     return AdditionProgram(program.inputs, lines, program.outputs), tuple(value for _, value in scalars.values())

@@ -1,4 +1,4 @@
-"""Levels that only cut sizes: `balanced` makes the sides of a product similar, `quarters` cuts C into four blocks."""
+"""Levels without sums: `balanced` halves the longest side of a product; `quarters` cuts C into four blocks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-PARTS_BY_HALVED_SIDE = {
-    "m": (2, 1, 1),
-    "k": (1, 2, 1),
-    "n": (1, 1, 2),
-}  # parts of m, k and n, by the side that is halved
+# dict from the side that is halved to the numbers of parts of m, k and n
+PARTS_BY_HALVED_SIDE = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BalancedLevel(LevelWithSteps):
-    """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others.
+    """The level `balanced`: halve the longest side while the side is at least gamma times as long as the others.
 
-    The number of halvings depends on the sizes. All multiplications remain.
+    The rule is D'Alberto and Nicolau's Table 1. The number of halvings depends on the sizes. The number of
+    multiplications does not change.
     """
 
     gamma: float
 
     def side_to_halve(self, m: int, k: int, n: int) -> str | None:
-        """Return the side to halve, in the table's order: m (tall A), n (wide B), k (inner); None: almost square."""
+        """Return the side to halve, in the order of Table 1: m, n, k; None for an almost square product."""
         if m >= self.gamma * max(k, n) and m > 1:
             return "m"
         if n >= self.gamma * max(m, k) and n > 1:
@@ -46,7 +44,7 @@ class BalancedLevel(LevelWithSteps):
         return None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return one halving; for almost square products, one product by the rest of the plan."""
+        """Return the two products of one halving; one product with the inner plan for an almost square problem."""
         side = self.side_to_halve(m, k, n)
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
@@ -54,7 +52,7 @@ class BalancedLevel(LevelWithSteps):
         rows, inner, cols = PARTS_BY_HALVED_SIDE[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
-        second = ACCUMULATE if side == "k" else PLAIN  # both halves of k contribute to the same C
+        second = ACCUMULATE if side == "k" else PLAIN  # the products of both halves of k are added to the same C
         halves = [
             Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, params)
             for i, params in enumerate((PLAIN, second))
@@ -107,11 +105,11 @@ QUARTERS_TEXT: Final = "quarters"
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class QuartersLevel(LevelWithSteps):
-    """C in four blocks, one after the other: the rows of A and the columns of B are halved, if there are two of them.
+    """The level `quarters`: C is computed in four blocks, one after the other.
 
-    There are no sums, and no product is saved, but the plan below needs about half of its workspace or less, since it
-    prepares half of A and of B at a time. Levels of fast algorithms also need less workspace below, and in addition
-    save products. This level serves integers, since only the host computes sums of integers.
+    The rows of A and the columns of B are halved, if there are at least two. The level has no sums and saves no
+    multiplications. The plan below needs about half of its workspace or less, because a block of C needs only half of A
+    and half of B. The level is for integers, because a GPU has no kernels for sums of integers.
     """
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -132,7 +130,7 @@ class QuartersLevel(LevelWithSteps):
 def _parse_quarters(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
-    # Each product computes a whole block of C over all of k: alpha and beta apply to it unchanged.
+    # Each product computes a whole block of C over all of k. Alpha and beta therefore apply to each product unchanged.
     return QuartersLevel(
         text=QUARTERS_TEXT,
         products=1,

@@ -1,11 +1,12 @@
-"""Complex products by three real ones: (Ar + i Ai)(Br + i Bi) from P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
+"""The level `3m`: a complex product as three real products P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
 
-The real part is P - Q, the imaginary part R - P - Q. The plan below multiplies real numbers. A split reads complex
-numbers once and writes real ones, with changed signs if the operand is to be conjugated; a join reads real numbers and
-writes complex ones, with a complex alpha and beta.
+Ar and Ai are the real and imaginary parts of A; Br and Bi are those of B. The real part of A B is P - Q, the imaginary
+part is R - P - Q. The plan below the level multiplies real numbers. A split step reads complex numbers once and writes
+real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
+and writes complex numbers, with a complex alpha and beta.
 
-The error is bounded in norm only: R - P - Q can cancel, so that a small imaginary part beside a large real one (or the
-reverse) loses digits that four real products would keep.
+The error is bounded in norm only. R - P - Q can cancel: if the real part of an entry is much larger than the imaginary
+part (or the reverse), the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
-# Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
+# For P, Q and R: the coefficients of the real and the imaginary part in both operands; then the weights in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugated operand, by option
-# Facts of every level that replaces a complex product by three real ones.
+# Fields of Level that are equal for all levels with three real products in place of a complex product.
 #
-# On random numbers, P - Q has the error of four real products. R - P - Q has three times its variance, since the
-# operands of R are twice as large. Together that is twice the variance: the error in norm grows by sqrt(2).
-# On numbers of one sign, R is four times as large as P and Q, and so is its error. R - P - Q then has 18 times the
-# variance of P, and P - Q has twice that of P; four real products have four times that of P together: sqrt(5).
+# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
+# P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
+# that the error in norm grows by sqrt(2).
+# Error growth on numbers of one sign: R and the error of R are four times as large as P and the error of P. R - P - Q
+# has 18 times the variance of P, and P - Q has 2 times. Four real products have 4 times. The growth is sqrt(20 / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -54,16 +56,17 @@ COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ComplexLevel(LevelWithSteps):
-    """A level that replaces a complex product by three real ones, of A and B or of their conjugates."""
+    """A level that replaces a complex product by three real products, and may conjugate A or B."""
 
     @abstractmethod
     def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
-        """Return the steps. The plan `inner` computes the real products."""
+        """Return the steps of C = alpha A B + beta C. The plan `inner` computes the real products."""
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps. An infinite or NaN alpha or beta applies to complex numbers, as in BLAS, after the product.
+        """Return the steps of C = alpha A B + beta C.
 
-        A weight of P, Q or R would make both parts of C NaN, where BLAS makes only one part NaN.
+        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. As
+        factors of P, Q and R, they would make both parts of an entry NaN, where BLAS makes only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
@@ -72,7 +75,7 @@ class ComplexLevel(LevelWithSteps):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Complex3mLevel(ComplexLevel):
-    """A complex product as three real ones with the same sides."""
+    """The level `3m`: three real products with the sides of the complex product."""
 
     order: Traversal
 
@@ -80,7 +83,7 @@ class Complex3mLevel(ComplexLevel):
         return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
-        """Return all splits, the products, then the join; or one product at a time, for the order `sequential`."""
+        """Return the splits, the products, and then the join; for the order `sequential`, one product at a time."""
         if self.order == "sequential":
             return self._sequential_steps(inner, sides, alpha, beta)
         m, k, n = sides
@@ -97,9 +100,9 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.stream_count)
 
     def _sequential_steps(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return steps that add each real product to C before the next one begins.
+        """Return steps that add each real product to C before the next product begins.
 
-        This order needs a third of the temporaries.
+        The order `sequential` needs a third of the temporaries of other orders.
         """
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
@@ -115,13 +118,13 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Return the places of three matrices: three temporaries, or for a batch one tall temporary."""
+        """Return the places of three matrices: three temporaries, or blocks of one tall temporary for a batch."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Elements are counted in complex numbers: a real number is half an element."""
+        """Return the footprint, with elements counted in complex numbers: a real number is half an element."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -156,7 +159,7 @@ def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
 @lru_cache(maxsize=64)
 def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
-        """Return the steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
+        """Return the steps for sides rounded up to odd numbers. `count_blocks` subtracts 1, but `3m` has no fringe."""
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
 
@@ -173,7 +176,7 @@ def _real_and_imaginary_parts(name: str, rows: int, cols: int) -> tuple[Place, .
 def _split_step(
     name: str, rows: int, cols: int, places: Sequence[Place], operands: Sequence[tuple[int, int]], conjugated: bool
 ) -> Sum:
-    """Return the step that forms real operands from a complex matrix."""
+    """Return the step that forms the real operands of products from a complex matrix."""
     sign = -1 if conjugated else 1
     program = separate_sums_program([(re, sign * im) for re, im in operands], 2)
     return Sum(f"split {name}", program, _real_and_imaginary_parts(name, rows, cols), tuple(places))
@@ -189,7 +192,7 @@ def _update_step(
 ) -> Sum:
     """Return the step C = alpha (weighted sum of products) + beta C, in real and imaginary parts.
 
-    Parts of C that do not change are not written.
+    The step does not write a part of C that does not change.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)
@@ -197,7 +200,10 @@ def _update_step(
 
 @lru_cache(maxsize=1024)
 def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
-    """Return the complex weighted sum of real inputs, plus beta times a complex number in two parts."""
+    """Return the program of a complex weighted sum of real inputs, plus beta times a complex number.
+
+    The last two inputs are the real and the imaginary part of the complex number.
+    """
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
     rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
@@ -205,7 +211,7 @@ def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> Additio
 
 
 def _remove_unused_reads(step: Sum) -> Sum:
-    """Return the same step without reads that its program does not use."""
+    """Return the same step without the reads that the step's program does not use."""
     program = step.program
     used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
     inputs = [v for v in used if v < program.inputs]
@@ -237,7 +243,7 @@ def _parse_complex_3m(text: str) -> Complex3mLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the fastest first; one product at a time needs a third of the temporaries."""
+    """Yield the orders of products from the fastest to the slowest; the last order needs the least workspace."""
     for order in ("", ".batched", ".overlapped"):
         yield CandidateLevel(f"3m{order}", (), 3, above=True)
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)

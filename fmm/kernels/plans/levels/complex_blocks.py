@@ -1,8 +1,8 @@
-"""Complex products by three real ones together with a scheme's level of each, in one pass: `3m(strassen^2.pad16)`.
+"""The levels `3m` and a scheme in one pass, as in `3m(strassen^2.pad16)`.
 
-The split reads blocks of complex numbers once and writes all real operands of the scheme's products, three times as
-many as the scheme has; one batch multiplies them; the join writes blocks of complex numbers. This saves the numbers
-that the separate levels `3m > strassen^2.batched.pad16` write and read again between them.
+The split step reads blocks of complex numbers once, and writes the real operands of three products for each product of
+the scheme. One batch computes all real products. The join step writes blocks of complex numbers. The separate levels
+`3m > strassen^2.batched.pad16` would also write and read real numbers between the two levels.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fmm.kernels.plans.sums import Place, Sum, block_side, operand_blocks
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-# largest number of the scheme's products: kernels hold at most three times as many operands in one pass
+# Largest number of products of the scheme. A kernel of sums holds at most 3 * 49 operands in one pass.
 MAX_SCHEME_PRODUCTS = 49
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Complex3mSchemeLevel(ComplexLevel):
-    """The level 3m and a scheme's level of each real product in one pass. All real products are one batch."""
+    """The level `3m(...)`: the level `3m` and a scheme's level in one pass. All real products are one batch."""
 
     scheme_level: SchemeLevel
 
@@ -58,7 +58,7 @@ class Complex3mSchemeLevel(ComplexLevel):
     def block_steps(
         self, inner: Plan, unit: int, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """Return the steps with block sides that are multiples of the unit."""
+        """Return the steps of C = alpha A B + beta C, with block sides that are multiples of the unit."""
         s, (m, k, n) = self.scheme, sides
         a, b = operand_blocks("A", m, k, (s.m, s.k), unit), operand_blocks("B", k, n, (s.k, s.n), unit)
         c = operand_blocks("C", m, n, (s.m, s.n), unit)
@@ -90,7 +90,7 @@ class Complex3mSchemeLevel(ComplexLevel):
 def complex_blocks_level(
     scheme_level: SchemeLevel, conjugates: tuple[bool, bool] = (False, False)
 ) -> Complex3mSchemeLevel:
-    """Return the level `3m(...)` of a batched scheme level; raise PlanError for other levels."""
+    """Return the level `3m(...)` with a scheme's batched level inside; raise PlanError for other levels."""
     inside = str(scheme_level).replace(".batched", "")
     text = ".".join([f"3m({inside})", *conjugation_option_names(conjugates)])
     if not scheme_level.is_batched or scheme_level.scheme is None:
@@ -105,7 +105,7 @@ def complex_blocks_level(
         products=3 * scheme_level.products,
         depth=scheme_level.depth,
         splits=scheme_level.splits,
-        bilinear=scheme_level.scheme,  # COMPLEX_LEVEL_FIELDS hold the error growth of the three products
+        bilinear=scheme_level.scheme,  # error growth of the scheme; COMPLEX_LEVEL_FIELDS have the growth of 3m
         cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
         **COMPLEX_LEVEL_FIELDS,
     )
@@ -121,19 +121,19 @@ def _count_blocks_of_level(level: Complex3mSchemeLevel, inner: Plan) -> BlockCou
 
 
 def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
-    """Return the places of the real and then of the imaginary parts of each block."""
+    """Return two places for each block: its real parts, and its imaginary parts."""
     return tuple(replace(block, part=part) for block in blocks for part in COMPLEX_PARTS)
 
 
-# The three real products of a scheme's product are neighbours, so that the sums of them end early. Each sum is formed
-# from the blocks alone: shared sums would occupy registers for long.
+# The three real products of a product of the scheme are adjacent, so that few partial sums exist at a time. No sums are
+# shared, because a shared sum would occupy registers for a long time.
 
 
 @lru_cache(maxsize=64)
 def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
-    """Return the sums of real and imaginary parts of blocks that are the real operands of the products.
+    """Return the program that computes the real operands of all products from the parts of blocks.
 
-    `matrix`: the scheme's U for A, V for B.
+    `matrix` is the scheme's U for A, and V for B.
     """
     sign = -1 if conjugated else 1
     columns = list(zip(*matrix, strict=True))
@@ -143,7 +143,7 @@ def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
 
 @lru_cache(maxsize=256)
 def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
-    """Return the sums of real products that are complex blocks of C. `matrix`: the scheme's W."""
+    """Return the program that computes complex blocks of C from the real products. `matrix` is the scheme's W."""
     weights = [alpha * w for w in PRODUCT_WEIGHTS]
     rows: list[list[Coefficient]] = []
     for number, row in enumerate(matrix):
@@ -157,7 +157,7 @@ def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgr
 
 
 def _whole_number_as_int(x: Coefficient) -> Coefficient:
-    """Return the same number, as an int if it is whole."""
+    """Return a whole real number as an int, any other number as it is."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
 
@@ -180,7 +180,7 @@ def _parse_complex_blocks(text: str) -> Complex3mSchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield one level and two of the schemes that are candidates in one pass."""
+    """Yield the candidates: one and two levels of each scheme with the form `one pass`."""
     for name, forms in candidate_schemes():
         if "one pass" in forms:
             for power in (1, 2):

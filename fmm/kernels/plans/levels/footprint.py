@@ -1,4 +1,4 @@
-"""Block counts of a level: the traffic and the temporaries of its sums in blocks, counted once for all sizes."""
+"""Block counts of a level: how many blocks its sums move and its temporaries hold, counted once for all sizes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Sum, block_side
 from fmm.problem import Shape
 
-# Block sides for counting: primes that divide no scheme's number of products, so that blocks of A, B and C can be
-# distinguished by their sides.
+# Block sides for counting. The sides are primes that divide no scheme's number of products, so that the sides of a
+# temporary show whether its blocks are like blocks of A, of B or of C.
 COUNTING_SIDES = (97, 101, 103)
 
-# number of blocks, and the sides (0, 1, 2 for m, k, n) that their rows and columns have
+# (number of blocks, side along the rows, side along the columns); sides are 0, 1, 2 for m, k, n
 BlockGroup = tuple[int, int, int]
 
 
@@ -24,24 +24,24 @@ BlockGroup = tuple[int, int, int]
 class BlockCounts:
     """The passes of a level, and the blocks of A, B and C that its sums move and its temporaries hold.
 
-    Pairs hold a value for whole blocks, then a value for blocks with a fringe.
+    In a pair, the first value is for equal blocks, and the second value is for smaller blocks at the edge.
     """
 
     passes: int
     moved: Sides
     # numbers of blocks in temporaries, grouped by the blocks' sides
     held: tuple[tuple[BlockGroup, ...], tuple[BlockGroup, ...]]
-    in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
+    in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the elements of these numbers of blocks of A, B and C, for these block sides."""
+        """Return the numbers of elements in these numbers of blocks of A, B and C. `sides` are the block sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
-        """Return the elements of temporaries like blocks of A, like blocks of B, and of others, for these block sides.
+        """Return the numbers of elements in temporaries with blocks like those of A, like those of B, and others.
 
-        `whole`: for each of A, B and C, True if the matrix consists of whole blocks.
+        `sides` are the block sides. `whole` is True for each of A, B and C that consists of equal blocks.
         """
         found = [0.0, 0.0, 0.0]
         for padded, stacks in enumerate(self.held):
@@ -52,7 +52,7 @@ class BlockCounts:
 
 
 def side_ranks(sides: Sides) -> Shape:
-    """Return the rank of each side by length: 0 for the shortest, then 1, 2. Of equal sides k ranks first, then m."""
+    """Return the rank of each side by length: 0 for the shortest side, then 1, 2. Of equal sides, k comes before m."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
 
@@ -60,9 +60,10 @@ def side_ranks(sides: Sides) -> Shape:
 def count_blocks(
     steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
 ) -> BlockCounts:
-    """Return a level's counts, from its steps for block sides equal to the COUNTING_SIDES, in this order by length.
+    """Return a level's block counts, computed from the level's steps for block sides equal to COUNTING_SIDES.
 
-    `steps` makes the level's steps for a unit and sides; `usual` is the level's own unit.
+    `order` holds the ranks of the block sides m, k and n by length. `steps` returns the level's steps for a unit and
+    sides. `usual` is the unit of the level.
     """
     marks = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
@@ -75,7 +76,7 @@ def count_blocks(
 
 
 def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...]:
-    """Return all temporaries, grouped by their two sides."""
+    """Return the blocks of all temporaries, grouped by the sides along their rows and columns."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
         (down, row), (across, col) = _find_counting_side(rows, marks), _find_counting_side(cols, marks)
@@ -84,12 +85,12 @@ def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...
 
 
 def _find_counting_side(length: int, marks: Shape) -> tuple[int, int]:
-    """Return the multiple and the number of the marked side of this length, or of one row or column more (an edge)."""
+    """Return (multiple, index) of the counting side that divides `length` or, at an edge, `length` + 1."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 
 def _count_in_blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
-    """Return the number of blocks of A, B and C that the rectangles amount to (a tall one is several)."""
+    """Return the numbers of blocks of A, B and C that the rectangles contain. A tall rectangle has several blocks."""
     m, k, n = marks
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
@@ -99,9 +100,9 @@ def _count_in_blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
 
 
 def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Sides, bool]:
-    """Return the block sides, and whether all blocks are whole.
+    """Return the block sides, and True if all blocks are equal.
 
-    Sides with padding are whole numbers, sides without padding are averages.
+    Block sides with padding are whole numbers; without padding, they are averages.
     """
     (m, k, n), (rows, inner, cols) = sides, size
     if not fringe.startswith("pad"):

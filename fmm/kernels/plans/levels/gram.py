@@ -1,7 +1,7 @@
-"""One triangle of C: `gram` cuts a Gram product into two smaller Gram products and one product over all of K.
+"""The level `gram`: one triangle of C as two smaller Gram products and one product below the diagonal.
 
-Only C is cut. The product below the diagonal runs by any plan of products. With one level of recursion inside it, fewer
-multiplications remain than with the best published algorithms for A A^T, which cut K as well.
+The level cuts C only, not the inner dimension. Any plan of products may compute the product below the diagonal. With
+one level of recursion in this product, fewer multiplications remain than with the best published algorithms for A A^T.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
-MAX_CUTS = 9
-# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
-# and write whole tiles and aligned rows.
+MAX_CUTS = 9  # largest number of halvings of C
+# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. Leaf
+# products then read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class GramLevel(LevelWithSteps):
-    """The side of C is halved `cuts` times at once: `gram` once, `gram^3` to eight blocks on the diagonal.
+    """The level `gram` halves the side of C once; `gram^3` halves three times, with eight blocks on the diagonal.
 
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
-    a dot, the plan may name the leaf of the blocks on the diagonal: those of `gram^2.tile > strassen > vendor` are one
-    launch of `tile`. With `gram.tile.outer` this leaf reads its operands along the outer dimensions: a column-major B
-    is copied, and for A A^T both operands are read from the copy.
+    a dot, the plan may name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all blocks on
+    the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous along the
+    outer dimensions: a column-major B is copied, and for A A^T both operands are read from the copy.
     """
 
-    cuts: int
+    cuts: int  # number of halvings of C's side
     diagonal_leaf: str  # text of the leaf for blocks on the diagonal; empty for the plan's leaf
 
     @property
     def needs_b_copy(self) -> bool:
-        """True if blocks on the diagonal read a row-major copy of B."""
+        """Return True if blocks on the diagonal read a row-major copy of B."""
         return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
+        """Return the products below the diagonal, the largest first, and then the blocks on the diagonal.
+
+        Products of equal sizes are a batch.
+        """
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
-        # rows of the equal blocks on the diagonal; the last block may be smaller
+        # rows of a block on the diagonal; only the last block may be smaller
         side = max(-(-n // (parts * unit)) * unit, 1)
         inner = plan
         while inner.is_gram_plan:
@@ -76,7 +79,7 @@ class GramLevel(LevelWithSteps):
             if self.needs_b_copy:
                 copies.append(row_major_copy_step(whole_matrix("B", k, n), whole_matrix("T", k, n)))
         blocks: list[Product] = []
-        for at in range(0, max(n, 1), side):  # at least one block, also for an empty product
+        for at in range(0, max(n, 1), side):  # an empty product also has one block
             rows = min(side, n - at)
             left, right = Place("A", at, 0, rows, k), Place("T" if copies else "B", 0, at, k, rows)
             if copies and params.op == "gram":
@@ -92,21 +95,21 @@ class GramLevel(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products, those with the first one's size as a batch; at most the last one is smaller."""
+    """Return the products, with all products of the first size in one batch. At most the last product is smaller."""
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
     return [ProductBatch(tuple(equal)) if len(equal) > 1 else equal[0], *others] if equal else others
 
 
 def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
-    """Return the level `gram^cuts`; `diagonal_leaf` is the text of the leaf of the blocks on the diagonal."""
+    """Return the level `gram^cuts`. `diagonal_leaf` is the text of the leaf for the blocks on the diagonal."""
     if not 1 <= cuts <= MAX_CUTS:
         raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_CUTS} times")
     types = None
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
-        if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
+        if use.order == "outer":  # the transpose of a copy of B is not the adjoint if numbers are complex
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)
         if ">" in diagonal_leaf:

@@ -1,6 +1,7 @@
 """Planes of residues: their layout in the workspace, and the steps of a product by residues.
 
-A product by residues measures the operands, splits them into planes, multiplies planes of bytes, and joins C.
+A product by residues has four stages: norms of the operands, split of the operands into planes of bytes, products of
+planes, and join of C.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from fmm.problem import Shape
 
 FLOAT64_BYTES = 8
 EXPONENT_BYTES = 4
-LINE_BYTES = 16  # bytes; lines of planes are multiples of this number
-PART_ALIGN_BYTES = 256  # bytes; every part of the workspace begins at a multiple of this number
-STRASSEN_PRODUCTS = 7  # number of products of a level of recursion below the residues
-# Bytes of workspace above which only some planes of A and B exist at a time; A and B are then read several times.
+LINE_BYTES = 16  # the length of a line of a plane, in bytes, is a multiple of this number
+PART_ALIGN_BYTES = 256  # every part of the workspace begins at a multiple of this number of bytes
+STRASSEN_PRODUCTS = 7  # number of products of one level of Strassen's algorithm below the residues
+# Bytes of workspace above which only some planes of A and B exist at a time. A and B are then read several times.
 MAX_WORKSPACE_BYTES = 52 << 30
 INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
-# text of these levels in a plan, by their number
+# texts in a plan of zero, one and two levels of recursion below residues
 INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 
@@ -39,7 +40,7 @@ INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 @dataclass(frozen=True)
 class PlaneLayout:
-    """The blocks of a batch of products by residues, and the bytes of each part of the workspace."""
+    """The sizes of a batch of products by residues, and the bytes of each part of the workspace."""
 
     m: int
     k: int
@@ -51,35 +52,35 @@ class PlaneLayout:
 
     @property
     def block_shape(self) -> Shape:
-        """Rows, inner dimension and columns of a product of planes."""
+        """Return the rows, the inner dimension and the columns of a product of planes."""
         sides = 1 << self.levels
         return -(-self.m // sides), round_up(-(-self.k // sides), LINE_BYTES), round_up(-(-self.n // sides), LINE_BYTES)
 
     @property
     def plane_product_count(self) -> int:
-        """The number of products of planes modulo one number."""
+        """Return the number of products of planes for one modulus."""
         return int(self.count * STRASSEN_PRODUCTS**self.levels)
 
     @property
     def plane_bytes(self) -> tuple[int, int, int]:
-        """Bytes of the planes of A, B and C modulo one number."""
+        """Return the bytes of the planes of A, of B and of C for one modulus."""
         m, k, n = self.block_shape
         return self.plane_product_count * m * k, self.plane_product_count * n * k, self.plane_product_count * m * n
 
     @property
     def exponent_bytes(self) -> tuple[int, int]:
-        """Bytes of the exponents of the rows of A and of the columns of B."""
+        """Return the bytes of the exponents of the rows of A and of the columns of B."""
         rows, cols = (round_up(EXPONENT_BYTES * self.count * lines, PART_ALIGN_BYTES) for lines in (self.m, self.n))
         return rows, cols
 
     @property
     def transposed_stride(self) -> int:
-        """Numbers from one line of a transposed operand to the next: a multiple of four, and of 16 bytes."""
+        """Return the distance between lines of a transposed operand in elements: a multiple of 4, and of 16 bytes."""
         return round_up(self.k, max(4, LINE_BYTES // self.item))
 
     @property
     def transposed_bytes(self) -> tuple[int, int]:
-        """Bytes of A and of B as copies that are contiguous along the inner dimension."""
+        """Return the bytes of the copies of A and of B that are contiguous along the inner dimension."""
         each = self.item * self.count * self.transposed_stride
         return round_up(each * self.m, PART_ALIGN_BYTES), round_up(each * self.n, PART_ALIGN_BYTES)
 
@@ -96,9 +97,10 @@ class PlaneLayout:
 
     @property
     def part_offsets(self) -> tuple[int, ...]:
-        """The offsets of: exponents of A, of B; planes of A, of B, of C; transposed operands; the end.
+        """Return the byte offsets of the workspace's parts.
 
-        If all moduli are split at once, the planes of C overwrite the transposed operands.
+        The parts are: exponents of A, of B; planes of A, of B, of C; transposed operands. The last offset is the end.
+        If A and B are split for all moduli at once, the planes of C overwrite the transposed operands.
         """
         left, right, result = self.plane_bytes
         sizes = [*self.exponent_bytes, *(round_up(self.moduli_per_pass * x, PART_ALIGN_BYTES) for x in (left, right))]
@@ -113,7 +115,7 @@ class PlaneLayout:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace."""
+        """Return the bytes of the whole workspace."""
         return self.part_offsets[-1]
 
     def _bytes_after_planes(self, together: int) -> int:
@@ -130,10 +132,10 @@ class PlaneLayout:
 
 @lru_cache(maxsize=1024)
 def integer_moduli_count(dtype: str, k: int) -> int:
-    """Return the number of moduli of a product of integers with k terms in a sum.
+    """Return the number of moduli for a product of integers with inner dimension k.
 
-    8-bit integers keep C modulo 2^8, and need this modulus alone. For bool, C must show if the number of true terms is
-    zero.
+    A product of 8-bit integers is C modulo 2^8, so that one modulus is enough. A product of bool needs enough moduli to
+    tell a sum of 0 true terms from a sum of 1 to k true terms.
     """
     kind = DTYPES[dtype]
     if dtype == "bool":
@@ -149,14 +151,14 @@ def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, 
 
 
 def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
-    """Return the bytes of workspace for a batch of products, whether C or its transpose is computed."""
+    """Return the bytes of workspace for a batch of products, enough to compute C or the transpose of C."""
     return max(PlaneLayout(*size, count, moduli, levels, item).workspace_bytes for size in ((m, k, n), (n, k, m)))
 
 
 def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
-    """Return the bytes of a matrix, and of the prepared exponents and planes behind it, for either inner dimension.
+    """Return the bytes of a matrix, and the bytes of the prepared exponents and planes behind the matrix.
 
-    A prepared operand has no inner levels.
+    The inner dimension may be the rows or the columns of the matrix. Prepared operands are without levels of recursion.
     """
     planes = moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)
@@ -168,15 +170,18 @@ def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tu
 
 @dataclass(frozen=True)
 class NormExponents(LineExponents):
-    """The largest powers of two that rows (axis 0) or columns (axis 1) may be scaled by, found from their norms."""
+    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) may be scaled.
+
+    The exponents follow from the norms of the rows or columns.
+    """
 
 
 @dataclass(frozen=True)
 class SplitIntoPlanes(Sum):
-    """Sums of integers, and the residues of each sum: a plane for every sum and modulus.
+    """A step that forms sums of integers and splits each sum into residues: one plane for each sum and modulus.
 
-    float64 and float32 numbers are first scaled and rounded to integers. Planes of all sums modulo the first number
-    come first, then those modulo the second.
+    float64 and float32 numbers are first scaled and rounded to integers. The planes of all sums for the first modulus
+    come first, then the planes for the second modulus, and so on.
     """
 
     moduli: int = 0
@@ -184,23 +189,24 @@ class SplitIntoPlanes(Sum):
 
 @dataclass(frozen=True)
 class JoinFromPlanes(Sum):
-    """C from planes of products in the same order: sums of them modulo each number, then the integers with these
-    residues, scaled back."""
+    """A step that joins C from planes of products, in the same order of planes as SplitIntoPlanes.
+
+    For each modulus, sums of planes give the residues of C. The residues give integers, which are scaled back.
+    """
 
     moduli: int = 0
 
 
 def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inner: Plan, scaled: bool) -> LevelSteps:
-    """Return the steps modulo `moduli` numbers, with `depth` levels of recursion below, and products of bytes by
-    `inner`.
+    """Return the steps of a product for this number of moduli, with `depth` levels of recursion below the residues.
 
-    `scaled`: numbers are scaled and rounded to integers. Planes have the sizes of a device's planes: all blocks of
-    equal size, in lines of whole 16 bytes.
+    The plan `inner` computes the products of bytes. With `scaled`, numbers are scaled and rounded to integers. Planes
+    have the sizes of a device's planes: all blocks have equal sizes, and lines are multiples of 16 bytes.
     """
     m, k, n = size
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
-        # 8-bit operands are residues themselves, so that nothing is split
+        # 8-bit operands need no split: their numbers are the residues.
         return LevelSteps((), (Product(*operands, inner),))
     (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_programs(depth)
     count = moduli * len(programs.left.outputs)
@@ -225,7 +231,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
 def _split_step(
     blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int
 ) -> SplitIntoPlanes:
-    """Return the step that forms each sum once, and its residues."""
+    """Return the step that forms each sum once, and splits the sum into its residues."""
     repeated = AdditionProgram(program.inputs, program.lines, program.outputs * moduli)
     return SplitIntoPlanes(f"residues of {blocks[0].name}", repeated, tuple(blocks), tuple(planes), moduli)
 
@@ -241,13 +247,13 @@ def _inner_programs(depth: int) -> SchemePrograms:
 
 @lru_cache(maxsize=64)
 def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
-    """Return the sums modulo every number, then the sums of the Chinese remainder theorem that give C.
+    """Return the program that computes the sums for every modulus, and then joins the residues to C.
 
-    The sums of the Chinese remainder theorem are shown without weights, which are no small integers.
+    The join follows from the Chinese remainder theorem. The program has 1 in place of the theorem's large weights.
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []
-    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: one value for each modulus
+    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: the value of each modulus
     for i in range(moduli):
         number = list(range(i * program.inputs, (i + 1) * program.inputs))
         for terms in program.lines:

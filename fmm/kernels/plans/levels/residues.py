@@ -1,15 +1,16 @@
-"""Residues: a product of integers, float64 or float32 by products of bytes.
+"""The level `residues`: a product of integers, float64 or float32, computed as products of bytes.
 
-The operands become planes of residues modulo pairwise coprime numbers, planes are multiplied modulo each number, and C
-is reconstructed from the products (fmm.kernels.algorithms.residues proves that nothing is lost). `residues` is for
-integers, modulo as many numbers as their type and the inner dimension need. `residues(14)` is for float64: rows and
-columns are scaled by powers of two, as far as 14 numbers allow, and rounded to integers. This is scheme II of Ozaki,
-Uchino and Imamura (2025), with bounds by norms; float32 takes 7 to 9 numbers.
+A and B are split into planes of residues modulo pairwise coprime moduli. The planes are multiplied for each modulus,
+and C is reconstructed from the products. fmm.kernels.algorithms.residues proves that the reconstruction is exact.
+`residues` is for integers; their type and the inner dimension determine the number of moduli. `residues(14)` is for
+float64, with 14 moduli; float32 has 7 to 9 moduli. Rows and columns are first scaled by the largest powers of two that
+the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and Imamura (2025), with scales from
+norms.
 
-Below the level, arithmetic is modulo p and never rounds: one or two levels of Strassen's algorithm, and the leaf
-`bytes`. The sums of these levels are computed in registers while operands are split and while C is joined. One launch
-multiplies all planes and reduces its sums to bytes. One leaf therefore runs this level with everything below it: the
-level ends a plan, and this module makes a Leaf row of the level.
+Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
+below the level is modulo p and never rounds. The sums of Strassen's levels are computed in registers, while operands
+are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes. For these reasons one
+leaf runs the level with everything below the level, and this module registers a Leaf row for each such text.
 """
 
 from __future__ import annotations
@@ -43,22 +44,26 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
-# By type: the valid numbers of moduli, and the largest number of inner levels. (With two levels below, float32 would
-# gain nothing.)
+# By type: the valid numbers of moduli, and the largest number of levels below residues. (Two levels below residues
+# would not make float32 faster.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
 MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
-# Integers that allow a level below: sums of two fit in 64 bits, and they are larger than a byte.
+# Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
+# residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. Prepared operands have no level below: with levels the planes of A and of B
-# would differ.
+# The number of moduli of prepared operands. Prepared operands have no level below residues: with a level, the planes of
+# a matrix would depend on whether the matrix is A or B.
 PREPARED_MODULI: Final = 14
-# Errors relative to DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200. In float64: 0.5 to 0.7 with
-# 14 moduli; one modulus more or less is a factor of 15. (On uniform data: 0.03.) In float32: 0.17 to 0.26 with 7 moduli
-# and 0.013 to 0.023 with 8; with more moduli, the rounding of C dominates.
+# Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
+# 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus more or less changes the error by a factor of
+# 15. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the rounding
+# of C to float32 dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
 RELATIVE_ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
-# Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2,
-# 2^30.1, 2^34.0 with 7, 8 and 9 moduli); a float64 number itself ends at 2^-53, a float32 number at 2^-24.
+# Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
+# dimension. A scaled number is rounded by at most 1/2. The scaled norm of a row or column is at least 2^26.2, 2^30.1
+# and 2^34.0 with 7, 8 and 9 moduli, and at least 2^49.7 and 2^53.5 with 13 and 14 moduli. The precision 2^-53 of
+# float64 limits the bounds of 15 and 16 moduli. The rounding of C to float32 adds 2^-24.
 ERROR_BOUNDS: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
@@ -67,30 +72,30 @@ ERROR_BOUNDS: Final = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResiduesLevel(LevelInLeaf):
-    """The level `residues(moduli)`; `residues` has moduli 0: as many as the integers need.
+    """The level `residues(moduli)`. The level `residues` of integers has `moduli` 0: the type determines the number.
 
-    The level counts as one that saves no products: inner levels save products modulo p, where nothing is rounded, and
-    inf and NaN are handled separately.
+    The field `saves_products` is False, although levels below residues save products. Products modulo p round nothing,
+    and inf and NaN are handled separately.
     """
 
     moduli: int
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps of a plan that ends in this level; integers are taken to have 8 bytes."""
+        """Return the steps of a plan with this level as its leaf, for integers of 8 bytes."""
         return self.level_steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """Return the steps for numbers of `itemsize` bytes. bool needs its `dtype`."""
+        """Return the steps for numbers of `itemsize` bytes. For bool, the caller must pass `dtype`."""
         return self.level_steps(plan, size, params, self.moduli_count_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_count_for(self, dtype: str, k: int) -> int:
-        """Return the number of moduli for a product of this type, with k terms in a sum."""
+        """Return the number of moduli for a product of this type with inner dimension k."""
         return self.moduli or integer_moduli_count(dtype, k)
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
-        """Return the steps modulo `moduli` numbers, of a plan that ends in this level."""
+        """Return the steps of a plan with this level as its leaf, for this number of moduli."""
         return residue_steps(
             size, inner_depth(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF_NAME), scaled=self.moduli > 0
         )
@@ -100,7 +105,7 @@ class ResiduesLevel(LevelInLeaf):
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """One multiplication is a product of bytes for each modulus."""
+        """Return 1 / moduli: one multiplication of the problem is a multiplication of bytes for each modulus."""
         return next((1 / step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1.0)
 
 
@@ -128,11 +133,11 @@ def _invalid_moduli(moduli: str) -> PlanError:
     return PlanError(f"residues({moduli}): valid numbers of moduli are {by_type}; for integers write residues alone")
 
 
-# ---- the leaves that plans may end in
+# ---- leaves: the level with everything below the level
 
 
 class ResidueLeaf(NamedTuple):
-    """An end of plans: the level, `depth` levels of recursion below it, and the leaf `bytes`."""
+    """An end of plans: the level `residues`, `depth` levels of recursion below residues, and the leaf `bytes`."""
 
     level: ResiduesLevel
     depth: int
@@ -143,13 +148,13 @@ class ResidueLeaf(NamedTuple):
 
     @property
     def float_type(self) -> str:
-        """The floating point type; empty for integers."""
+        """Return the floating-point type of the product; empty for integers."""
         return self.level.types[0] if self.level.moduli and self.level.types else ""
 
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return all ends with kernels, by their texts, in the order of preference among equally fast plans."""
+    """Return a dict from texts to ends of plans. Of equally fast plans, the model takes the first in this order."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli in counts:
@@ -158,7 +163,7 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
 
 
 def inner_depth(leaf: str) -> int:
-    """Return the number of levels of recursion below the residues, in a leaf of this text."""
+    """Return the number of levels of recursion below residues in a leaf's text."""
     return residue_leaves()[leaf].depth
 
 
@@ -200,11 +205,11 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
-        # With fewer moduli than usual, the product is less accurate than the vendor's; with more, it is slower. Two
-        # inner levels are no candidates: they save less time in products than they add in splitting and joining
-        # (measured on an H200, up to 16384).
+        # With fewer moduli than usual, the product is less accurate than the vendor's; with more moduli, the product is
+        # slower. Two levels below residues are no candidate: they save less time in products than they add in split and
+        # join (measured on an H200, up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # Probes do not measure float32 by residues, which serves calls that require less than the vendor's error.
+        # Probes do not measure float32. Only calls that require less than the vendor's error use float32 by residues.
         unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,

@@ -1,11 +1,11 @@
-"""Exact scaling around a fast product: powers of two make rows and columns similar in size.
+"""The level `scaled`: exact scaling by powers of two around a fast product.
 
-The error of a fast algorithm is relative to the largest entries, so badly scaled data lose digits that a classical
-product keeps. `inside` multiplies the columns of A and divides the rows of B by the same numbers, which cancel in the
-product. `outside` makes the rows of A and the columns of B similar, and scales the product back. `scaled`, both kinds
-with `inside` first, is the proposal of Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016, section 6). Scaling
-rounds nothing (unless a number becomes subnormal), and needs no data on the host: exponents are computed and stored
-beside the matrices.
+The error of a fast algorithm is relative to the largest entries of a matrix. On badly scaled data, small entries
+therefore lose digits that a classical product keeps. `scaled.inside` multiplies the columns of A and divides the rows
+of B by the same powers of two, so that the factors cancel in the product. `scaled.outside` scales the rows of A and the
+columns of B to similar magnitudes, and scales C back. `scaled` first scales inside and then outside, as Ballard,
+Benson, Druinsky, Lipshitz and Schwartz (2016, section 6) propose. Scaling is exact, unless a number becomes subnormal.
+Scaling on a GPU copies no data to the host: exponents are stored in temporaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALED_TYPES = ("float32", "float64", "complex64", "complex128")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ScaledLevel(LevelWithSteps):
-    """The product below has operands with rows and columns of similar size."""
+    """The level `scaled`: the product below has operands with rows and columns of similar magnitude."""
 
     inside: bool
     outside: bool
@@ -56,7 +56,7 @@ class ScaledLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """A and B are read once for each kind of exponents, and copied; C is scaled in place."""
+        """Return the footprint: A and B are read once for each kind of exponents, and copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside

@@ -1,21 +1,28 @@
 """The level of a fast algorithm: a scheme, a composition of schemes in one pass, or a paper's step table.
 
-In a plan's text the algorithm comes first, a scheme (`strassen`), a composition (`strassen^2`, `strassen*hk223`) or a
-step table (`li-fig23`), then options after dots.
+The text of the level begins with the algorithm: a scheme (`strassen`), a composition (`strassen^2`, `strassen*hk223`)
+or a step table (`li-fig23`). Options follow after dots.
 
-Traversals of a scheme: `stacked` (the default: all sums, then the products, then the join), `overlapped` (the same; on
-a GPU two products run at a time, so that the sums of one run beside the leaf products of the other), `batched` (the
-same; every operand has a block of its own, and the products are one batch), `fused` (on a GPU, one product at a time
-with its sums inside the kernel of the leaf: no temporaries) and `sequential` (one product at a time, three
-temporaries). A step table runs in its own order.
+The traversal of a scheme is one of these options:
 
-The products of a fused level may run concurrently: on two `streams`, as far as they write different blocks, or with
-`atomic` updates of C (in any order, so that the last bits of C vary from run to run). Products that touch equally many
-blocks (`variants`) may share a launch.
+* `stacked`, the default: all sums, then the products, then the join of C.
+* `overlapped`: as `stacked`. On a GPU two products run at a time, so that sums of one product run concurrently with
+  leaf products of the other.
+* `batched`: as `stacked`. Every operand is copied to a block of its own, and the products are one batch.
+* `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf. There are no temporaries.
+* `sequential`: one product at a time, with three temporaries.
 
-Fringes: `unequal` (blocks differ by one row or column, and sums are computed as if padded), `pad` (equal blocks with
-virtual zeros beyond the edge; `pad16`: block sides are multiples of 16) and `peel` (the core that divides, then thin
-strips).
+A step table has its own order of operations.
+
+The products of a fused level may run concurrently. With `streams`, products that write different blocks run on two
+streams. With `atomic`, products add to C atomically in any order, so that the last bits of C vary from run to run. With
+`variants`, products with equal numbers of blocks may share a launch.
+
+The fringe is one of these options:
+
+* `unequal`: blocks differ by one row or column, and sums are computed as if smaller blocks were padded with zeros.
+* `pad`: blocks are equal, with virtual zeros beyond the edge. With `pad16`, block sides are multiples of 16.
+* `peel`: the largest part of the matrices with equal blocks (the core), and then thin strips.
 """
 
 from __future__ import annotations
@@ -64,14 +71,14 @@ from fmm.problem import Shape
 
 FRINGES = ("unequal", "pad", "peel")
 PAD_OPTIONS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-# Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. A proof executes plans,
-# so fmm.kernels registers it here. The shipped tables are proved by the tests, and not in the user's process.
+# Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. fmm.kernels appends the
+# function to this list, because a proof executes plans, and this module cannot import the execution of plans.
 FRINGE_PROOFS: Final[list[Callable[[str], str]]] = []
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SchemeLevel(LevelWithSteps):
-    """One level of a fast algorithm, with the order of its products and the treatment of the fringe."""
+    """One level of a fast algorithm, with its order of products (traversal) and its fringe."""
 
     algorithm: str
     fringe: str
@@ -80,28 +87,28 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def block_grid(self) -> Shape:
-        """The grid of blocks (m, k, n)."""
+        """Return the numbers of blocks (m, k, n): A is cut into m x k blocks, and B into k x n blocks."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
     def pad_unit(self) -> int:
-        """The unit of which block sides are multiples."""
+        """Return the unit of padded block sides: 16 for `pad16`; 1 for `pad` and for other fringes."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_unit(self) -> int | None:
-        """The unit of which block sides are multiples; None without padding, where blocks differ by a row or column."""
+        """Return the unit of block sides; None for the fringe `unequal`, where blocks differ by one row or column."""
         return None if self.fringe == "unequal" else self.pad_unit
 
     @property
     def shallower_level(self) -> SchemeLevel | None:
-        """A composition without its outermost factor; None for a single scheme or a table."""
+        """Return the level of a composition without its outermost factor; None for a single scheme or a table."""
         if self.scheme is None or len(self.scheme.factors) < 2:
             return None
         inner = "*".join(factor.name for factor in self.scheme.factors[1:])
         return scheme_level(inner, self.traversal or "stacked", self.fringe, self.tasks)
 
-    # ---- its steps
+    # ---- steps of the level
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
@@ -112,7 +119,10 @@ class SchemeLevel(LevelWithSteps):
     def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """Return the steps with block sides that are multiples of the unit. The plan `inner` computes the products."""
+        """Return the steps with block sides that are multiples of the unit; with unit None, block sides are unequal.
+
+        The plan `inner` computes the products.
+        """
         if self.table:
             return table_steps(self.table, unit, inner, sides)
         assert self.scheme is not None
@@ -126,7 +136,10 @@ class SchemeLevel(LevelWithSteps):
         return self.fringe != "peel"
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
-        """Return the footprint of a batch of equal blocks: operands and products of the batch are three temporaries."""
+        """Return the memory needs of a batch of equal blocks; None for other levels.
+
+        A batch has three temporaries: left operands, right operands and products.
+        """
         if not self.is_batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.block_grid, strict=True))
@@ -154,7 +167,7 @@ class SchemeLevel(LevelWithSteps):
             counts.temporary_elements(blocks, of_whole),
             counts.passes,
         )
-        if padded_table and not (m and n):  # C is computed in a padded temporary
+        if padded_table and not (m and n):  # the table computes C in a padded temporary
             padded_c = prod(blocks[side] * self.block_grid[side] for side in (0, 2))
             moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
             passes += 1
@@ -175,9 +188,9 @@ class SchemeLevel(LevelWithSteps):
         return f"{'x'.join(map(str, self.block_grid))} blocks, {done}"
 
     def describe_launches(self) -> str:
-        """Return the launches of a fused level and their order.
+        """Return the text of a fused level's launches and their order; empty for other levels.
 
-        Consecutive launches are merged if the device can run them as one.
+        A device with a suitable kernel runs consecutive launches as one launch.
         """
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
@@ -191,13 +204,13 @@ class SchemeLevel(LevelWithSteps):
         return f"{self}: {self.launch_count} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
 
 
-# ---- making a level
+# ---- construction of a level
 
 
 def scheme_level(
     algorithm: str, traversal: Traversal = "stacked", fringe: str = "unequal", tasks: tuple[str, ...] = ()
 ) -> SchemeLevel:
-    """Return the level of a scheme, a composition or a step table; raise PlanError for options that do not fit."""
+    """Return the level of a scheme, a composition or a step table; raise PlanError for incompatible options."""
     for option in tasks:
         _check_option("option", option, FUSED_OPTIONS)
     tasks = tuple(option for option in FUSED_OPTIONS if option in tasks)
@@ -223,12 +236,12 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, which need not be in the catalogue. The options are not checked."""
+    """Return the level of this scheme or table, also if the catalogue does not have it. Options are not checked."""
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
     peeled = fringe == "peel"
-    # With its strips, a peeled fused level is a sequential one.
+    # With the fringe `peel`, a fused level runs as a sequential level.
     can_fuse_last_level = traversal == "fused" and not peeled and scheme is not None
     return SchemeLevel(
         text=".".join([name, *_nondefault_options(name, traversal, fringe, tasks)]),
@@ -241,8 +254,8 @@ def build_scheme_level(
         splits=max(bilinear.size) > 1,
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
-        # Peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C, so that its
-        # steps depend on the order of the block sides by length.
+        # The steps of peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C,
+        # so that the table's steps depend on the order of the block sides by length.
         cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
         types=_coefficient_types(bilinear),
         traversal=traversal,
@@ -254,7 +267,7 @@ def build_scheme_level(
 
 
 def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
-    """Yield the options that differ from the algorithm's defaults, in the order of a plan's text."""
+    """Yield the options that differ from the algorithm's defaults, in their order in a plan's text."""
     if traversal and traversal != default_traversal(name):
         yield traversal
     yield from tasks
@@ -264,23 +277,26 @@ def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tas
 
 @lru_cache(maxsize=256)
 def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
-    """Return None (any type) for coefficients 1 and -1, since integers only add and subtract; else floats."""
+    """Return None (any type) if all coefficients are 0, 1 or -1; else the floating-point types.
+
+    With other coefficients, sums of integers would not be integers.
+    """
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
     return None if signs else FLOAT_TYPES
 
 
 def default_traversal(algorithm: str) -> Traversal:
-    """Return the default traversal: a step table has its own order."""
+    """Return the default traversal of an algorithm: `sequential` for a step table, `stacked` for a scheme."""
     return "sequential" if algorithm in step_table_names() else "stacked"
 
 
 @clear_on_registration
 @lru_cache(maxsize=256)
 def default_fringe(algorithm: str, traversal: Traversal) -> str:
-    """Return the default fringe: unequal blocks wherever they are possible, since they multiply no zeros.
+    """Return the default fringe of an algorithm: `unequal` if possible, since unequal blocks multiply no zeros.
 
-    Raise PlanError for a user's step table that declares unequal blocks, and is wrong on them.
+    Raise PlanError for a user's step table that declares `fringe unequal`, but is wrong on unequal blocks.
     """
     declared = _declared_fringe(algorithm, traversal)
     needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
@@ -301,7 +317,7 @@ def _check_option(what: str, value: object, valid: tuple[str, ...]) -> None:
 
 
 def _canonical_name(name: str) -> str:
-    """Return the short spelling of a scheme or a composition; raise PlanError if it does not exist."""
+    """Return the canonical text of a scheme or a composition; raise PlanError for an unknown scheme."""
     names = _factor_names(name)
     for table in (n for n in names if n in step_table_names()):
         raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
@@ -312,11 +328,11 @@ def _canonical_name(name: str) -> str:
 
 
 def _factor_names(expression: str) -> list[str]:
-    """Return the names in a composition, without powers."""
+    """Return the names of the schemes in a composition, without powers."""
     return [part.partition("^")[0] for part in expression.replace(" ", "").split("*")]
 
 
-# ---- counting it
+# ---- counts of the level's blocks
 
 
 def _length_ranks(blocks: Sides) -> Shape:
@@ -329,7 +345,10 @@ def _length_ranks(blocks: Sides) -> Shape:
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
-    """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
+    """Return the message of the PlanError for a table on padded blocks; empty if the table has no error.
+
+    `order` holds the ranks of the block sides m, k and n by length.
+    """
     try:
         m, k, n = (parts * level.pad_unit * (1 + rank) for parts, rank in zip(level.block_grid, order, strict=True))
         level.level_steps(inner, level.block_unit, (m, k, n))
@@ -344,16 +363,16 @@ SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
-    """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, for tables."""
+    """Return the block counts of the level. `order` holds the ranks of the block sides by length, for tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 
 
-# ---- its text in a plan
+# ---- the level's text in a plan
 
 
 def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
-    """Return a level with the defaults of its algorithm where `options` name no traversal or fringe."""
+    """Return a level with these options. The traversal and the fringe have the algorithm's values by default."""
     traversals = [option for option in options if option in TRAVERSALS]
     fringes = [option for option in options if option in FRINGES + PAD_OPTIONS]
     tasks = tuple(option for option in options if option in FUSED_OPTIONS)
@@ -378,13 +397,13 @@ def _parse_scheme_level(text: str) -> SchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield schemes, the fewest additions first; then the papers' tables, which need the least workspace."""
+    """Yield the schemes, in order of their numbers of additions; then the step tables, which need less workspace."""
     found: list[tuple[int, CandidateLevel]] = []
     for name, forms in candidate_schemes():
         try:
             if forms:
                 found.append((scheme(name).addition_count, CandidateLevel(name, forms, scheme(name).rank)))
-        except ValueError:  # a wrong file: the error appears when a plan names it
+        except ValueError:  # an invalid file of a scheme: the error appears when a plan names the scheme
             continue
     yield from (candidate for _, candidate in sorted(found))
     for name, forms in candidate_step_tables():

@@ -1,4 +1,4 @@
-"""Steps of the level of a scheme or step table: stacked, sequential, in a paper's order, and with a peeled fringe."""
+"""Steps of a scheme's or a step table's level: stacked, sequential, in a table's order, and with a peeled fringe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.problem import Shape
 
 
 def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
-    """Return the blocks of A, of B and of C."""
+    """Return three lists: the blocks of A, of B and of C."""
     m, k, n = sides
     a, b = operand_blocks("A", m, k, (scheme.m, scheme.k), unit), operand_blocks("B", k, n, (scheme.k, scheme.n), unit)
     return a, b, operand_blocks("C", m, n, (scheme.m, scheme.n), unit)
@@ -30,7 +30,7 @@ def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple
 def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
-    """Return a pass over A for all left operands, one over B for all right ones, the products, and a pass for C."""
+    """Return four stages of steps: a pass over A for all left operands, a pass over B, the products, a pass for C."""
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
@@ -40,7 +40,7 @@ def stacked_steps(
     rights, split_b = _split_step("T", scheme.addition_programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-        width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
+        width = min(left.cols, right.rows)  # beyond this width, one of the operands consists of zeros
         size = left.rows, right.cols
         dest = _block_of_tall_temporary("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(
@@ -63,10 +63,10 @@ def _split_step(
     shape: tuple[int, int] | None,
     batched: bool,
 ) -> tuple[list[Place], Sum]:
-    """Return the places of the operands, and the pass that forms the sums.
+    """Return the places of the operands, and the step that forms the operands in one pass.
 
-    An operand that needs no sum is read in place. With a `shape`, all temporaries have this shape, and a smaller block
-    at the edge is also copied. In a batch every operand is copied into one tall temporary.
+    An operand that is a block of A or B is read in place. With a `shape`, all temporaries have this shape, and smaller
+    blocks at the edge are also copied. In a batch, every operand is copied into one tall temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -86,10 +86,11 @@ def _split_step(
 def _place_products_in_c(
     products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]
 ) -> list[Product]:
-    """Return the products, as many as possible computed in a block of C, to which the join then adds.
+    """Return the products with a block of C as destination for as many products as possible.
 
-    A block can hold a product that no line of the join reads after the block's own line. This saves memory, and time: a
-    pass that overwrites the numbers it has just read need not fetch the lines that it writes.
+    A block of C can hold a product if no line of the join reads the product after the line that computes the block.
+    Destinations in C save memory. They also save time: the join overwrites numbers that it has just read, so that the
+    CPU need not fetch these cache lines again.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
@@ -106,7 +107,7 @@ def _place_products_in_c(
 
 
 def _block_of_tall_temporary(name: str, index: int, rows: int, cols: int) -> Place:
-    """Return one of the equal blocks on top of each other in one tall temporary."""
+    """Return block `index` of one tall temporary that consists of equal blocks, one below the other."""
     return Place(name, index * rows, 0, rows, cols)
 
 
@@ -114,9 +115,10 @@ def _block_of_tall_temporary(name: str, index: int, rows: int, cols: int) -> Pla
 
 
 def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
-    """Return, for each product: the sums of its operands, the product, and its addition to C. Three temporaries.
+    """Return three kinds of steps for each product: sums for its operands, the product, and its addition to C.
 
-    (A GPU runs these steps of a `fused` level in one launch for each product, without the temporaries.)
+    The steps need three temporaries. On a GPU, a kernel runs the steps of a product of a `fused` level in one launch,
+    without temporaries.
     """
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     steps: list[Sum | Product] = []
@@ -138,7 +140,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
 def _sum_operand(
     name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]
 ) -> Place:
-    """Return the place of an operand; append the step that forms its sum, if it is one."""
+    """Return the place of an operand. If the operand is a sum, append the step that forms the sum to `steps`."""
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
@@ -154,7 +156,7 @@ def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
 
 
 def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
-    """Return the step that adds a product to its blocks of C. A block's first product is written, not added."""
+    """Return the step that adds a product to its blocks of C. The first product of a block is written, not added."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
     program = _scatter_program(tuple((column[i], i in started) for i in wanted))
@@ -164,7 +166,7 @@ def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequenc
 
 @lru_cache(maxsize=1024)
 def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return one output for each pair (c, old): c times input 0, plus the next of the other inputs if `old`."""
+    """Return the program with one output for each pair (c, old): c times input 0, plus the next input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -173,19 +175,20 @@ def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionPr
     return AdditionProgram(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
-# ---- a paper's order
+# ---- steps of a step table
 
-SCRATCH_NAME = "P'"  # a product without a place of its own; no step table can have this name
+SCRATCH_NAME = "P'"  # temporary of a product without a place in the table; no step table can declare this name
 
 
 def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
-    """Return a paper's table with its places sized. With padded blocks, a C that does not divide is computed in a
-    padded
-    temporary."""
+    """Return the steps of a step table, with the sizes of all places.
+
+    With padded blocks, C is computed in a padded temporary if its blocks are not equal.
+    """
     parts, (m, k, n) = table.size, sides
     shape, full = (m, n), {}
     if unit is not None:
-        # Padded sums of A and of B are whole blocks, so that the next level's shapes are regular too.
+        # Padded sums of A and of B have the size of whole blocks, so that the blocks of the next level are also equal.
         rows, columns, across = (block_side(x, part, unit) for x, part in zip(sides, parts, strict=True))
         shape, full = (rows * parts[0], across * parts[2]), {"A": (rows, columns), "B": (columns, across)}
     padded = shape != (m, n)
@@ -202,14 +205,14 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
 
 
 class _TableLowering:
-    """One walk through a step table, which tracks the rectangle that every block of memory holds."""
+    """The lowering of a step table: tracks the rectangle that each block or temporary holds after every step."""
 
     def __init__(
         self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]]
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # A place holds a sum of A, a sum of B, or part of C. Only the last may be cropped to its block.
+        # A place holds a sum of blocks of A, a sum of blocks of B, or part of C. Only part of C may be cropped.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
@@ -238,7 +241,7 @@ class _TableLowering:
             self.steps += ProductWithSums(product, update).as_two_steps
 
     def _lower_product(self, step: TableStep) -> Product:
-        """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
+        """Return the step's product. Its destination is a place that the kernel only writes, or else scratch memory."""
         left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]
@@ -260,18 +263,24 @@ class _TableLowering:
         return place
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
-        """Return True if the leaf forms sums, and all places have C's layout and one size for reads and writes."""
+        """Return True if the leaf can form the sums of a kernel at these places.
+
+        The places must not be blocks of A or B, and a place must have one size for reads and writes.
+        """
         if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
         corners = {(p.name, p.row, p.col) for p in places}
         return len(corners) == len(set(places)) and not any(p.name in "AB" for p in places)
 
 
-# ---- the fringe peeled off
+# ---- the fringe `peel`
 
 
 def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """Return the largest core that divides, then three strips by the leaf, each entry of C's strips once."""
+    """Return the product of the largest core with equal blocks, and then the products of up to three strips.
+
+    The plan `core` computes the core; its leaf computes the strips.
+    """
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))
     if 0 in (mc, kc, nc):

@@ -1,9 +1,10 @@
-"""Sforza's AtA (2022, after Arrigoni and Massini 2019): A^T A as four smaller products of this kind, and two by
-Strassen.
+"""The level `sforza`: Sforza's AtA (2022, after Arrigoni and Massini 2019) for A^T A.
 
-Unlike the level `gram`, `sforza` also cuts the inner dimension, and adds pairs of products. The paper's A is B here,
-and its transpose is A: C11 = A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, C21 = A12^T A11 + A22^T A21, each term
-in one of two temporaries, W1 and W2. Odd sides are completed afterwards.
+A^T A becomes four smaller products of a matrix and its transpose, and two products by Strassen's algorithm. In contrast
+to the level `gram`, `sforza` also cuts the inner dimension, and adds pairs of products. In the paper's notation, C11 =
+A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, and C21 = A12^T A11 + A22^T A21. The paper's A is the operand B of
+the code, and the paper's A^T is the operand A. The two terms of a block are in the temporaries W1 and W2. Rows and
+columns beyond even sides are multiplied afterwards.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
-MAX_RECURSION = 6
+MAX_RECURSION = 6  # largest depth of a level `sforza`
 LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 StepList = list[Sum | Product]
 
 
 def _strassen_level() -> Level:
-    """Return the schedule of Douglas et al., which the paper's Strassen (Lai et al.) runs."""
+    """Return the level of the paper's Strassen algorithm (Lai et al.): the schedule of Douglas et al. (1994)."""
     return scheme_level("li-fig3", "sequential", "peel")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SforzaLevel(LevelWithSteps):
-    """`sforza(3)` recurs twice before its base case; `sforza(3,1536)` also stops at the paper's CUTOFF."""
+    """The level `sforza`: `sforza(3)` recurs twice before its base case; `sforza(3,1536)` also has a cutoff of 1536."""
 
     recursion: int
     cutoff: int
 
     @property
     def inner_level(self) -> SforzaLevel:
-        """The level of the smaller products of this kind."""
+        """Return the level for the smaller products of a matrix and its transpose."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
     def is_base_case(self, half: int, inner: int) -> bool:
-        """Return True for the base case. (The paper prints <= in the rule of the cutoff, and means >=.)"""
+        """Return True if the recursion stops. (The paper prints <= in the rule of the cutoff; >= is correct.)"""
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half >= 2
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """Return the steps of Algorithm 1 on even sides, then the products that odd sides leave over."""
+        """Return the steps of the paper's Algorithm 1 on even sides, then the products beyond even sides."""
         if params.op != "gram":
             raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
         half, inner = n // 2, k // 2
@@ -69,7 +70,7 @@ class SforzaLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _two_product_steps(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
-        """Yield the steps of a block of C: two products, each into a temporary, and their sum."""
+        """Yield the steps of a block of C: two products, each into a temporary, and then the sum of both products."""
         width = factors[0][0].cols
         base, on_diagonal = self.is_base_case(c.rows, width), c.row == c.col
         rest = replace(plan, levels=tuple(level for level in plan.levels if not level.for_gram))
@@ -93,7 +94,7 @@ class SforzaLevel(LevelWithSteps):
             yield Sum("add", ADD_PROGRAM, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
 
     def written_rectangles(self, n: int, k: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the rectangles of C that the level writes: whole blocks on the diagonal, and all blocks below."""
+        """Yield (row, column, rows, columns) of each rectangle of C that the level writes."""
         half, inner = n // 2, k // 2
         if not half or not inner:
             yield 0, 0, n, n
@@ -114,7 +115,7 @@ class SforzaLevel(LevelWithSteps):
 
 
 def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
-    """Yield the products that odd sides leave over: the last row of the inner dimension, then the last row of C."""
+    """Yield the products beyond even sides: for the last index of the inner dimension, then for the last row of C."""
     even, leaf = n - n % 2, replace(plan, levels=())
     if k % 2:
         core = Place("A", 0, k - 1, even, 1), Place("B", k - 1, 0, 1, even), Place("C", 0, 0, even, even)
@@ -133,7 +134,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
         strassen = _strassen_level()
         assert strassen.bilinear is not None
         products = 4 * sforza_level(recursion - 1, cutoff).products + 2 * strassen.products ** (recursion - 1)
-        # a level inside the products below the diagonal
+        # error growth of Strassen's levels in the product below the diagonal
         growth = float(strassen.bilinear.error_growth) ** (recursion - 1)
     return SforzaLevel(
         text=f"sforza({recursion}{f',{cutoff}' if cutoff else ''})",

@@ -156,7 +156,11 @@ def launches(text: str, problem: Problem, chip: Any = H200, flagged: bool = Fals
 
 
 def bases(step: Any) -> set[str]:
-    return {slot.base for slot in step.slots} if isinstance(step, Launch) else {x.base for x in step.op.pieces}
+    return (
+        {slot.base for slot in step.slots}
+        if isinstance(step, Launch)
+        else {x.base for x in step.op.operands_and_result}
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,9 @@ def test_a_batch() -> None:
     a *= np.exp2(rng.integers(-30, 30, (count, m, 1))).astype(np.float32)
     c = aligned(count * (m * n + 5), np.float32, np.nan)
     one, _ = only_product(Problem(m, k, n, "float32"))
-    left, right, dest = (x._replace(stride=s) for x, s in zip(one.pieces, (k * n, m * k, m * n + 5), strict=True))
+    left, right, dest = (
+        x._replace(stride=s) for x, s in zip(one.operands_and_result, (k * n, m * k, m * n + 5), strict=True)
+    )
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()

@@ -86,7 +86,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
     launches = record_plan_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
     workspace = cupy.full(launches.workspace, 255, cupy.uint8)
-    DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
+    DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     assert worst(a, b, c) <= BESIDE_NORMS
     assert int(cupy.isnan(memory[2]).sum()) == memory[2].size - m * n
 
@@ -99,7 +99,7 @@ def test_scalars(alpha: float, beta: float) -> None:
     problem = Problem(m, k, n, "float32", alpha=alpha, beta=beta)
     launches = record_plan_for_device(Plan.parse("f16x3"), problem, flagged=False)
     workspace = cupy.empty(launches.workspace, cupy.uint8)
-    DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
+    DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     expected = alpha * (a.astype(np.float64) @ b.astype(np.float64)) + beta * old.astype(np.float64)
     assert float(cupy.abs(c - expected).max()) <= 1e-4
 
@@ -189,7 +189,7 @@ def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
     problem = Problem(m, k, n, "float32", layouts)  # type: ignore[arg-type]
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip_of(cupy.cuda.runtime.getDevice())))
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
-    DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+    DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
     return c, tuple(launches.step_labels())
 
 
@@ -345,7 +345,7 @@ def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip))
     assert any("f16_unscale" in line for line in launches.step_labels())
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
-    DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+    DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
     return c
 
 

@@ -153,7 +153,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
         c[...] = cupy.nan
         found = record_plan_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
         work = cupy.full(found.workspace, 0x7F, cupy.uint8)
-        DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+        DeviceBackend().run_launches(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
         assert worst(a, b, c) <= promised(leaf, k)
         assert int(cupy.isnan(memory[2]).sum()) == memory[2].size - m * n
 
@@ -281,7 +281,7 @@ def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues > by
     )
     found = record_plan_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
     work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
-    DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+    DeviceBackend().run_launches(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     return c
 
 

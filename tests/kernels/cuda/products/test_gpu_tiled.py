@@ -50,7 +50,7 @@ def check(
     a, b, c = (matrix(rng, *shape, order, gap, dtype) for shape, order in zip(shapes, orders, strict=True))
     before = c.copy()
     wide = [x.astype(np.float64) for x in (a, b, before)]
-    DeviceBackend().multiply(Plan.parse(plan), a, b, c, alpha, beta)
+    DeviceBackend().multiply_by_plan(Plan.parse(plan), a, b, c, alpha, beta)
     expected = alpha * (wide[0] @ wide[1]) + beta * wide[2]
     room = abs(wide[0]) @ abs(wide[1]) + abs(wide[2]) + 1e-30
     worst, roundoff = float(abs(c - expected).max()), float(np.finfo(dtype).eps) / 2
@@ -125,7 +125,7 @@ def test_overlapping_launches_add_in_order(size: tuple[int, int, int], dtype: An
     """The same bits in every run: launches that overlap write one after the other."""
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), dtype), rng.standard_normal((k, n), dtype)
-    found = [DeviceBackend().multiply("strassen.fused > tile", a, b) for _ in range(5)]
+    found = [DeviceBackend().multiply_by_plan("strassen.fused > tile", a, b) for _ in range(5)]
     assert all((x == found[0]).all() for x in found)
     check("strassen.fused > tile", size, "CCC", 0, 1.0, 0.0, dtype)
 
@@ -158,7 +158,7 @@ def test_concurrent_products(plan: str, sizes: int) -> None:
 def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None:
     rng = cupy.random.default_rng(4)
     a, b = rng.standard_normal((1030, 700), np.float32), rng.standard_normal((700, 1100), np.float32)
-    found = [DeviceBackend().multiply(f"strassen-huang.fused{tasks} > tile.medium", a, b) for _ in range(8)]
+    found = [DeviceBackend().multiply_by_plan(f"strassen-huang.fused{tasks} > tile.medium", a, b) for _ in range(8)]
     assert all((x == found[0]).all() for x in found)
 
 
@@ -171,10 +171,10 @@ def test_streams_in_a_graph(tasks: str) -> None:
     tape = record_plan_for_device(
         Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem(514, 300, 258, "float32")
     )
-    graph = DeviceBackend().graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)
+    graph = DeviceBackend().captured_graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)
     for _ in range(3):
         c[...] = cupy.nan
-        graph.launch(cupy.cuda.get_current_stream())
+        graph.launch_graph(cupy.cuda.get_current_stream())
         expected = a.astype(np.float64) @ b
         assert float(abs(c - expected).max()) <= 1e-3
 

@@ -44,7 +44,7 @@ def check(plan: str, size: tuple[int, int, int], orders: str, alpha: float, beta
     wide = [x.astype(cupy.float64) for x in (a, b, c)]
     if not beta:
         c[...] = cupy.nan
-    DeviceBackend().multiply(plan, a, b, c, alpha, beta)
+    DeviceBackend().multiply_by_plan(plan, a, b, c, alpha, beta)
     expected = alpha * (wide[0] @ wide[1]) + (beta * wide[2] if beta else 0)
     room = abs(alpha) * (abs(wide[0]) @ abs(wide[1])) + abs(beta * wide[2])
     assert float(abs(c - expected).max()) <= 60 * 2.0**-24 * float(room.max()), (plan, size, orders)
@@ -76,7 +76,7 @@ def test_the_copy_engine_is_used() -> None:
 def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), cupy.float32), rng.standard_normal((k, n), cupy.float32)
-    found = [DeviceBackend().multiply(FUSED, a, b) for _ in range(8)]
+    found = [DeviceBackend().multiply_by_plan(FUSED, a, b) for _ in range(8)]
     assert all((x == found[0]).all() for x in found)
 
 
@@ -85,21 +85,21 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     n, rng, backend = 1024, cupy.random.default_rng(2), DeviceBackend()
     tape = record_plan_for_device(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
-    expected = backend.multiply(FUSED, a, b)
+    expected = backend.multiply_by_plan(FUSED, a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     results = [cupy.full((n, n), cupy.nan, cupy.float32) for _ in range(6)]
     graphs = []
     for c in results[3:]:
-        graphs.append(backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0))
-        backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)  # makes counts for the next capture ready
+        graphs.append(backend.captured_graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0))
+        backend.run_launches(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)  # makes counts for the next capture ready
     cupy.cuda.Device().synchronize()
     for c in results:
         c[...] = cupy.nan
     cupy.cuda.Device().synchronize()
     for _ in range(5):
         for stream, direct, graph in zip(streams, results[:3], graphs, strict=True):
-            backend.run(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
-            graph.launch(stream)
+            backend.run_launches(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
+            graph.launch_graph(stream)
     cupy.cuda.Device().synchronize()
     assert all((c == expected).all() for c in results)
 
@@ -110,7 +110,7 @@ def test_layouts_of_one_problem_agree() -> None:
     a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
     for left, right in product((a, cupy.asfortranarray(a)), (b, cupy.asfortranarray(b))):
-        found = DeviceBackend().multiply("tile", left, right)
+        found = DeviceBackend().multiply_by_plan("tile", left, right)
         assert float(abs(found - expected).max()) < 1e-3
 
 
@@ -119,7 +119,7 @@ def test_unaligned_problems_use_the_other_kernel() -> None:
     assert record_plan_for_device(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((130, 257), cupy.float32), rng.standard_normal((257, 301), cupy.float32)
-    found = DeviceBackend().multiply("tile.deep", a, b)
+    found = DeviceBackend().multiply_by_plan("tile.deep", a, b)
     assert float(abs(found - a.astype(cupy.float64) @ b.astype(cupy.float64)).max()) < 1e-3
 
 

@@ -33,7 +33,7 @@ def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
     a, c = cupy.asarray(x), cupy.asarray(old)
     found = record_plan_for_device(Plan.parse(plan), problem)
     workspace = cupy.zeros(max(found.workspace, 1), cupy.uint8)
-    DeviceBackend().run(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
+    DeviceBackend().run_launches(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
     return cupy.asnumpy(c).astype(np.float64)
 
 

@@ -84,7 +84,7 @@ def check(
     )
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
-    DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
+    DeviceBackend().run_launches(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
     expected = alpha * (left @ right) + (beta * old if beta else 0)
     room = abs(alpha) * (abs(left) @ abs(right)) + abs(beta * old)
     worst = float((abs(wide(c.matrix, dtype) - expected) / room).max())
@@ -163,16 +163,16 @@ def test_streams_and_graphs() -> None:
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = (
         record_plan_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
-        backend.multiply("tile", a, b),
+        backend.multiply_by_plan("tile", a, b),
     )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     results = [cupy.full((n, n), cupy.nan, cupy.float16) for _ in range(6)]
-    graphs = [backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]
+    graphs = [backend.captured_graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]
     cupy.cuda.Device().synchronize()
     for _ in range(5):
         for stream, direct, graph in zip(streams, results[:3], graphs, strict=True):
-            backend.run(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
-            graph.launch(stream)
+            backend.run_launches(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
+            graph.launch_graph(stream)
     cupy.cuda.Device().synchronize()
     assert all((c == expected).all() for c in results)
 

@@ -184,7 +184,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | T
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {
         name: operand(memory[name][shift:], layout, shape)
-        for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True)
+        for name, layout, shape in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True)
     }
     for x in views.values():
         x[...] = rng.integers(-3, 4, x.shape)

@@ -146,7 +146,7 @@ def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, in
     tape = record_operations(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
     memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
-    for name, shape in zip("ABC", problem.shapes, strict=True):
+    for name, shape in zip("ABC", problem.matrix_shapes, strict=True):
         views[name] = np.ndarray(shape, dtype, memory[name])
     for name in "AB":
         views[name][...] = rng.integers(-3, 4, views[name].shape)

@@ -85,7 +85,7 @@ def played(problem: Problem, leaf: str) -> None:
     rng, dtype, n, k = np.random.default_rng(5), problem.dtype, problem.m, problem.k
     memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {}
-    for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True):
+    for name, layout, shape in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True):
         strides = [step * problem.itemsize for step in layout.strides]
         views[name] = np.ndarray(shape, dtype, memory[name][GUARD:], 0, strides)
         views[name][...] = rng.integers(-3, 4, shape)

@@ -259,7 +259,7 @@ def test_triangles_on_the_host(fill: Fill, orders: str, alpha: float, beta: floa
         a, b = (Layout(order, -(-side // 4) * 4) for order, side in zip(orders, sides, strict=True))  # type: ignore[arg-type]
         problem = Problem(n, k, n, "float32", (a, b, Layout("C", n + gap)), alpha, beta, "symmetric", 1, fill)
         rng, whole, views = np.random.default_rng(3), {}, {}
-        for name, layout, (rows, cols) in zip("ABC", problem.layouts, problem.shapes, strict=True):
+        for name, layout, (rows, cols) in zip("ABC", problem.layouts, problem.matrix_shapes, strict=True):
             lines = rows if layout.order == "C" else cols
             whole[name] = floats(lines * layout.leading + 64)
             views[name] = np.ndarray((rows, cols), np.float32, whole[name], 0, [4 * step for step in layout.strides])

@@ -204,7 +204,9 @@ def test_a_batch() -> None:
     memory["A"][:], memory["B"][:] = (bits_of(x, "float16").ravel() for x in (a, b))
     problem = Problem(m, k, n, "float16")
     (op,) = (op for op in record_operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
-    left, right, dest = (x._replace(stride=s) for x, s in zip(op.pieces, (k * n, m * k, m * n + 8), strict=True))
+    left, right, dest = (
+        x._replace(stride=s) for x, s in zip(op.operands_and_result, (k * n, m * k, m * n + 8), strict=True)
+    )
     made = made_op(problem, TOGETHER, count=count, left=left, right=right, dest=dest)
     play(wgmma_launch(made), memory)
     layers = memory["C"].reshape(count, -1)

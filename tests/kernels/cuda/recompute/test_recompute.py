@@ -77,7 +77,7 @@ class Arrays:
 
     def __init__(self, of: Problem, shift: int) -> None:
         self.memory, self.views = [], []
-        for (rows, cols), x in zip(of.shapes, of.layouts, strict=True):
+        for (rows, cols), x in zip(of.matrix_shapes, of.layouts, strict=True):
             lines, length = (rows, cols) if x.order == "C" else (cols, rows)
             whole = floats(lines * x.leading + shift)
             part = whole[shift:].reshape(lines, x.leading)[:, :length]

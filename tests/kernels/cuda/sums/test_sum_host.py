@@ -167,7 +167,7 @@ def test_sums_that_read_a_row_for_all_rows(text: str, dtype: str, host: Any) -> 
 
 def _check_on_host(op: SumOp, problem: Problem, kind: Any, shift: int, host: Any) -> None:
     rng = np.random.default_rng(3)
-    shapes = dict(zip("ABC", zip(problem.shapes, problem.layouts, strict=True), strict=True))
+    shapes = dict(zip("ABC", zip(problem.matrix_shapes, problem.layouts, strict=True), strict=True))
     operands = {name: operand(*shape, layout, kind, shift) for name, (shape, layout) in shapes.items()}
     size = record_workspace(op, kind)
     operands["W"] = operand(1, size, Layout("C", size), kind)
