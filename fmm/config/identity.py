@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.config.reader import JsonValue
 from fmm.kernels.cpu.blas_kernel import cpuinfo_field
-from fmm.kernels.cpu.compiled_sums import compiler_installed
+from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def cpu_identity(threads: int) -> Identity:
     versions = {
         "numpy": np.__version__,
         "blas": _blas_version(),
-        SUMS_VERSION_NAME: COMPILED_SUMS if compiler_installed() else "numpy",
+        SUMS_VERSION_NAME: COMPILED_SUMS if is_compiler_installed() else "numpy",
     }
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 

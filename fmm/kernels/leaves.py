@@ -16,9 +16,9 @@ tStrassen and tWinograd of Li, Ranka and Sahni.
 
 The leaf `bytes` multiplies 8-bit integers, and only below a level of residues (fmm.kernels.plans.levels.residues).
 
-The suffix `.inner` of a leaf sets the layout of the last level's sums: both operands of a leaf product are contiguous
-along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n. On a CPU,
-sums always have the layouts of A and B.
+The suffix `.inner` of a leaf sets the layout of the last level's sums. Both operands of a leaf product are then
+contiguous along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n.
+On a CPU, sums always have the layouts of A and B.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 from math import sqrt
 
 from fmm.dtypes import BYTE_TYPE, COMPLEX_TYPES, FLOAT_TYPES, INTEGERS, RING_TYPES
-from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
+from fmm.kernels.cpu.exact_product import exact_product, exact_workspace_bytes
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
     ALL_STRATEGIES,
@@ -150,7 +150,7 @@ DIGITS_LEAF = Leaf(
     types_in_blocks=("bool",),
     call_text="products of digits",
     launches=8,
-    scratch=exact_workspace,
+    scratch=exact_workspace_bytes,
     host_product_with_scratch=exact_product,
     forms=("alone", "nested"),
     unprobed=("alone", "nested"),

@@ -25,7 +25,7 @@ _CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
 def clear_on_registration(cached: CachedFunctionT) -> CachedFunctionT:
-    """Clear the cache of this lru_cache'd function at every registration, because its results depend on the rows."""
+    """Clear the function's cache at every registration, because the function's results depend on registered rows."""
     _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 

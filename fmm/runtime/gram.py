@@ -16,7 +16,7 @@ from fmm.arrays.library import Library, Setting
 from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
-from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
+from fmm.kernels.cpu.triangle_product import hermitian_product, needs_panels
 from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -405,6 +405,6 @@ def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
         copied = not ((a.flags.forc and a.flags.aligned) or is_blas_readable(a))
         return "numpy.matmul of a copy: BLAS's syrk, one triangle, and NumPy's mirror" if copied else ""
     side, inner = a.shape if rows else a.shape[::-1]
-    if uses_panels(side, inner):
+    if needs_panels(side, inner):
         return "numpy.matmul: one triangle in panels of rows, each mirrored"
     return "numpy.matmul: a whole product, with one triangle mirrored"

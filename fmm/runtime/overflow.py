@@ -75,7 +75,7 @@ def frobenius_norm_bound(x: Array, threads: Threads) -> float:
     parts = [line[start : start + SQUARES_PER_SUM] for line in lines for start in range(0, len(line), SQUARES_PER_SUM)]
     found: list[float] = []
     each = max(SQUARES_PER_TASK // max(len(lines[0]), 1), SQUARES_PER_TASK // SQUARES_PER_SUM)
-    threads.run([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
+    threads.run_tasks([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
     lost = float(np.finfo(real).tiny)  # bound of a square that underflows
     return math.sqrt(total * SUM_ROUNDING_FACTOR + lost * 2 * x.size)
@@ -107,7 +107,7 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
         band = rows[start : start + height]
         found.append((band.max(), band.min()))
 
-    threads.run([lambda start=start: scan(start) for start in range(0, len(rows), height)])  # type: ignore[misc]
+    threads.run_tasks([lambda start=start: scan(start) for start in range(0, len(rows), height)])  # type: ignore[misc]
     return float(np.abs(np.array(found)).max())
 
 

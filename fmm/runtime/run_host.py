@@ -24,7 +24,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, Array
 from fmm.kernels.cpu.numpy_backend import ProgressCallback
 from fmm.kernels.cpu.openblas import loaded_openblas
-from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, backend_for
+from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, plan_backend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
@@ -222,7 +222,7 @@ class _PlanMultiplier:
         # A leaf that distributes its own work over the threads runs alone.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
-        with backend_for(self.threads.count, flops, self.report) as backend:
+        with plan_backend(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
                 backend.run_check((a, b), partial(self._check_overflow, a, b, backend.threads))
             self.has_begun = True

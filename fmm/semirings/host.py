@@ -130,7 +130,7 @@ class NumpySemiring:
             tasks: list[Callable[[], None]] = []
             for rows, cols in _piece_ranges(dest, x.shape[1]):
                 tasks.append(partial(self._compute_piece, x[rows], y[:, cols], before, dest, part, rows, cols))
-            Threads(self.threads).run_interruptibly(tasks)
+            Threads(self.threads).run_tasks_interruptibly(tasks)
 
     def _compute_piece(
         self,

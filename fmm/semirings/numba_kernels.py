@@ -60,7 +60,7 @@ class CompiledSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_interruptibly(tasks)
+        Threads(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
             arguments.record_steps(step)
 

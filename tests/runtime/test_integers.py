@@ -35,7 +35,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("PANEL_BYTES", 1024),
     ):
         monkeypatch.setattr(exact_product, name, value)
-    monkeypatch.setattr(exact_product, "MIN_THREADED_NUMBERS", 0)
+    monkeypatch.setattr(exact_product, "MIN_THREADED_ELEMENTS", 0)
     monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     forget()
     yield

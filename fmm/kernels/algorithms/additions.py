@@ -40,7 +40,7 @@ class AdditionProgram:
 
     @property
     def addition_count(self) -> int:
-        """Return the number of additions and subtractions. A line of t terms has t - 1; scalings do not count."""
+        """Return the number of additions and subtractions. A line of t terms counts t - 1; scalings do not count."""
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
     def coefficient_matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
@@ -57,10 +57,10 @@ def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) ->
 
 
 def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program that computes common sums once: again and again, the most frequent pair of terms becomes a line.
+    """Return a program that computes common sums once, by greedy elimination of the most frequent pair of terms.
 
-    Greedy elimination of pairs is not optimal in general, but deterministic. For the shipped schemes, the greedy
-    program has the number of additions known from the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
+    Greedy elimination of pairs is not optimal in general, but deterministic. For the shipped schemes, the number of
+    additions is the number known from the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
@@ -173,7 +173,8 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """Return the program that computes alpha * output + beta * old for each output of `program`.
 
-    The old values are further inputs, one for each output. A join of A B becomes C = alpha A B + beta C.
+    The old values are further inputs, one for each output. If `program` joins A B from products, the result computes
+    C = alpha A B + beta C.
     """
     if (alpha, beta) == (1, 0):
         return program

@@ -13,13 +13,14 @@ magnitude of digit i is at most 2^(w_i - 1). The bits above the last offset are 
 weighted by 2^(o_i), is x modulo 2^bits. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1, and at
 most 2^(bits - 1 - o).
 
-The product of a_0 + 2^w a_1 and b_0 + 2^w b_1 needs three products of digits, by Karatsuba's identity: a_0 b_1 + a_1
-b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products. Products with a
-weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1 b_2, a_2 b_1 and a_2 b_2
-vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The products a_0
-b_2 and a_2 b_0 have equal weights: if their planes are adjacent, one BLAS call of twice the inner length computes their
-sum. The total is five products. A product of two polynomials modulo x^3 needs five products over any field. Residues
-would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a product.
+Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity. The identity is
+a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products.
+Products with a weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1 b_2, a_2
+b_1 and a_2 b_2 vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The
+products a_0 b_2 and a_2 b_0 have equal weights. If their planes are adjacent, one BLAS call of twice the inner length
+computes their sum. The total is five products. A product of two polynomials modulo x^3 needs five products over any
+field. Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k
+bits of a product.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[TableStep, ...]
-    fringe: str = "pad"  # the declared word, one of FRINGE_KINDS
+    fringe: str = "pad"  # the fringe that the table declares, one of FRINGE_KINDS
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
@@ -225,11 +225,11 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
 
 
 class TableKernelCall(NamedTuple):
-    """A line of a table that calls a kernel (or `close`) by name."""
+    """A call in a table: the name of a kernel, or `close` in closure tables, and the blocks of the call."""
 
     name: str
     places: tuple[str, ...]
-    where: str  # the file and the line, for messages of errors
+    where: str  # the file and the line of the call, for error messages
 
 
 class ParsedTable(NamedTuple):

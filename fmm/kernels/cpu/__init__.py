@@ -1,1 +1,1 @@
-"""Plans on the host: sums in NumPy on several threads, products by BLAS, two of them side by side."""
+"""Run plans on the CPU: sums in NumPy on several threads, and products by BLAS, two products concurrently."""

@@ -1,14 +1,17 @@
-"""Sums in compiled loops, where llvmlite is installed (it comes with Numba): every number is loaded and stored once.
+"""Compute sums in compiled loops, which load and store every element once; this needs llvmlite, a part of Numba.
 
-NumPy adds two arrays at a time, so the terms of a longer sum pass through the cache repeatedly, and every line of a
-result is fetched before it is written. Here a schedule of elementwise calls becomes one LLVM function. It loads one
-64-byte line of each array, computes in registers, and stores. Results that begin on cache lines and exceed the caches
-are written directly to memory. The operations and their order are NumPy's, so the results are equal bit for bit.
+NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
+cache line of a result is fetched before it is written. This module compiles a schedule of elementwise calls to one LLVM
+function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results. Results
+that start on cache lines and exceed the caches are stored directly to memory. The operations have the same order as in
+NumPy, so the results are bitwise equal.
 
-Real and imaginary parts of one complex matrix are loaded together and separated in registers; likewise for stores.
+Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
+store.
 
-NumPy still computes complex coefficients, other arrays with gaps within a row, and sums too short to compile. It also
-computes new sums where little address space is left (`ulimit -v`): LLVM aborts the process if it gets no memory.
+NumPy computes sums with complex coefficients, sums of other arrays with gaps within a row, and small sums. If little
+address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet, because LLVM aborts the process
+when it gets no memory.
 """
 
 from __future__ import annotations
@@ -27,42 +30,42 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.sum_schedule import CallSchedule
 
-LINE_BYTES = 64  # bytes of a cache line
-MIN_BLOCK_NUMBERS = 1 << 16  # numbers in a block from which compiled sums are used
-MIN_STREAMED_BYTES = 4 << 20  # bytes of results from which they are stored past the caches
-TASK_BYTES = 1 << 20  # bytes of a result that one task writes
-LLVM_BYTES = 512 << 20  # bytes of address space that must be free before LLVM starts or compiles
+CACHE_LINE_BYTES = 64
+MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
+MIN_STREAMED_BYTES = 4 << 20  # smallest size of the results for which stores bypass the caches
+TASK_BYTES = 1 << 20  # number of bytes of a result that one task writes
+LLVM_ADDRESS_BYTES = 512 << 20  # address space in bytes that must be free before LLVM starts or compiles
 REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
-Pairs = tuple[tuple[int, int], ...]
+SlotPairs = tuple[tuple[int, int], ...]
 
-_function_numbers = counted()  # numbers in the names of compiled functions
+_function_numbers = counted()  # numbers for unique names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls on a window of the arrays; an empty list where NumPy must run them."""
+    """Return tasks that run the schedule's calls on a window of the arrays; none if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
-    if rows * cols < MIN_BLOCK_NUMBERS:
+    if rows * cols < MIN_BLOCK_ELEMENTS:
         return []
     try:
-        return _compiled_tasks(schedule, slots, window) if compiler_works() else []
+        return _compiled_tasks(schedule, slots, window) if is_compiler_usable() else []
     except MemoryError:
         return []
 
 
 def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return the tasks of `sum_tasks` for large blocks; raise MemoryError where LLVM lacks address space."""
+    """Return the tasks of `sum_tasks` for a large block; raise MemoryError if LLVM lacks address space."""
     views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
     first = next(iter(results.values()))
-    kind, pairs = first.dtype.name, parts_of_complex(views, results)
+    kind, pairs = first.dtype.name, complex_part_pairs(views, results)
     scaled = any(call.op == "scale" for call in schedule.calls)
     parted = {slot for pair in pairs for slot in pair}
     gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
     if gaps or kind not in REAL_TYPES or (scaled and kind != REAL_TYPES[kind]):
         return []
-    ends = {second for _, second in pairs}  # imaginary parts, stored with their real parts
+    ends = {second for _, second in pairs}  # imaginary parts, which are stored together with their real parts
     lines = all(_is_line_aligned(x) for i, x in results.items() if i not in ends)
     past = lines and sum(x.nbytes for x in results.values()) >= MIN_STREAMED_BYTES
     function = compiled_function(schedule, len(slots), REAL_TYPES[kind], past, pairs)
@@ -70,8 +73,8 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
     return list(_band_tasks(function, list(views.values()), numbers))
 
 
-def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
-    """Return pairs of slots that are the real and imaginary parts of one complex matrix, both read or both written."""
+def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
+    """Return the pairs of slots that are real and imaginary parts of a complex matrix, both read or both written."""
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
     return tuple(
@@ -84,7 +87,7 @@ def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pai
 
 
 def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
-    """Yield a task for each band of rows."""
+    """Yield a task for each band of rows, which calls the compiled function."""
     rows = len(views[0])
     height = max(TASK_BYTES // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
@@ -94,11 +97,11 @@ def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: 
 
 
 def _is_line_aligned(x: Array) -> bool:
-    return not (x.__array_interface__["data"][0] % LINE_BYTES or x.strides[0] % LINE_BYTES)
+    return not (x.__array_interface__["data"][0] % CACHE_LINE_BYTES or x.strides[0] % CACHE_LINE_BYTES)
 
 
 def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
-    """Return the array slots that the calls read or write."""
+    """Return the slots of arrays that the calls read or write; scratch slots are excluded."""
     named = {slot for call in schedule.calls for slot in (call.dest, call.first, call.second)}
     return tuple(slot for slot in range(count) if slot in named)
 
@@ -110,35 +113,35 @@ def result_slots(schedule: CallSchedule, count: int) -> list[int]:
 # ---- LLVM
 
 
-def compiler_installed() -> bool:
-    """Return True if llvmlite is installed, without importing it."""
+def is_compiler_installed() -> bool:
+    """Return True if llvmlite is installed; llvmlite is not imported."""
     return find_spec("llvmlite") is not None
 
 
 @lru_cache(maxsize=1)
-def compiler_works() -> bool:
-    """Return True if llvmlite is installed and works on this machine; MemoryError where LLVM lacks address space."""
-    if not compiler_installed():
+def is_compiler_usable() -> bool:
+    """Return True if llvmlite is installed and works here; raise MemoryError if LLVM lacks address space."""
+    if not is_compiler_installed():
         return False
-    check_address_space()
+    require_address_space()
     try:
         _compiler_engine()
-    except Exception:  # whatever is wrong with llvmlite, NumPy can do the sums
+    except Exception:  # if llvmlite fails for any reason, NumPy computes the sums
         return False
     return True
 
 
-def check_address_space() -> None:
-    """Raise MemoryError unless the process may map LLVM_BYTES more: without memory LLVM aborts the process."""
+def require_address_space() -> None:
+    """Raise MemoryError unless LLVM_ADDRESS_BYTES of address space are free; LLVM would abort without memory."""
     try:
-        mmap(-1, LLVM_BYTES).close()
+        mmap(-1, LLVM_ADDRESS_BYTES).close()
     except OSError:
-        raise MemoryError(f"less than {LLVM_BYTES >> 20} MiB of address space for LLVM") from None
+        raise MemoryError(f"less than {LLVM_ADDRESS_BYTES >> 20} MiB of address space for LLVM") from None
 
 
 @lru_cache(maxsize=1)
 def _compiler_engine() -> tuple[Any, Any]:
-    """Return a compiler for this processor, and the engine that holds its functions."""
+    """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
     with suppress(RuntimeError):  # later versions initialize themselves, and raise here
@@ -153,15 +156,16 @@ def _compiler_engine() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=512)
 def compiled_function(
-    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs = ()
+    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs = ()
 ) -> Callable[..., None]:
-    """Return the schedule as a compiled function of rows, numbers in a row, addresses, and row strides in bytes.
+    """Return a compiled function that runs the schedule.
 
-    Addresses and strides are those of the used arrays, in order. MemoryError where LLVM lacks address space.
+    The function's arguments are the number of rows, the number of elements in a row, the addresses of the used arrays
+    in slot order, and their row strides in bytes. MemoryError is raised if LLVM lacks address space.
     """
     from llvmlite import binding
 
-    check_address_space()
+    require_address_space()
 
     name = f"sum{next(_function_numbers)}"
     module = binding.parse_assembly(str(_SumFunction(schedule, count, kind, past_caches, pairs, name).module))
@@ -174,19 +178,20 @@ def compiled_function(
 
 
 class _SumFunction:
-    """LLVM IR of one function: for each row a loop over lines, then a loop over the remaining numbers."""
+    """A builder of one LLVM function: for each row a loop over cache lines, then a loop over the other elements."""
 
     def __init__(
-        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs, name: str
+        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs, name: str
     ) -> None:
         from llvmlite import ir
 
         self.ir, self.schedule, self.count, self.past_caches = ir, schedule, count, past_caches
-        self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}  # the slot of the other part
+        # slot of a real or imaginary part -> slot of the other part
+        self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
         self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
         self.size = np.dtype(kind).itemsize
-        self.width = LINE_BYTES // self.size
+        self.width = CACHE_LINE_BYTES // self.size
         self.long, self.module = ir.IntType(64), ir.Module(name)
         longs = self.long.as_pointer()
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
@@ -211,7 +216,7 @@ class _SumFunction:
         self._emit_loop(whole, numbers, 1, lambda at: self._emit_calls(starts, at, self.number))
 
     def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
-        """Emit for (at = first; at < end; at += step)."""
+        """Emit the loop `for (at = first; at < end; at += step) body(at)`."""
         build = self.builder
         before, head = build.block, build.append_basic_block()
         inside, after = build.append_basic_block(), build.append_basic_block()
@@ -227,7 +232,7 @@ class _SumFunction:
         build.position_at_end(after)
 
     def _emit_calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
-        """Emit all calls on one line, or one number, of each array."""
+        """Emit all calls of the schedule on one cache line, or one element, of each array."""
         values = dict[int, Any]()
         places = {slot: self._emit_address(slot, start, at, kind) for slot, start in starts.items()}
 
@@ -239,7 +244,7 @@ class _SumFunction:
         results = result_slots(self.schedule, self.count)
         for slot in used_slots(self.schedule, self.count):
             if slot not in results:
-                value(slot)  # before anything is stored: results may share memory with reads
+                value(slot)  # load all reads before the first store, because results may share memory with reads
         for call in self.schedule.calls:
             values[call.dest] = self._emit_call(call.op, call.factor, kind, value, call.first, call.second)
         for slot in results:
@@ -251,7 +256,7 @@ class _SumFunction:
                 self._emit_store(both, places[slot])
 
     def _emit_address(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
-        """Return the address of a slot's line or number; for parts of complex numbers, that of both parts."""
+        """Return the address of a slot's cache line or element; real and imaginary parts share one address."""
         build, parted = self.builder, slot in self.other
         offset = build.mul(at, self._ir_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
@@ -259,7 +264,7 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Load a slot's line or number; for parts of complex numbers, both parts."""
+        """Load a slot's cache line or element; if the slot is a part of a complex matrix, load both parts."""
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
@@ -268,7 +273,7 @@ class _SumFunction:
         return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """Return the numbers of two lines in this order."""
+        """Return a vector with the elements of two cache lines in this order."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)
@@ -277,7 +282,7 @@ class _SumFunction:
         build = self.builder
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
-        if op == "negate":  # 0 - x, as in numpy_backend.py
+        if op == "negate":  # computed as 0 - x, as in numpy_backend.py
             return build.fsub(self._ir_constant(kind, 0.0), value(first))
         if op == "scale":
             return build.fmul(value(first), self._ir_constant(kind, float(factor)))
@@ -289,6 +294,6 @@ class _SumFunction:
 
     def _emit_store(self, value: Any, place: Any) -> None:
         lines = self.past_caches and value.type != self.number
-        made = self.builder.store(value, place, align=LINE_BYTES if lines else self.size)
+        made = self.builder.store(value, place, align=CACHE_LINE_BYTES if lines else self.size)
         if lines:
             made.set_metadata("nontemporal", self.module.add_metadata([self.ir.Constant(self.ir.IntType(32), 1)]))

@@ -1,11 +1,13 @@
-"""Exact products of integers on the host: BLAS multiplies planes of digits, whose products are added modulo 2^bits.
+"""Compute exact integer products on the CPU: BLAS multiplies planes of digits, and products are added modulo 2^bits.
 
-fmm.kernels.algorithms.digits chooses the planes and shows that the result is exact. C is computed in blocks, which
-bounds the memory of the planes. The planes of a block of A and of B are written panel by panel and multiplied tile by
-tile, and each tile's products are added to C at once. Where BLAS can be limited to one thread, each worker multiplies
-and adds a tile by itself; else the workers share the panels between BLAS's products.
+fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
+(submatrices), which limits the memory of the planes. The planes of a block of A and of B are written in panels of rows
+and multiplied in tiles. The products of a tile are added to C immediately. If BLAS can be limited to one thread, each
+worker multiplies and adds its own tile. Otherwise BLAS uses all threads for a product, and the workers share the panels
+between two products.
 
-A product of bool is or-and: a sum of zeros and ones is zero only if all terms are, however it is rounded.
+A product of bool matrices uses `or` and `and`. One float32 product suffices, because a rounded sum of zeros and ones is
+zero only if all terms are zero.
 """
 
 from __future__ import annotations
@@ -23,24 +25,24 @@ from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, fastest_
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cpu.worker_threads import on_worker_thread
+from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
-BLOCK_SIDE = 2048  # rows and columns of a block of C
-PLANE_DEPTH = 4096  # columns of all planes of A together that are in memory at a time, and rows of B's planes
-TILE_ROWS = 512  # rows of a tile that one thread multiplies
-MIN_TILE_SIDE = 64  # least rows or columns of a tile
-PANEL_BYTES = 256 * 1024  # bytes of one array that are split or added at a time
-MIN_THREADED_NUMBERS = 1 << 18  # entries of A and B together from which several threads are used
+BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
+PLANE_DEPTH = 4096  # largest total number of columns of A's planes in memory, and of rows of B's planes
+TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
+MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
+PANEL_BYTES = 256 * 1024  # bytes of a panel, the rows of an array that one task splits or adds
+MIN_THREADED_ELEMENTS = 1 << 18  # smallest total number of elements of A and B for which several threads are used
 MAX_PLANES = 4  # largest number of planes of an operand
-WIDEST_ITEMSIZE = 8  # bytes of the widest type of the planes
+WIDEST_ITEMSIZE = 8  # bytes of the largest element type of the planes
 
-Task = Callable[[], None]
-Part = tuple[slice, slice]
+TileTask = Callable[[], None]
+TilePart = tuple[slice, slice]
 
 
-def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
-    """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
+def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
+    """Return the workspace in bytes for the planes and tiles of a product of any type; a batch reuses the workspace."""
     rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(
@@ -52,13 +54,13 @@ def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
-    """Compute dest = left right modulo 2^bits, or or-and of bool. `memory` has `exact_workspace` bytes."""
+    """Compute dest = left right modulo 2^bits, or the logical product of bool; `memory` is the workspace."""
     if not left.size or not right.size:
         dest.fill(0)
         return
-    if left.size + right.size < MIN_THREADED_NUMBERS:
+    if left.size + right.size < MIN_THREADED_ELEMENTS:
         threads = Threads(1)
-    if _by_columns(dest):
+    if _is_column_major(dest):
         left, right, dest = right.T, left.T, dest.T
     logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
     if logical:
@@ -67,13 +69,13 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
         digits, inner = fastest_digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
-    concurrent = threads.count > 1 and on_worker_thread()
+    concurrent = threads.count > 1 and is_worker_thread()
     with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
-        _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).run()
+        _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).compute_product()
 
 
 def describe_digits(dtype: str, k: int) -> str:
-    """Return how numbers of this type are multiplied, for `explain`, where their magnitude is unknown."""
+    """Return text for `explain` about the products of this type, when the magnitude of the numbers is unknown."""
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
@@ -84,7 +86,7 @@ def describe_digits(dtype: str, k: int) -> str:
 
 
 class _BlockedProduct:
-    """C = A B in blocks of all three dimensions."""
+    """The product C = A B, computed in blocks of all three dimensions."""
 
     def __init__(
         self,
@@ -102,12 +104,12 @@ class _BlockedProduct:
         counts = [len(cut.order) for cut in (digits.left, digits.right)]
         self.depth = _equal_part_length(self.k, min(inner, PLANE_DEPTH // max(counts)))
         arena = Arena(memory, np.dtype(digits.real))
-        self.left = arena.allocate(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
-        self.right = arena.allocate(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
+        self.left = arena.allocate(self.rows, counts[0] * self.depth, fortran=_is_column_major(self.a))
+        self.right = arena.allocate(counts[1] * self.depth, self.cols, fortran=_is_column_major(self.b))
         high = min(self.rows, TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS)
         self.tiles = deque(arena.allocate(high, self.cols) for _ in range(at_once))
 
-    def run(self) -> None:
+    def compute_product(self) -> None:
         (m, n), split_right = self.c.shape, None
         for col, row, start in product(range(0, n, self.cols), range(0, m, self.rows), range(0, self.k, self.depth)):
             rows, cols, inner = (
@@ -116,32 +118,34 @@ class _BlockedProduct:
                 slice(start, min(start + self.depth, self.k)),
             )
             depth = inner.stop - inner.start
-            tasks = self._split(self.a[rows, inner], self.digits.left, self.left[: rows.stop - row], depth, 1)
+            tasks = self._split_tasks(self.a[rows, inner], self.digits.left, self.left[: rows.stop - row], depth, 1)
             if split_right != (col, start):
-                tasks += self._split(self.b[inner, cols], self.digits.right, self.right[:, : cols.stop - col], depth, 0)
-            self.threads.run(tasks)
+                tasks += self._split_tasks(
+                    self.b[inner, cols], self.digits.right, self.right[:, : cols.stop - col], depth, 0
+                )
+            self.threads.run_tasks(tasks)
             split_right = col, start
-            self._multiply(self.c[rows, cols], depth, start == 0)
+            self._multiply_block(self.c[rows, cols], depth, start == 0)
 
-    def _split(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[Task]:
-        """Return tasks that split the panels of an operand's block into planes, adjacent along the axis."""
+    def _split_tasks(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[TileTask]:
+        """Return tasks that split the panels of an operand's block into planes, which are adjacent along the axis."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
-        if _by_columns(x):
+        if _is_column_major(x):
             x, outs = x.T, [out.T for out in outs]
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
-    def _multiply(self, c: Array, depth: int, first: bool) -> None:
-        """Add a product to a block of C; the first product of a block overwrites it."""
+    def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
+        """Add a product to a block of C; the first product of a block overwrites the block."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
-        tasks = [partial(self._tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
+        tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
-            self.threads.run(tasks)
+            self.threads.run_tasks(tasks)
         else:
             for task in tasks:
                 task()
 
-    def _tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
+    def _multiply_tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
         whole = self.tiles.pop()
         p = whole[: c.shape[0], : c.shape[1]]
         for number, x in enumerate(self.digits.products):
@@ -153,12 +157,12 @@ class _BlockedProduct:
                 for task in tasks:
                     task()
             else:
-                self.threads.run(tasks)
+                self.threads.run_tasks(tasks)
         self.tiles.append(whole)
 
 
-def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
-    """Yield the tiles of a block: bands of rows, in a multiple of the threads; for few rows, bands of columns."""
+def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
+    """Yield the tiles of a block: bands of rows, as many for each thread, or bands of columns if the rows are few."""
     high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
@@ -170,38 +174,38 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
 
 
 def _equal_part_length(side: int, most: int) -> int:
-    """Return the length of equal parts of a side, at most `most` each."""
+    """Return the length of the equal parts into which a side is divided, where each part is at most `most` long."""
     return -(-side // -(-side // most)) if side else 1
 
 
-def _by_columns(x: Array) -> bool:
+def _is_column_major(x: Array) -> bool:
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 
 
 def _cache_bands(x: Array) -> Iterator[slice]:
-    """Yield bands of rows that fit in a cache."""
+    """Yield bands of rows of at most PANEL_BYTES bytes, which fit in a cache."""
     height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))
 
 
-# ---- one panel
+# ---- work on one panel
 
 
 def _largest_magnitude(x: Array, threads: Threads) -> int:
-    """Return the largest absolute value."""
-    x = x.T if _by_columns(x) else x
+    """Return the largest absolute value in an integer matrix."""
+    x = x.T if _is_column_major(x) else x
     found: list[tuple[Any, Any]] = []
 
-    def scan(rows: slice) -> None:
+    def scan_rows(rows: slice) -> None:
         found.append((x[rows].max(), x[rows].min()))
 
-    threads.run([partial(scan, rows) for rows in _cache_bands(x)])
+    threads.run_tasks([partial(scan_rows, rows) for rows in _cache_bands(x)])
     return max(max(int(high), -int(low)) for high, low in found)
 
 
 def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
-    """Split a panel of integers into planes of digits."""
+    """Split a panel of integers into planes of digits, and write the planes to `outs`."""
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")
         return

@@ -1,4 +1,4 @@
-"""Run a plan on arrays: the walk's machine over a backend, which adds and multiplies, and a workspace."""
+"""Run a plan on arrays, with a backend that adds and multiplies and a workspace for temporaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
-_PART_ATTRIBUTES = {"re": "real", "im": "imag", "transpose": "T"}  # attributes of arrays
+_PART_ATTRIBUTES = {"re": "real", "im": "imag", "transpose": "T"}  # part of a place -> attribute of the array
 
 
 class Workspace(Protocol):
@@ -30,7 +30,7 @@ class Workspace(Protocol):
 
 
 class Backend(Protocol):
-    """Adds and multiplies arrays."""
+    """The operations on arrays that `ArrayMachine` needs."""
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
@@ -52,9 +52,9 @@ def execute_plan(
     fill: Fill = "full",
     added: Array | None = None,
 ) -> None:
-    """Compute C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
+    """Compute C = alpha A B + beta C with a plan, on arrays; C must overlap neither A nor B.
 
-    Where `added` is an array, beta multiplies this addend instead of C.
+    With beta = 0, C is never read. If `added` is an array, beta multiplies this addend instead of C.
     """
     machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
     if added is not None:
@@ -64,10 +64,10 @@ def execute_plan(
 
 @dataclass(frozen=True)
 class ArrayMachine(DefaultMachine):
-    """The walk's machine on arrays.
+    """The machine that runs a walk on arrays.
 
-    Leaves do not add to C: every sum is a step of its own. Products run one after the other, unless the backend runs
-    them concurrently.
+    Leaves do not add to C, so every sum is a separate step. Products run one after the other, unless the backend runs
+    products concurrently.
     """
 
     backend: Backend
@@ -105,7 +105,7 @@ class ArrayMachine(DefaultMachine):
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
     def _multiply_with_scratch(self, backend: NumpyBackend, leaf: str, triple: ProductMatrices) -> None:
-        """Multiply by a leaf that uses scratch memory."""
+        """Multiply with a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used_bytes
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)

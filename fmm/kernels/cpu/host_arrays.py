@@ -1,7 +1,7 @@
-"""NumPy arrays on the host: the workspace of a call, and NumPy's own products as they were when fmm was imported.
+"""Provide the workspace of a call on the CPU, and NumPy's own product functions as they were when fmm was imported.
 
-All of fmm that lets NumPy multiply imports `dot`, `inner` and `matmul` from here. A user who sets
-`numpy.matmul = fmm.matmul` replaces a name in NumPy, and fmm would call itself under that name.
+Every module of fmm that multiplies with NumPy imports `dot`, `inner` and `matmul` from this module. If a user sets
+`numpy.matmul = fmm.matmul`, a call of `numpy.matmul` inside fmm would call fmm again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_block(nbytes: int) -> Array:
-    """Return `nbytes` of uninitialised memory that starts on a cache line."""
+    """Return an array of `nbytes` uninitialised bytes that starts on a cache line."""
     raw = np.empty(nbytes + ALIGN_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGN_BYTES
     return raw[start : start + nbytes]
 
 
 class Arena:
-    """The workspace of one call: one block of memory, allocated like a stack.
+    """The workspace of one call: a single array of bytes, allocated like a stack.
 
-    The products of a level reuse each other's memory, since fresh pages cost more than the additions.
+    The products of a level reuse the same memory, because the first access to fresh pages takes longer than the
+    additions.
     """
 
     def __init__(self, memory: Array, dtype: np.dtype[Any]) -> None:
@@ -47,14 +48,14 @@ class Arena:
         return flat.reshape(rows, stride)[:, :cols]
 
     def take_bytes(self, nbytes: int) -> Array:
-        """Return `nbytes` bytes that start on a cache line."""
+        """Return an array of `nbytes` bytes that starts on a cache line."""
         start, self.used_bytes = self.used_bytes, self.used_bytes + -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
         self.peak = max(self.peak, self.used_bytes)
         assert self.used_bytes <= self.memory.nbytes, "the plan's workspace was counted too small"
         return self.memory[start : start + nbytes]
 
     def free_temporaries_since(self, mark: int) -> None:
-        """Free everything taken since `used` was `mark`."""
+        """Free everything that was allocated since `used_bytes` was `mark`."""
         self.used_bytes = mark
 
 

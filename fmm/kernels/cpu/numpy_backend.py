@@ -1,4 +1,4 @@
-"""The NumPy backend: products by numpy.matmul, sums in panels that stay in cache, on as many threads as BLAS uses."""
+"""Run a plan's steps with NumPy, on as many threads as BLAS uses: numpy.matmul, and sums in panels that fit a cache."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of one panel of one array. The panels of a whole sum then fit in a third-level cache. Smaller panels would fit
-# in a second-level cache, but threads would spend their time handing each other the GIL (measured).
+# Bytes of one array's panel. The panels of all arrays of a sum then fit in a third-level cache. Smaller panels would
+# fit in a second-level cache, but measurements showed that threads then spend their time waiting for the GIL.
 PANEL_BYTES = 256 * 1024
-# Least columns of a panel: shorter inner loops would cost NumPy more than they save.
+# Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024
 
 Window = tuple[slice, slice]
-ProgressCallback = Callable[[int], object]  # called with the multiply-adds of each finished product
+ProgressCallback = Callable[[int], object]  # called after each product with its number of multiply-adds
 
 
 @dataclass(frozen=True)
 class NumpyBackend:
-    """Runs the steps of a plan one by one, each on all threads."""
+    """A backend that runs the steps of a plan one after the other, each step on all threads."""
 
     threads: Threads
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Run a check of A and B before any product."""
+        """Call a check of A and B; this backend calls the check before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        """Multiply by the leaf's function for the host, or by numpy.matmul if the leaf has none."""
-        self.with_progress(host_product(leaf))(left, right, dest)
+        """Multiply with the leaf's own host function, or with numpy.matmul if the leaf has none."""
+        self.with_progress_report(host_product(leaf))(left, right, dest)
 
-    def with_progress(self, multiply: HostProductFunction) -> HostProductFunction:
-        """Return a function that multiplies likewise, and then reports the multiply-adds to `on_progress`."""
+    def with_progress_report(self, multiply: HostProductFunction) -> HostProductFunction:
+        """Return a function that calls `multiply` and then reports the number of multiply-adds to `on_progress`."""
         on_progress = self.on_progress
         if on_progress is None:
             return multiply
@@ -57,25 +57,25 @@ class NumpyBackend:
         return multiply_and_report
 
     def multiply_with_scratch(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
-        """Multiply by the leaf's function that needs scratch memory and starts threads itself."""
+        """Multiply with the leaf's host function that needs scratch memory and starts its own threads."""
         multiply = leaf_use(leaf).leaf.host_product_with_scratch
         assert multiply is not None
-        self.with_progress(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
+        self.with_progress_report(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
-        """Multiply one after the other, each product on all threads."""
+        """Compute the products one after the other, each product on all threads."""
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-        """Compute the lower triangle by BLAS; the leaf does not matter."""
-        self.with_progress(partial(triangle_product, params=params))(left, right, dest)
+        """Compute the lower triangle of a product with BLAS; `leaf` is ignored."""
+        self.with_progress_report(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
-        self.threads.run(list(mirror_tasks(step, source, dest)))
+        self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Run a program of sums. A read that is smaller than the writes counts as padded with zeros."""
+        """Compute a step's sums; an array in `reads` that is smaller than `writes` is treated as padded with zeros."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
@@ -85,14 +85,14 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
+            if not any(wanted):  # writes of 2 x 1 and 1 x 2 elements, for example, both lack the corner
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(schedule, slots, window)
             panels = _cache_panels(window, slots)
             tasks += compiled or [partial(_sum_panel, schedule, slots, panel) for panel in panels]
-        self.threads.run(tasks)
+        self.threads.run_tasks(tasks)
 
 
 def numpy_product(left: Array, right: Array, dest: Array) -> None:
@@ -108,7 +108,7 @@ def _covers_window(x: Array, window: Window) -> bool:
 
 
 def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
-    """Yield rectangles of the writes in which every array is either whole or absent."""
+    """Yield rectangles in which each array has either all elements or no element."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
         sorted({0, *(min(x.shape[axis], side) for x in (*reads, *writes))}) for axis, side in ((0, rows), (1, cols))
@@ -118,7 +118,7 @@ def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterato
 
 
 def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
-    """Yield panels of a region, wide rather than tall."""
+    """Yield the panels of a region; panels are wider than tall, so that NumPy's inner loops are long."""
     elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
     width = cols if cols <= 2 * MIN_PANEL_COLUMNS else -(-cols // max(cols // MIN_PANEL_COLUMNS, 1))
@@ -132,18 +132,19 @@ def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Win
 
 
 def _sum_panel(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> None:
-    """Run a schedule's calls on one panel."""
+    """Run a schedule's calls on one panel of the arrays."""
     views: list[Any] = [None if x is None else x[window] for x in slots]
     sample = next(v for v in views if v is not None)
     views += [np.empty(sample.shape, sample.dtype) for _ in range(schedule.scratch)]
     for call in schedule.calls:
-        _OPERATIONS[call.op](views, call)
+        _NUMPY_OPERATIONS[call.op](views, call)
 
 
-_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
+_NUMPY_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
-    # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.
+    # Not numpy.negative: in NumPy 2.3 and 2.4 it reads wrong elements if float32 elements are 16 bytes apart, or
+    # float64 elements 64 bytes.
     "negate": lambda v, c: np.subtract(0, v[c.first], out=v[c.dest]),
     "copy": lambda v, c: np.copyto(v[c.dest], v[c.first]),
     "zero": lambda v, c: v[c.dest].fill(0),
@@ -153,26 +154,26 @@ _OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 
 # ---- scaling by powers of two
 
-RESCALED_NUMBERS = 256 * 1024  # numbers that are read or scaled at a time
-ZERO_EXPONENT = -(1 << 20)  # the exponent of zero
+MAX_RESCALED_ELEMENTS = 256 * 1024  # largest number of elements that are read or scaled at once
+ZERO_EXPONENT = -(1 << 20)  # exponent that stands for the number zero
 
 
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
-    """Find or apply exponents of lines. Symbols have no magnitude: their exponent is 0."""
+    """Compute the exponents of lines, or scale lines by exponents; lines of symbols have exponent 0."""
     if isinstance(step, LineExponents):
-        dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
+        dest[0, :] = 0 if dest.dtype == object else _line_exponents(step, reads)
     elif dest.dtype == object:
         if dest is not reads[0]:
             dest[...] = reads[0]
     else:
-        _rescale(step, reads, dest)
+        _rescale_matrix(step, reads, dest)
 
 
-def _exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
+def _line_exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
     source = reads[0] if step.axis == 0 else reads[0].T
     found = np.empty(len(source), np.int64)
     along = step.sign * _as_integers(reads[1]) if step.sign else None
-    height = max(RESCALED_NUMBERS // source.shape[1], 1)
+    height = max(MAX_RESCALED_ELEMENTS // source.shape[1], 1)
     for top in range(0, len(source), height):
         found[top : top + height] = _largest_exponents(source[top : top + height], along)
     return np.right_shift(found - _as_integers(reads[-1]), 1) if step.against else found
@@ -189,12 +190,12 @@ def _largest_exponents(rows: Array, along: Array | None) -> Array:
     return np.where(finite & (largest > ZERO_EXPONENT), largest, 0)
 
 
-def _rescale(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
+def _rescale_matrix(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     source, vectors = reads[0], [_as_integers(x) for x in reads[1:]]
     rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
     cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0
     exponents = np.broadcast_to(rows + cols, source.shape)
-    height = max(RESCALED_NUMBERS // source.shape[1], 1)
+    height = max(MAX_RESCALED_ELEMENTS // source.shape[1], 1)
     with np.errstate(all="ignore"):
         for top in range(0, len(source), height):
             band = slice(top, top + height)

@@ -1,7 +1,8 @@
-"""NumPy's BLAS, where it is OpenBLAS with its own threads: how many threads it uses, and its syrk and herk.
+"""Control the threads of NumPy's BLAS and call its syrk and herk, if NumPy's BLAS is OpenBLAS with its own threads.
 
-`single_threaded_blas` limits BLAS to the calling thread for a while, so that two products run concurrently. The limit
-concerns the whole process: products of other threads use one thread meanwhile. Only one call of fmm at a time sets it.
+`single_threaded_blas` temporarily limits BLAS to the calling thread, so that two products can run concurrently. The
+limit applies to the whole process, so products in other threads use one thread meanwhile. Only one call of fmm sets the
+limit at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, retry_until_done
 
-# Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
+# Prefixes and suffixes of OpenBLAS's function names, in two generations of NumPy's wheels and in builds of Linux
+# distributions and conda.
 SYMBOL_PREFIXES, SYMBOL_SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
-OWN_THREADS_MODE = 1  # openblas_get_parallel's value for a library with its own threads (0: none, 2: OpenMP's)
+# value of openblas_get_parallel for a library with its own threads; 0 means no threads, 2 means OpenMP
+OWN_THREADS_MODE = 1
 
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """The threads of the OpenBLAS that numpy.matmul calls."""
+    """The OpenBLAS that numpy.matmul calls: functions that return and limit its number of threads."""
 
     count: Callable[[], int]
     limit: Callable[[int], object]
@@ -35,13 +38,13 @@ _paused_threads = 0
 
 
 def paused_blas_threads() -> int:
-    """Return the number of BLAS threads that a call of fmm has paused; 0 outside such calls."""
+    """Return the number of BLAS threads before a running call of fmm limited BLAS to one thread; 0 without a limit."""
     return _paused_threads
 
 
 @contextmanager
 def single_threaded_blas(count: int) -> Iterator[bool]:
-    """Limit BLAS to the calling thread, if it would use `count` threads now; yield False where that is impossible."""
+    """Limit BLAS to the calling thread if BLAS uses `count` threads now, and yield True; else yield False."""
     global _paused_threads
     library, lock = loaded_openblas(), _lock.now
     if library is None or not lock.acquire(blocking=False):
@@ -64,7 +67,7 @@ def single_threaded_blas(count: int) -> Iterator[bool]:
 
 @lru_cache(maxsize=1)
 def loaded_openblas() -> OpenBlas | None:
-    """Return the OpenBLAS that NumPy is linked with; None if there is none, or if its threads are not its own."""
+    """Return the OpenBLAS that NumPy is linked with; None for another BLAS, or if OpenBLAS uses OpenMP's threads."""
     library = _numpy_blas_library()
     for prefix, suffix in product(SYMBOL_PREFIXES, SYMBOL_SUFFIXES) if library else ():
         names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))
@@ -76,7 +79,7 @@ def loaded_openblas() -> OpenBlas | None:
 
 @lru_cache(maxsize=1)
 def openblas_kernel() -> str:
-    """Return the name of the kernel that NumPy's OpenBLAS runs, such as SkylakeX; empty for another library."""
+    """Return the name of the kernel that NumPy's OpenBLAS runs, such as SkylakeX; an empty string for another BLAS."""
     library = _numpy_blas_library()
     for prefix, suffix in product(SYMBOL_PREFIXES, SYMBOL_SUFFIXES) if library else ():
         if (corename := getattr(library, f"{prefix}get_corename{suffix}", None)) is not None:
@@ -86,9 +89,9 @@ def openblas_kernel() -> str:
 
 
 def cblas_function(name: str) -> tuple[Any, Any] | None:
-    """Return a function of the C interface, such as `dsyrk`, in NumPy's OpenBLAS, and its integer type.
+    """Return a CBLAS function of NumPy's OpenBLAS, such as `dsyrk`, and the integer type of its arguments.
 
-    None if NumPy uses another library.
+    Return None if NumPy uses another BLAS.
     """
     library = _numpy_blas_library()
     if library is None or loaded_openblas() is None:
@@ -101,7 +104,7 @@ def cblas_function(name: str) -> tuple[Any, Any] | None:
 
 @lru_cache(maxsize=1)
 def _numpy_blas_library() -> ctypes.CDLL | None:
-    """Return NumPy's module that is linked with BLAS."""
+    """Return the NumPy extension module that is linked with BLAS, as a ctypes library."""
     module = sys.modules.get("numpy.linalg._umath_linalg")
     try:
         return ctypes.CDLL(str(getattr(module, "__file__", "")))
@@ -110,8 +113,8 @@ def _numpy_blas_library() -> ctypes.CDLL | None:
 
 
 @after_fork_in_child
-def _after_fork() -> None:
-    """Restore the number of BLAS threads in a forked child, which runs none of its parent's calls."""
+def _restore_threads_after_fork() -> None:
+    """Restore the number of BLAS threads in a forked child, where the parent's calls do not run."""
     global _paused_threads
     if _paused_threads and (library := loaded_openblas()) is not None:
         library.limit(_paused_threads)

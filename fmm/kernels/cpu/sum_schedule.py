@@ -1,7 +1,8 @@
-"""Schedule a program of sums as elementwise calls on numbered slots, which run panel by panel.
+"""Schedule a program of sums as elementwise calls on numbered array slots.
 
-Slots number the reads first, then the writes, then scratch panels. The schedule keeps in-place sums correct: a write
-that shares memory with a read comes after the last call that needs the read.
+The calls run on one panel of the arrays after the other. Slot numbers count the reads first, then the writes, then
+scratch panels. In-place sums stay correct, because a write that shares memory with a read follows the last call that
+needs the read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms
 
 @dataclass(frozen=True)
 class ElementwiseCall:
-    """dest = first (op) second; unary operations have no second."""
+    """The call dest = first (op) second on slots; a unary operation has no `second`."""
 
     op: str  # "add", "subtract", "scale" (by `factor`), "negate", "copy" or "zero"
     dest: int
@@ -26,7 +27,7 @@ class ElementwiseCall:
 
 @dataclass(frozen=True)
 class CallSchedule:
-    """Elementwise calls in order, and the number of scratch panels that they use."""
+    """Elementwise calls in order, and the number of scratch panels that the calls use."""
 
     calls: tuple[ElementwiseCall, ...]
     scratch: int
@@ -39,20 +40,20 @@ def schedule_calls(
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
 ) -> CallSchedule:
-    """Return the calls that compute the wanted outputs from the reads that are present; absent reads count as zero."""
+    """Return the calls that compute the wanted outputs from the present reads; absent reads are treated as zero."""
     outputs = [o for o, want in enumerate(wanted) if want]
-    shared: dict[int, set[int]] = {}  # the reads in the memory of each output, by output
+    shared: dict[int, set[int]] = {}  # output -> reads that share memory with the output
     for o, read in aliases:
         if wanted[o] and present[read]:
             shared.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
     return _ScheduleBuilder(
         restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)
-    ).build()
+    ).build_schedule()
 
 
 class _ScheduleBuilder:
-    """Builds the calls of one program, line by line, and reuses scratch panels."""
+    """A builder of the calls of one program, which processes the program line by line and reuses scratch panels."""
 
     def __init__(
         self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
@@ -66,7 +67,7 @@ class _ScheduleBuilder:
         self.free: list[int] = []
         self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
 
-    def build(self) -> CallSchedule:
+    def build_schedule(self) -> CallSchedule:
         for o, value in enumerate(self.program.outputs):
             if value < self.program.inputs:
                 self._copy_input(o, value)
@@ -75,7 +76,7 @@ class _ScheduleBuilder:
         return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
-        """Copy an input to an output at the end, from a scratch copy if some sum overwrites the input."""
+        """Schedule a final copy of an input to an output, from a scratch copy if a sum overwrites the input."""
         source = value
         if value in self.overwritten:
             source = self._take_scratch()
@@ -94,16 +95,17 @@ class _ScheduleBuilder:
             self._free_after_last_use(value, number)
 
     def _can_write_at_once(self, output: int, number: int, terms: Terms) -> bool:
-        """Return True if the line may be written to the output at once.
+        """Return True if the line may be written to the output immediately.
 
-        It may not while a later line reads an input in the same memory, nor if the line itself reads that input twice.
+        The result is False if a later line reads an input in the output's memory, or if the line itself reads two such
+        inputs.
         """
         overwritten = self.aliases.get(output, set())
         needed_later = any(self.last_use.get(read, -1) > number for read in overwritten)
         return not needed_later and sum(v in overwritten for _, v in terms) <= 1
 
     def _emit_sum(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
-        """Add the calls for dest = sum of the terms, the first of which may share memory with dest."""
+        """Add the calls for dest = sum of the terms; the first term may share memory with dest."""
         if not terms:
             self.calls.append(ElementwiseCall("zero", dest))
             return
@@ -117,16 +119,16 @@ class _ScheduleBuilder:
         elif c in (1, -1):
             self.calls.append(ElementwiseCall("copy" if c == 1 else "negate", dest, first))
         else:
-            self.calls.append(ElementwiseCall("scale", dest, first, factor=plain_number(c)))
+            self.calls.append(ElementwiseCall("scale", dest, first, factor=scalar_coefficient(c)))
         for d, value in rest:
-            self._schedule_sum(dest, d, self.slot[value])
+            self._emit_term(dest, d, self.slot[value])
 
-    def _schedule_sum(self, dest: int, c: Coefficient, source: int) -> None:
+    def _emit_term(self, dest: int, c: Coefficient, source: int) -> None:
         if c in (1, -1):
             self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return
         scaled = self._take_scratch()
-        self.calls.append(ElementwiseCall("scale", scaled, source, factor=plain_number(c)))
+        self.calls.append(ElementwiseCall("scale", scaled, source, factor=scalar_coefficient(c)))
         self.calls.append(ElementwiseCall("add", dest, dest, scaled))
         self.free.append(scaled)
 
@@ -137,13 +139,13 @@ class _ScheduleBuilder:
         return self.next_scratch - 1
 
     def _free_after_last_use(self, value: int, line: int) -> None:
-        """Free a scratch panel after the last line that reads it, unless it is still to be copied to an output."""
+        """Free a scratch panel after the last line that reads the panel, unless a final copy still needs the panel."""
         slot = self.slot[value]
         copied = any(call.first == slot for call in self.finally_)
         if slot >= self.first_scratch and self.last_use[value] == line and not copied:
             self.free.append(slot)
 
 
-def plain_number(c: Coefficient) -> float | complex:
-    """Return a coefficient as a scalar for array arithmetic, which never widens a float32 array."""
+def scalar_coefficient(c: Coefficient) -> float | complex:
+    """Return a coefficient as a Python scalar, with which arithmetic on a float32 array stays float32."""
     return c if isinstance(c, complex) else float(c)

@@ -1,9 +1,9 @@
-"""Prove plans by running them on symbols that do not commute: every entry of AB must come out exactly.
+"""Prove plans by running them on symbols that do not commute: each entry of AB must be exact.
 
-The arrays hold polynomials in words such as a01*b12, and go through the same executor and schedules as numbers do.
-Fresh temporaries hold None, so that reading unwritten memory is an error instead of a wrong digit. All rows and columns
-of a block behave alike, and so do those of its fringe. So one index of each is enough: sizes 2 and 3 per dimension
-represent all sizes.
+The arrays hold polynomials, sums of words such as a01*b12, and are processed by the same executor and schedules as
+numbers. New temporaries hold None, so reading unwritten memory raises an error. All rows and columns of a block are
+processed alike, and so are all rows and columns of a block's fringe. Therefore one row and column of each suffices, and
+the sizes 2 and 3 in each dimension represent all sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Word = tuple[str, ...]
 
 
 class Polynomial:
-    """A sum of words with exact coefficients; multiplication keeps the order of the letters."""
+    """A sum of words (products of symbols) with exact coefficients; multiplication does not commute."""
 
     __slots__ = ("terms",)
 
@@ -75,7 +75,7 @@ def _as_polynomial(x: object) -> Polynomial:
 
 
 class _SymbolicArena:
-    """A workspace in which every temporary is new and holds None."""
+    """A workspace whose temporaries are always new arrays that hold None."""
 
     used_bytes = 0
 
@@ -87,7 +87,7 @@ class _SymbolicArena:
 
 
 def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
-    """Return a matrix of distinct symbols."""
+    """Return a matrix of distinct symbols, named by the letter and the indices."""
     x = np.empty((rows, cols), dtype=object)
     for i, j in np.ndindex(rows, cols):
         x[i, j] = Polynomial({(f"{letter}{i}.{j}",): Fraction(1)})
@@ -95,7 +95,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
 
 
 def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
-    """Return what is wrong with the plan's alpha A B + beta C on symbols of this size; None if it is right."""
+    """Return a description of the first error in the plan's alpha A B + beta C for this size, or None."""
     a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()
@@ -112,7 +112,7 @@ def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 
 
 
 def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
-    """Return the first size's defect, with the size; None if the plan is right for all sizes."""
+    """Return the plan's error for the first size with an error, or None if the plan is correct for all sizes."""
     for size in sizes:
         if (found := plan_defect(plan, *size[:3])) is not None:
             return f"{'x'.join(map(str, size))}: {found}"
@@ -120,15 +120,15 @@ def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | Non
 
 
 @lru_cache(maxsize=64)
-def is_right_with_unequal_blocks(table: str) -> bool:
-    """Return True if the step table is proved to stay correct when blocks differ by a row or a column."""
+def is_correct_with_unequal_blocks(table: str) -> bool:
+    """Return True if the step table is proved to be correct when blocks differ by one row or one column."""
     plan = Plan((scheme_level(table, "sequential", "unequal"),))
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
 def prove_fringe(table: str) -> str:
-    """Return the best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
-    if is_right_with_unequal_blocks(table):
+    """Return the best fringe for which a step table is proved; raise PlanError if the table does not compute AB."""
+    if is_correct_with_unequal_blocks(table):
         return "unequal"
     plan = Plan((scheme_level(table, "sequential", "pad"),))
     if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").block_grid])) is not None:

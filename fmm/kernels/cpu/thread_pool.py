@@ -1,4 +1,4 @@
-"""The thread pool that runs sums and other independent tasks, on as many threads as BLAS uses for products."""
+"""Run sums and other independent tasks on a thread pool, with as many threads as BLAS uses for products."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fmm.kernels.cpu.worker_threads import (
     try_claim,
 )
 
-# Environment variables for the number of BLAS threads, in OpenBLAS's order.
+# Environment variables that set the number of BLAS threads, in the order in which OpenBLAS reads them.
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "GOTO_NUM_THREADS",
@@ -35,13 +35,14 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
 )
 
-# Sums are memory-bound and share the GIL: more threads than this gain nothing.
+# Largest number of threads for sums. Sums are memory-bound and share the GIL, so more threads are not faster.
 MAX_SUM_THREADS = 8
-# NumPy's iterator copies operands with rows shorter than its buffer (8192 elements) into that buffer, even without a
-# cast; sums of blocks then take two to three times as long. With the smallest buffer it does not.
+# Size of NumPy's iterator buffer during sums. NumPy copies operands whose rows are shorter than the buffer (8192
+# elements by default) into the buffer, even without a cast. Sums of blocks then take two to three times as long. With
+# the smallest buffer, NumPy does not copy.
 NUMPY_BUFFER_ELEMENTS = 16
-# Interruptible tasks run in turns of about TURN_SECONDS; a signal handler can run between turns. A turn has at most
-# MAX_TURN_GROWTH times as many tasks as the one before.
+# Interruptible tasks run in turns of about TURN_SECONDS seconds; a signal handler can run between turns. A turn has at
+# most MAX_TURN_GROWTH times as many tasks as the previous turn.
 TURN_SECONDS, MAX_TURN_GROWTH = 0.04, 4
 
 Job = Callable[[], None]
@@ -49,15 +50,16 @@ Job = Callable[[], None]
 
 @dataclass(frozen=True)
 class Threads:
-    """Runs independent tasks on `count` worker threads; a thread that is free takes the next task.
+    """A group of `count` threads that runs independent tasks; each thread that is free takes the next task.
 
-    BLAS threads spin for a tenth of a second after a product, so a worker may get only half a processor. With equal
-    shares, all other threads would wait for that worker. Without a second thread, the calling thread runs all tasks.
+    BLAS threads spin for 0.1 seconds after a product, so a worker may get only half the time of a processor. If each
+    thread had an equal share of the tasks, all others would wait for that worker. If no second thread can start, the
+    calling thread runs all tasks.
     """
 
     count: int
 
-    def run(self, tasks: Sequence[Job]) -> None:
+    def run_tasks(self, tasks: Sequence[Job]) -> None:
         count = min(self.count, MAX_SUM_THREADS, len(tasks))
         if count > 1:
             try:
@@ -67,39 +69,40 @@ class Threads:
                 pass
         _run_queue(deque(tasks))
 
-    def run_interruptibly(self, tasks: Sequence[Job]) -> None:
-        """Run the tasks in turns of about TURN_SECONDS seconds, so that signal handlers run in between."""
+    def run_tasks_interruptibly(self, tasks: Sequence[Job]) -> None:
+        """Run the tasks in turns of about TURN_SECONDS seconds, so that signal handlers can run between turns."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()
-            self.run(tasks[first : first + together])
+            self.run_tasks(tasks[first : first + together])
             first += together
             turns = TURN_SECONDS / max(time.monotonic() - begun, TURN_SECONDS / MAX_TURN_GROWTH)
             together = max(self.count, 1, int(together * turns))
 
 
 def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
-    """Run the tasks on this worker thread and others."""
+    """Run the tasks on this worker thread and on `count` - 1 other workers."""
     queue = deque(tasks)
     shares = _start_workers(count - 1, queue)
     try:
         _run_queue(queue)
     finally:
-        # A share that has not started is not needed; an error must not leave while another thread still writes.
+        # A share that has not started is cancelled. An error must not reach the caller while another thread still
+        # writes.
         for share in shares:
             retry_until_done(share.cancel_or_wait)
     for share in shares:
-        share.check()
+        share.raise_error()
 
 
 def _run_queue(queue: deque[Job]) -> None:
-    with np.errstate(all="ignore"):  # set in each thread; a result with overflow is recomputed by the vendor
+    with np.errstate(all="ignore"):  # NumPy's error state is per thread; the vendor recomputes a result that overflows
         before = np.setbufsize(NUMPY_BUFFER_ELEMENTS)
         try:
             while queue:
                 try:
                     task = queue.popleft()
-                except IndexError:  # another thread was quicker
+                except IndexError:  # another thread has taken the last task
                     return
                 task()
         finally:
@@ -110,7 +113,7 @@ def _run_queue(queue: deque[Job]) -> None:
 
 
 class WorkerShare:
-    """A worker's job, which can be cancelled until it starts."""
+    """A job of one worker, which can be cancelled until the job starts."""
 
     def __init__(self, work: Job) -> None:
         self.work, self.claim, self.ended = work, [True], allocate_lock()
@@ -126,52 +129,52 @@ class WorkerShare:
         finally:
             self.ended.release()
 
-    def wait(self) -> None:
-        """Wait until the work is done; to be called once."""
+    def wait_until_done(self) -> None:
+        """Wait until the work is done; the caller may call this method once."""
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:
         if try_claim(self.claim):
-            self.work = _nothing  # so that its arrays are freed at once
+            self.work = _do_nothing  # frees the arrays of the cancelled work
         else:
-            self.wait()
+            self.wait_until_done()
 
-    def check(self) -> None:
-        """Raise the exception of the work, if there was one."""
+    def raise_error(self) -> None:
+        """Raise the exception that the work raised, if any."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-_lock = ForkSafeLock()  # acquired by worker threads only
-_workers: list[Worker] = []
+_lock = ForkSafeLock()  # protects _sum_workers; acquired by worker threads only
+_sum_workers: list[Worker] = []
 
 
 def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
-    """Let up to `count` workers run the queue's tasks: fewer, or none, where no more threads can be started."""
+    """Start up to `count` workers on the queue's tasks, or fewer if no more threads can be started."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
         _keep_off_callers_processor(workers)
         for worker in workers:
-            _hand_share_to(worker, partial(_run_queue, queue), shares)
+            _give_share(worker, partial(_run_queue, queue), shares)
     return shares
 
 
 def _acquire_workers(count: int) -> list[Worker]:
-    """Return the first `count` workers; NoThreadError where one cannot be started."""
+    """Return the first `count` workers of the pool; NoThreadError if a worker cannot be started."""
     with _lock.now:
-        while len(_workers) < count:
-            _workers.append(Worker.acquire())
-        return _workers[:count]
+        while len(_sum_workers) < count:
+            _sum_workers.append(Worker.start())
+        return _sum_workers[:count]
 
 
-def _hand_share_to(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
-    """Give the worker a share of the work. The share joins the list first, so that the caller always waits for it."""
+def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
+    """Give the worker a share of the work; the share is listed first, so that the caller always waits for the share."""
     share = WorkerShare(task)
     shares.append(share)
     try:
@@ -182,18 +185,18 @@ def _hand_share_to(worker: Worker, task: Job, shares: list[WorkerShare]) -> None
 
 
 def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
-    """Run the task on `count` workers, each on its own processor; return no shares where that is impossible."""
+    """Run the task on `count` workers, each on its own processor; return an empty list if this is impossible."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
         _pin_to_processors(workers)
         for worker in workers:
-            _hand_share_to(worker, partial(_run_queue, deque([task])), shares)
+            _give_share(worker, partial(_run_queue, deque([task])), shares)
     return shares
 
 
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
-    """Keep workers off the caller's processor: Linux tends to wake them there, and moves them only after the sums."""
+    """Exclude the caller's processor for workers: Linux often wakes workers there and moves them too late."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -201,11 +204,11 @@ def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
         for worker in workers if others else ():
             os.sched_setaffinity(worker.number, others)
     except (OSError, ValueError, IndexError):
-        pass  # the system forbids the call: the workers run on any processor
+        pass  # the system forbids the call, so the workers run on any processor
 
 
 def _pin_to_processors(workers: Sequence[Worker]) -> None:
-    """Pin each worker to one processor if there are just enough of them: Linux is slow to spread threads."""
+    """Pin each worker to its own processor if their numbers are equal, because Linux is slow to spread threads."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -218,17 +221,17 @@ def _pin_to_processors(workers: Sequence[Worker]) -> None:
 
 def _current_processor() -> int:
     with open("/proc/thread-self/stat", "rb", buffering=0) as file:
-        return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
+        return int(file.read().rpartition(b")")[2].split()[36])  # field 39 of proc(5)'s `stat`: the processor number
 
 
-after_fork_in_child(_workers.clear)
+after_fork_in_child(_sum_workers.clear)
 
 
 def blas_threads() -> int:
-    """Return the number of threads that NumPy's BLAS would use now.
+    """Return the number of threads that NumPy's BLAS uses for a product now.
 
-    threadpoolctl knows the number, if it is installed. Without it, the environment and the processors that this process
-    may use decide, as in the BLAS libraries.
+    If threadpoolctl is installed, it reports the number. Otherwise the environment variables and the processors that
+    this process may use determine the number, as in the BLAS libraries.
     """
     if (count := openblas.paused_blas_threads()) > 0:
         return count

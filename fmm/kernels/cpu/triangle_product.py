@@ -1,9 +1,10 @@
-"""Products A A^H on the host: one triangle by BLAS's syrk or herk, and the upper triangle as the lower one's mirror.
+"""Compute products A A^H on the CPU: one triangle by BLAS's syrk or herk, then the other triangle as a mirror image.
 
-NumPy does not expose syrk and herk. They are called in the library that NumPy multiplies with, so that the threads are
-the same; where that is not OpenBLAS, through SciPy. Without either, numpy.matmul computes the whole product.
+NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, they are called in the same library, so that both use the
+same threads. Otherwise they are called through SciPy. If SciPy is not installed, numpy.matmul computes the whole
+product.
 
-`hermitian_product` at the end is for complex matrices with few rows.
+`hermitian_product` is for complex matrices with few rows.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ from fmm.kernels.plans.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
-TRANSPOSED_ROWS = 128  # rows that are transposed at a time
-# Rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full.
+TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
+# Number of rows that one task mirrors, and largest number of columns of a tile. The cache holds a tile's cache lines
+# until they are completely written.
 MIRROR_BAND_ROWS = 1024
-PANEL_ROWS = 64  # rows of a panel of `hermitian_product`
-# Multiply-adds of complex numbers up to which one triangle saves less than its panels cost.
+PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
+# Smallest number of complex multiply-adds for which computing one triangle in panels is faster than the whole product.
 MIN_TRIANGLE_WORK = 1 << 19
 
-UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
+UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # a placeholder, because the arrays are passed as arguments
 MIRROR_IN_PLACE = Mirror(UNNAMED_PLACE, UNNAMED_PLACE)
 
-RankFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
+RankUpdateFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
 
 
 class GramFactor(NamedTuple):
-    """The row-major matrix X of a product X X^H, or of X^H X if `transposed`."""
+    """The row-major matrix X of a product X X^H, or of the product X^H X if `transposed`."""
 
     matrix: Array
     transposed: bool
 
     @property
-    def inner(self) -> int:
+    def inner_size(self) -> int:
         return int(self.matrix.shape[0 if self.transposed else 1])
 
 
@@ -51,18 +53,18 @@ class GramFactor(NamedTuple):
 
 
 def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-    """Compute the lower triangle of dest = alpha left right + beta dest.
+    """Compute the lower triangle of dest = alpha left right + beta dest, where the product is its own adjoint.
 
-    The upper triangle stays unchanged, unless `fill` is loose.
+    The upper triangle stays unchanged, unless `fill` is "loose".
     """
     if not dest.size:
         return
-    rank = _rank_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
-    lower = _rows_contiguous(dest)
+    rank = _rank_update_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
+    lower = _is_row_major(dest)
     if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
         left, right, dest = right.T, left.T, dest.T
     factor = _row_major_factor(left, right)
-    if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
+    if rank is not None and factor is not None and factor.inner_size and _is_row_major(dest):
         rank(factor, dest, lower, params.alpha, params.beta)
     elif params.fill == "loose" and (params.alpha, params.beta) == (1, 0):
         matmul(left, right, out=dest)
@@ -71,63 +73,65 @@ def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams)
 
 
 def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) -> None:
-    """Write dest = alpha product + beta dest in one triangle."""
+    """Write dest = alpha product + beta dest in the lower triangle, or in the upper triangle if not `lower`."""
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
         mirror_band(Mirror(UNNAMED_PLACE, UNNAMED_PLACE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
-def _rows_contiguous(x: Array) -> bool:
-    """Return True if BLAS can read the matrix as row-major."""
+def _is_row_major(x: Array) -> bool:
+    """Return True if BLAS can read the matrix as a row-major matrix."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
 
 
 def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
-    """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
-    if _rows_contiguous(left):
+    """Return a row-major factor from two mutually adjoint matrices; None if neither is row-major."""
+    if _is_row_major(left):
         return GramFactor(left, False)
-    return GramFactor(right, True) if _rows_contiguous(right) else None
+    return GramFactor(right, True) if _is_row_major(right) else None
 
 
 @lru_cache(maxsize=len(RANK_FUNCTIONS))
-def _rank_function(dtype: str) -> RankFunction | None:
-    """Return a function that computes X X^H; None if no library has one."""
+def _rank_update_function(dtype: str) -> RankUpdateFunction | None:
+    """Return a function that calls syrk or herk for this type; None if no library has one."""
     name = RANK_FUNCTIONS.get(dtype)
     if name is None:
         return None
     if (found := cblas_function(name)) is not None:
-        return partial(_rank_by_cblas, *found)
+        return partial(_rank_update_by_cblas, *found)
     try:
         from scipy.linalg import blas
     except ImportError:
         return None
-    return partial(_rank_by_scipy, getattr(blas, name))
+    return partial(_rank_update_by_scipy, getattr(blas, name))
 
 
-def _rank_by_cblas(
+def _rank_update_by_cblas(
     function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
-    """Call syrk or herk, which write to dest itself, with any leading dimension."""
+    """Call OpenBLAS's syrk or herk, which write directly to dest, with any leading dimension."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
-    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner)
-    operand = scalar(_real(alpha)), _data_pointer(x), integer(_leading_dimension(x))
-    function(*head, *operand, scalar(_real(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
+    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner_size)
+    operand = scalar(_real_part(alpha)), _data_pointer(x), integer(_leading_dimension(x))
+    function(*head, *operand, scalar(_real_part(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
 
 
-def _rank_by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
-    """Call SciPy's function into a new array, and copy its triangle, since SciPy does not write into blocks.
+def _rank_update_by_scipy(
+    function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
+) -> None:
+    """Call SciPy's syrk or herk, and add the resulting triangle to dest, because SciPy cannot write to submatrices.
 
-    SciPy reads column-major matrices, so it gets the transpose.
+    SciPy reads column-major matrices, so the transpose is passed.
     """
     product = function(1, factor.matrix.T, trans=0 if factor.transposed else 2, lower=not lower).T
-    _add_triangle(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
+    _add_triangle(product, dest, lower, GemmParams(_real_part(alpha), _real_part(beta)))
 
 
-def _real(c: complex) -> float:
+def _real_part(c: complex) -> float:
     return complex(c).real
 
 
@@ -143,16 +147,16 @@ def _leading_dimension(x: Array) -> int:
 
 
 def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[[], None]]:
-    """Yield tasks for dest = alpha source + beta dest in the lower triangle, and for the mirror if `fill` is full.
+    """Yield tasks for dest = alpha source + beta dest in the lower triangle, and for its mirror if `fill` is "full".
 
-    The tasks are independent bands of rows.
+    Each task processes a band of rows, and the tasks are independent.
     """
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
         yield partial(mirror_band, step, source, dest, top)
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
-    """Write the band of rows from `top` on and below the diagonal, and its mirror."""
+    """Write the band of rows from row `top` on, in the lower triangle, and the band's mirror if `fill` is "full"."""
     full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
     for row in range(top, bottom, TRANSPOSED_ROWS):
         rows = slice(row, min(row + TRANSPOSED_ROWS, bottom))
@@ -171,7 +175,7 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
 
 
 def _update_block(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
-    """Write dest = alpha source + beta dest, where the mask allows."""
+    """Write dest = alpha source + beta dest for the elements selected by the mask `where`, or for all elements."""
     if source.__array_interface__["data"] == dest.__array_interface__["data"]:
         return
     value = source if step.alpha == 1 else source * dest.dtype.type(step.alpha)
@@ -190,7 +194,7 @@ def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
 
 
 def make_hermitian(c: Array) -> None:
-    """Overwrite the upper triangle with the lower one's adjoint and make the diagonal real, on one thread."""
+    """Overwrite the upper triangle with the adjoint of the lower triangle and make the diagonal real, on one thread."""
     if len(c) > TRANSPOSED_ROWS:
         for mirrored in mirror_tasks(MIRROR_IN_PLACE, c, c):
             mirrored()
@@ -200,37 +204,37 @@ def make_hermitian(c: Array) -> None:
 
 
 def imaginary_diagonal(c: Array) -> Array:
-    """Return a view of the imaginary diagonal of a contiguous square matrix; the view's `fill` is a C function."""
+    """Return a view of the diagonal's imaginary parts in a contiguous square matrix."""
     return c.reshape(-1)[:: len(c) + 1].imag
 
 
 @lru_cache(maxsize=TRANSPOSED_ROWS + 1)
 def above_diagonal(rows: int) -> Array:
-    """Return the mask of the entries above the diagonal of a square matrix of at most TRANSPOSED_ROWS rows."""
+    """Return a mask of the entries above the diagonal of a square matrix with at most TRANSPOSED_ROWS rows."""
     return ~np.tri(rows, dtype=bool)
 
 
-# ---- a complex matrix of few rows times its adjoint: exactly Hermitian
+# ---- exactly Hermitian products of a complex matrix with few rows and its adjoint
 #
-# NumPy's whole product is not exactly Hermitian. So the lower triangle is computed in panels of rows, and each panel is
-# mirrored while it is in a cache. With few columns the time goes to writing the result, so that BLAS's herk and a
-# separate mirror, which pass over the result three times, take longer.
+# NumPy's whole product is not exactly Hermitian. Therefore the lower triangle is computed in panels of rows, and each
+# panel is mirrored while it is in a cache. With few columns, most of the time is spent on writing the result. BLAS's
+# herk with a separate mirror takes longer, because it passes over the result three times.
 
 
-def uses_panels(side: int, inner: int) -> bool:
-    """Return True if the product is computed in panels of one triangle, and not as a whole."""
+def needs_panels(side: int, inner: int) -> bool:
+    """Return True if the product is computed in panels of one triangle instead of as a whole."""
     return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
 
 def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
-    """Return a a^H, or a^H a if not `rows`, in `out` of that shape and type or as a new array.
+    """Return a a^H, or a^H a if not `rows`, in `out` of the same shape and type or as a new array.
 
-    An exception of a signal handler leaves `out` complete or untouched.
+    After an exception of a signal handler, `out` is complete or unchanged.
     """
     adjoint = np.conjugate(a).T
     left, right = (a, adjoint) if rows else (adjoint, a)
     side, inner = left.shape
-    if not uses_panels(side, inner):
+    if not needs_panels(side, inner):
         c: Array = matmul(left, right)
         make_hermitian(c)
     elif out is None or side <= TRANSPOSED_ROWS or not out.flags.carray or np.may_share_memory(a, out):
@@ -238,7 +242,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
         for step in _panel_steps(left, right, c):
             step()
     else:
-        _fill_in_panels(left, right, out)
+        _write_in_panels(left, right, out)
         return out
     if out is None:
         return c
@@ -246,10 +250,10 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     return out
 
 
-def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
-    """Write the product in panels; if a panel fails, write the whole product by numpy.matmul and raise the error.
+def _write_in_panels(left: Array, right: Array, out: Array) -> None:
+    """Write the product in panels; if a panel fails, write the whole product with numpy.matmul and raise the error.
 
-    All panels are written within a single call of a C function, so that no signal handler runs between panels.
+    One C function writes all panels, so no signal handler runs between panels.
     """
     with np.errstate(all="ignore"):  # BLAS's syrk reports no overflow either
         try:
@@ -260,7 +264,7 @@ def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
 
 
 def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
-    """Yield the steps that write the lower triangle and its mirror; each step is a C function with its arguments."""
+    """Yield the calls that write the lower triangle and its mirror; each call is a C function with bound arguments."""
     conjugate, side = np.conjugate, len(c)
     for top in range(0, side, PANEL_ROWS):
         rows, left_of_end = slice(top, top + PANEL_ROWS), slice(0, top + PANEL_ROWS)

@@ -1,7 +1,7 @@
 """Launches of a fused level: groups of products that share a launch, concurrent streams, and variants of kernels.
 
-Products may run in any order, as long as no two products write one block of C at the same time (Huang, Yu, van de Geijn
-2020, section 3.3). The coefficients W of a scheme determine the blocks that a product writes.
+Products may run in any order, if no two products write one block of C at the same time (Huang, Yu, van de Geijn 2020,
+section 3.3). The coefficients W of a scheme determine the blocks that a product writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # largest number of streams: one for each product of Strassen's algorithm
-ProductGroup = tuple[int, ...]  # the products of one launch
+ProductGroup = tuple[int, ...]  # numbers of the products in one launch
 StreamLaunches = tuple[ProductGroup, ...]  # launches that run one after the other
 LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams; all streams of a stage end before the next stage begins
 BlockSet = frozenset[int]  # indices of blocks of C
@@ -25,8 +25,8 @@ BlockSet = frozenset[int]  # indices of blocks of C
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
     """Return the launches of a fused level by stage and stream.
 
-    Without options, all launches are on one stream. With `streams`, they are on two streams. With `atomic`, products
-    add to C atomically, and run on up to MAX_STREAMS streams.
+    Without options, all launches are on one stream. With `streams`, launches are on two streams. With `atomic`,
+    products add to C atomically, and run on up to MAX_STREAMS streams.
     """
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
@@ -99,7 +99,7 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
 
 # ---- variants: products with equal numbers of touched blocks of A, B and C use one compiled kernel
 
-OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: numbers of blocks of A, B and C that a product reads or writes
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (

@@ -51,13 +51,13 @@ class Leaf:
     meaning: str  # description for users
     devices: tuple[str, ...]
 
-    # Group 1: types that the leaf multiplies
-    types: tuple[str, ...]  # types in plans with any levels
+    # Fields on the types that the leaf multiplies.
+    types: tuple[str, ...]  # types that the leaf multiplies below levels of any kind
     types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
     types_alone: tuple[str, ...] = ()  # further types, in plans without levels
     types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
 
-    # Group 2: one triangle of Gram products
+    # Fields on Gram products, of which the leaf may compute one triangle.
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
@@ -65,25 +65,26 @@ class Leaf:
     # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products.
     whole_product_rows: int = 0
 
-    # Group 3: one product
+    # Fields on one product by the leaf.
     call_text: str = "one launch"  # text for one product in explain's table
-    launches: int = 1  # number of launches or library calls
+    launches: int = 1  # number of launches or library calls of one product
     scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
     typed_scratch: TypedScratchFunction | None = None  # function in place of `scratch` if the bytes depend on the type
     host_product: HostProductFunction | None = None
     # Function in place of `host_product` for a leaf with scratch memory and threads of its own.
     host_product_with_scratch: HostProductWithScratchFunction | None = None
 
-    # Group 4: the leaf's text in a plan
+    # Fields on the leaf's text in a plan.
     orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
     numbers: int = 0  # a number from 0 to `numbers` - 1 follows the name; 0: no number follows the name
     # Groups of options in the order of the text. A plan names at most one option of each group.
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
-    # Group 5: conditions under which the leaf is a candidate
+    # Fields on the conditions under which the leaf is a candidate.
     candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
-    # The leaf is a candidate only if no side is longer; 0: no limit. The leaf's rate was measured up to this side.
+    # The leaf is a candidate only if no side of the product is longer than `longest`; 0: no limit. The leaf's rate was
+    # measured for sides up to `longest`.
     longest: int = 0
     # The forms of plans that may end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
     # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
@@ -91,10 +92,10 @@ class Leaf:
     unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
     tried: int = 4  # of a numbered leaf, the numbers 0 to `tried` - 1 are candidates
 
-    # Group 6: error
+    # Fields on the error of the leaf.
     # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none
     saves_products: bool = False
-    relative_error: float = 1.0  # error as a multiple of the vendor's
+    relative_error: float = 1.0  # error as a multiple of the vendor's error
     # True if the leaf multiplies in another type (emulation). The error of emulation is bounded relative to the norms
     # of a row and a column, and not relative to each entry. FMM_EMULATION=0 forbids leaves that emulate.
     emulates: bool = False
@@ -102,12 +103,12 @@ class Leaf:
     # True if the leaf can raise a device flag when the relative error of an entry may be too large
     checks_entries: bool = False
 
-    # Group 7: preparation of operands before the product
-    # Function that returns the offset and the bytes of prepared data behind an operand; None without prepared data.
+    # Fields on the preparation of operands before the product.
+    # `prepared_layout` returns the offset and the bytes of prepared data behind an operand; None without prepared data.
     prepared_layout: PreparedLayoutFunction | None = None
     prepared_by_sums: bool = False  # True if the sums of a batched level can write prepared operands
 
-    # Group 8: predicted time
+    # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
     # Factor on the predicted time. For a leaf without a rate of its own: time as a multiple of the vendor's time.
     relative_time: float = 1.0
@@ -138,7 +139,7 @@ class Leaf:
 
     @property
     def is_vendor_product(self) -> bool:
-        """Return True for a product of the vendor's library."""
+        """Return True if the leaf is a product of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property

@@ -18,9 +18,9 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import RowRegistry
 
-# stacked: all sums, then all products, then one join of C; overlapped: as stacked, with two products at a time;
-# batched: as stacked, with all products in one batch; sequential: one product at a time with its sums; fused: as
-# sequential, with the sums inside the leaf's kernel.
+# The order of a level's sums and products. `stacked`: all sums, then all products, then one join of C. `overlapped`: as
+# `stacked`, with two products at a time. `batched`: as `stacked`, with all products in one batch. `sequential`: one
+# product at a time with its sums. `fused`: as `sequential`, with the sums inside the leaf's kernel.
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 
@@ -61,8 +61,9 @@ class Level(ABC):
 
     text: str  # the level's text in a plan
 
-    # Group 1: the products that replace one product
-    # Largest number of products in place of one. 1 if the number depends on the sizes, and no multiplication is saved.
+    # Fields on the products that replace one product.
+    # `products` is the largest number of products in place of one product. It is 1 if the number depends on the sizes,
+    # and the level saves no multiplications.
     products: int
     depth: int = 1  # levels of recursion
     splits: bool = True  # True if the level's products are smaller than the problem
@@ -74,12 +75,12 @@ class Level(ABC):
     cut: LevelCut | None = None  # the parts of m, k and n; if set, counts are polynomials in the block sides
     below: str = ""  # for a level that one leaf runs: the valid texts below the level, in words
 
-    # Group 2: Gram products, where C is its own adjoint
+    # Fields on Gram products, where C is its own adjoint.
     for_gram: bool = False  # True if the level cuts Gram products only
     # True if the level's steps leave the upper triangle of C unchanged, provided that the leaf leaves it unchanged
     keeps_upper_triangle: bool = True
 
-    # Group 3: types and numbers
+    # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
     number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the products below multiply
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
@@ -88,12 +89,13 @@ class Level(ABC):
     error_growth_one_sign: float = 1.0  # factor of the expected error on numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
-    # Group 4: the order of products and sums
+    # Fields on the order of products and sums.
     traversal: Traversal | None = None
     tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
     takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C; otherwise a further pass updates C
     sums_inside: bool = False  # True if some sums are computed inside the products, provided that the leaf can
-    fused_products: FusedProducts | None = None  # set if all sums are computed inside the products
+    # Description of the level for a kernel that forms all sums inside the products; else None.
+    fused_products: FusedProducts | None = None
 
     def __str__(self) -> str:
         return self.text

@@ -88,7 +88,7 @@ class LevelWithSteps(Level):
 class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs together with everything below the level.
 
-    The steps of the level are counted and explained. A walk never executes the steps.
+    The model counts the steps of the level, and explain prints the steps. A walk never executes the steps.
     """
 
     @abstractmethod
@@ -119,9 +119,9 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
 
 
 # A leaf without alpha and beta computes A B in bands of rows, so that its scratch stays small. A band has about
-# BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. (Measured on one core
-# for 4096 x 2048 x 4096, as a multiple of the time without bands: 1.27 to 1.39 with bands of 64 to 256 rows, 1.14 with
-# 512 rows, 1.02 with 1024 rows.)
+# BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core, a product
+# of 4096 x 2048 x 4096 takes 1.27 to 1.39 times as long with bands of 64 to 256 rows as without bands. The factor is
+# 1.14 with 512 rows, and 1.02 with 1024 rows.
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 

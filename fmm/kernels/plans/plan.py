@@ -46,7 +46,7 @@ class Plan:
         self._check_order_of_levels()
 
     def _move_into_leaf(self) -> None:
-        """Move the first level that one leaf runs, and everything below it, into the text of the leaf."""
+        """Move the first level that one leaf runs, and everything below the level, into the text of the leaf."""
         first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
         if ending not in leaf_uses():

@@ -43,7 +43,7 @@ class Product:
 class ProductWithSums:
     """A product together with the sums of a step table's kernel.
 
-    The first read of `update` is the product; the others are old values of blocks.
+    The first place that `update` reads is the product. The other places hold old values of blocks.
     """
 
     product: Product
@@ -162,8 +162,8 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
     return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
-# ---- steps of C = alpha A B + beta D, where D is another matrix than C
-# A read of a block of C before the first write to the block becomes a read of D. Later reads of the block stay.
+# ---- steps of C = alpha A B + beta D, where D is another matrix than C.
+# A read of a block of C before the first write to the block becomes a read of D. Later reads of the block remain.
 
 
 @lru_cache(maxsize=1024)

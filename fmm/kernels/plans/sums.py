@@ -174,7 +174,7 @@ def row_major_copy_step(source: Place, copy: Place) -> RowMajorCopy:
     return RowMajorCopy(f"turn {source.name}", COPY_PROGRAM, (source,), (copy,))
 
 
-# ---- scaling by powers of two
+# ---- scaling by powers of two.
 # Proofs and error bounds treat a scaling step as a copy, because scaling rounds nothing. Exponents are numbers of the
 # matrix's own type, in a temporary of one row.
 

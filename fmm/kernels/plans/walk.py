@@ -20,8 +20,8 @@ from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's own type of matrix, with two axes and the attributes .shape and .strides
-# A dict of the matrices that a level's steps name: A, B, C, the level's temporaries, and ADDEND if beta multiplies
-# another matrix than C.
+# A dict of the matrices that a level's steps name: A, B, C and the level's temporaries. The dict also has ADDEND, if
+# beta multiplies another matrix than C.
 Operands = dict[str, Matrix]
 ProductMatrices = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
@@ -51,7 +51,7 @@ class Machine(Protocol):
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         """Return a dict from "A" and "B" to True if sums of the matrix's blocks should be column-major.
 
-        Sums of blocks of a matrix that is missing in the result have the layout of the matrix.
+        If the dict lacks A or B, sums of the matrix's blocks have the same layout as the matrix.
         """
         ...
 
@@ -66,7 +66,7 @@ class Machine(Protocol):
     def multiply_with_addend(
         self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend. Only machines with `has_updating_leaves` are called."""
+        """Compute dest = alpha left right + beta addend. The method needs `has_updating_leaves`."""
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Compute the lower triangles of Gram products. Several products are a batch, and have equal sizes."""

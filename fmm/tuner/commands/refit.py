@@ -191,7 +191,7 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(into, key, dtype, found)
-                # merge_section has kept the section's certified entries
+                # Read the section back: merge_section has added the certified entries of the old section.
                 after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))

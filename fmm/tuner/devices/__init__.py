@@ -1,1 +1,1 @@
-"""Devices of the tuner: the CPU, a CUDA device, and a simulated device whose times are the model's with noise."""
+"""Devices of the tuner: the CPU, a CUDA device, and a simulated device with predicted times plus noise."""

@@ -1,4 +1,4 @@
-"""Compile CUDA kernels in background processes while the tuner measures plans whose kernels are ready.
+"""Compile CUDA kernels in background processes while the tuner measures plans with compiled kernels.
 
 The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sums of three
 levels at once, and a tuning has a dozen of such kernels for every type. The product kernels of fmm take seconds.
@@ -68,16 +68,16 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
     covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compile_sort_key(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
-        turn = compile_phase(plan)
-        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS_PHASE else COMPILED_SIZES:
-            for label in SUM_LABELS if turn == HEAVY_KERNELS_PHASE else ("",):
+        phase = compile_phase(plan)
+        for size in TILE_KERNEL_SIZES if phase == OWN_KERNELS_PHASE else COMPILED_SIZES:
+            for label in SUM_LABELS if phase == HEAVY_KERNELS_PHASE else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
 
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the key by which plans are sorted for compilation; quick kernels of several types alternate."""
-    turn, first = compile_phase(plan), is_needed_by_first_look(plan)
-    return not first, turn, rank if first or turn == QUICK_KERNELS_PHASE else 0
+    phase, first = compile_phase(plan), is_needed_by_first_look(plan)
+    return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0
 
 
 def is_needed_by_first_look(plan: Plan) -> bool:

@@ -101,10 +101,10 @@ def compile_requested_jobs(arguments: list[str]) -> int:
             for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
                 if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
-            said = "done"
+            outcome = "done"
         except Exception as error:  # the tuner compiles the kernel again and records the error in the trials
-            said = f"{type(error).__name__}: {error}".replace("\n", " ")
-        print(said, flush=True)
+            outcome = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(outcome, flush=True)
     return 0
 
 

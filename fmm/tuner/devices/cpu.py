@@ -106,7 +106,7 @@ class CpuDevice:
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _random_numbers(self, dtype: str, seed: int, count: int) -> Array:
-        """Return `count` random normal numbers; the last numbers are kept for calls with the same type and seed."""
+        """Return `count` random normal numbers; calls with the same type and seed return the same numbers again."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
             real = np.float64 if dtype in ("float64", "complex128") else np.float32
@@ -199,7 +199,7 @@ class CpuSession:
     def _part_seconds(self, run: TimedRun) -> float:
         """Return the seconds of the plan's sums or of its products.
 
-        One execution of the plan measures both; the second number is kept for the next call.
+        One execution of the plan measures both; the next call returns the other number.
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:

@@ -42,7 +42,7 @@ from fmm.tuner.devices.device import (
 
 MIN_SAMPLE_MILLISECONDS = 5.0  # a sample repeats shorter runs until about this number of milliseconds has passed
 # After a pause, a GPU runs 5 to 10 % faster (H200) until it reaches its power limit. After MAX_IDLE_SECONDS without
-# work, the device is therefore kept busy for HEAT_MILLISECONDS before the next sample.
+# work, the device therefore repeats the run for HEAT_MILLISECONDS before the next sample.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # largest number of rows of a result that are compared with the exact product
 # The purpose of the launches that a session times, by TimedRun.part.
@@ -308,7 +308,7 @@ def bfloat16_bits(x: Any) -> Any:
 
 
 def to_double_precision(x: Any, kind: str) -> Any:
-    """Return numbers of an element type as float64 or complex128; bfloat16 numbers are given as 16-bit integers."""
+    """Return numbers of an element type as float64 or complex128; the input of bfloat16 is 16-bit integers."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
     return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -115,7 +115,7 @@ class Effort:
     rounds: int  # number of rounds for each probed shape, each held-out shape and each trial of the search
     held_out: int  # number of held-out shapes
     trials: int  # number of plans that the search times for a shape
-    enqueued: int  # number of these plans that the model ranks best; the optimizer of the search proposes the others
+    enqueued: int  # number of these plans that are the model's best; the optimizer proposes the rest
     certify: int  # largest number of rounds of a certification
     stride: int = 1  # with 2, every second square shape of the tuner's list is tuned; with 1, every shape
     blocks: bool = False  # True if the tile sizes of fmm's own kernel are timed

@@ -89,7 +89,7 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 
 @dataclass
 class SimulatedDevice:
-    """A device whose samples are the model's seconds times lognormal noise.
+    """A device that returns the model's seconds times lognormal noise as samples.
 
     A sample sleeps for its seconds times `real_time`, and returns at once if `real_time` is 0.
     """
@@ -107,7 +107,7 @@ class SimulatedDevice:
     gpu: bool = False
     chip: Chip | None = None
     samples_taken: int = 0  # number of samples so far
-    prior_calibration: Calibration | None = None  # the model of devices of this kind, if one is known
+    prior_calibration: Calibration | None = None  # the model of devices of this kind; None if fmm ships no model
 
     @property
     def dtypes(self) -> Sequence[str]:

@@ -154,7 +154,7 @@ def speedups_frame(gains: Sequence[SideSpeedup]) -> Any:
 
 
 def reported_vendor_name(reports: Sequence[TypeReport]) -> str:
-    """Return the name of the vendor's library, such as OpenBLAS, from the first report."""
+    """Return the name of the vendor's library (cuBLAS, OpenBLAS, ...) in the first report."""
     return vendor_name(reports[0].calibration) if reports else "the vendor"
 
 
@@ -229,7 +229,7 @@ def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
 
 
 def uses_datasheet_rates(report: TypeReport) -> bool:
-    """Return True if a plan on the speedup curve has a leaf whose rate comes from the datasheet."""
+    """Return True if a plan on the speedup curve has a leaf with a rate from the datasheet."""
     assumed = {*report.used.assumed, *report.used.left_out}
     return any(
         report.model_choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in report.speedup_curve

@@ -87,7 +87,7 @@ def report_html(
 
 
 def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[tuple[str, str]]:
-    """Yield a tuning command and its reason, for each device whose tuning should run again."""
+    """Yield a tuning command and its reason, for each device with a tuning that should run again."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(report.device for report in reports):
         own = [report for report in reports if report.device == device]
@@ -178,7 +178,10 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 
 
 def _first_gaining_side(own: Any) -> str:
-    """Return the smallest side with a speedup in the rows of a DataFrame, as text; empty without such rows."""
+    """Return the smallest side, in the rows of a DataFrame, for which a plan is faster than the vendor, as text.
+
+    If the vendor multiplies on all sides, the text is empty.
+    """
     sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""
 

@@ -253,7 +253,7 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-# These figures need plans that were timed in rounds with the vendor. A short tuning may have no such plan.
+# These figures need plans that were timed in rounds with the vendor. A short tuning may have timed none.
 PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 

@@ -67,7 +67,7 @@ class TypeReport:
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
     def observations_of_stages(self, *stages: str) -> list[Observation]:
-        """Return the median seconds of each timed run in these stages of the tuning, for plain products."""
+        """Return the median seconds of each timed run in these stages of the tuning, without gram products."""
         return observed_medians([t for t in self.section_trials if t.op == DEFAULT_OPERATION], stages)
 
     def moved_bytes(self, o: Observation) -> float:

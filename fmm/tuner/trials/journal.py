@@ -192,7 +192,7 @@ def median_uncertainty(samples: Sequence[float]) -> float:
 
 
 class TimedProblem:
-    """A problem whose runs are timed; the device opens a session at the first sample that is not recorded."""
+    """A problem on which runs are timed; the device opens a session at the first sample that is not recorded."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed

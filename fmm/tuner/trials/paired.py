@@ -65,7 +65,7 @@ def measure_paired_rounds(
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
     while len(samples[0]) < rounds.max_rounds:
-        order = [0, 1]  # indices, since both calls may be the same function: such a pair measures the noise floor
+        order = [0, 1]  # indices, since both calls may be the same function, to measure the noise floor
         shuffled.shuffle(order)
         for which in order:
             samples[which].append(_mean_call_seconds(calls[which], repeat))

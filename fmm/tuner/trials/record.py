@@ -34,7 +34,7 @@ from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.tuner.devices.device import TimedRun
 
 ProductSize = tuple[int, int, int]  # (m, k, n)
-DEFAULT_OPERATION: Operation = "product"  # the operation of trials whose line names no operation
+DEFAULT_OPERATION: Operation = "product"  # the operation of trials without the field "op"
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ FIRST_LOOK_EFFORT = "coarse"  # the name of the effort with which a first look r
 
 
 def _is_usable_first_look(first: TuningHeader, then: TuningHeader) -> bool:
-    """Return True if the tuning `first` is a first look whose trials the tuning `then` uses."""
+    """Return True if `first` is a first look and the tuning `then` uses its trials."""
     same_device = (first.device, first.versions, _gpu_uuid(first)) == (
         then.device,
         then.versions,

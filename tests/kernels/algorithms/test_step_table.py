@@ -24,7 +24,7 @@ from fmm.kernels.algorithms.step_table import (
 from fmm.kernels.cpu.symbolic_proof import (
     Polynomial,
     first_plan_defect,
-    is_right_with_unequal_blocks,
+    is_correct_with_unequal_blocks,
     plan_defect,
     prove_fringe,
     symbolic_matrix,
@@ -101,7 +101,7 @@ UNEQUAL = {
 
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
-    assert is_right_with_unequal_blocks(name) is UNEQUAL[name]
+    assert is_correct_with_unequal_blocks(name) is UNEQUAL[name]
     assert prove_fringe(name) == step_table(name).fringe
     assert (name in TABLES_PROVED_UNEQUAL) is UNEQUAL[name]  # at run time, these tables are not proved again
     # The proof looks at sides of 2 and 3; its claim is for every size.
@@ -535,7 +535,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     def forget() -> None:
         registry.clear_caches()
-        is_right_with_unequal_blocks.cache_clear()
+        is_correct_with_unequal_blocks.cache_clear()
 
     monkeypatch.setattr(MODULE.STEP_TABLE_FILES, "folder", tmp_path)
     forget()

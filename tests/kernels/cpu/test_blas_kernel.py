@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.cpu.blas_kernel import processor_flags, slow_kernel_warning, warning_text
+from fmm.kernels.cpu.blas_kernel import kernel_warning_text, processor_flags, slow_kernel_warning
 from fmm.kernels.cpu.openblas import openblas_kernel
 from tests.support import ROOT
 
@@ -65,7 +65,7 @@ def kernels_differ() -> None:
 def test_a_kernel_older_than_the_processor_is_warned_of(
     kernel: str, flags: frozenset[str], forced: str, warning: str
 ) -> None:
-    assert warning_text(kernel, flags, forced) == warning
+    assert kernel_warning_text(kernel, flags, forced) == warning
 
 
 def test_the_kernel_of_this_process_is_the_one_that_threadpoolctl_finds() -> None:

@@ -38,7 +38,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(compiled_sums, "MIN_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(compiled_sums, "MIN_BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(numpy_backend, "sum_tasks", counted)
     return counts
 
@@ -103,7 +103,7 @@ def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypat
     a = drawn((66, 66), "float32", 3)
     asked.clear()
     c = np.empty((66, 66), np.float32)
-    assert c.strides[0] % compiled_sums.LINE_BYTES
+    assert c.strides[0] % compiled_sums.CACHE_LINE_BYTES
     memory = aligned_block(plan_workspace_bytes(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
     execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
     assert False in asked, "C's rows do not"
@@ -132,7 +132,7 @@ def test_real_and_imaginary_parts(
 def test_pairs_of_parts_belong_to_one_matrix() -> None:
     z, other = np.zeros((8, 8), complex), np.zeros((8, 8), complex)
     parts = {0: z.real, 1: z.imag, 2: other.real, 3: other.imag}
-    found = compiled_sums.parts_of_complex
+    found = compiled_sums.complex_part_pairs
     assert found(parts, (2, 3)) == ((0, 1), (2, 3))
     assert found({0: z.imag, 1: z.real}, ()) == (), "the wrong way round"
     assert found({0: z.real, 1: other.imag}, ()) == (), "of two matrices"
@@ -147,7 +147,7 @@ import resource, sys
 import numpy as np
 import fmm
 from fmm.kernels.cpu import compiled_sums
-compiled_sums.MIN_BLOCK_NUMBERS = 1
+compiled_sums.MIN_BLOCK_ELEMENTS = 1
 a = np.ones((96, 96))
 fmm.matmul(a, a, plan="strassen > vendor" if sys.argv[1] == "warm" else "vendor")
 with open("/proc/self/statm") as file:

@@ -118,14 +118,14 @@ def test_a_small_product_is_not_run_concurrently(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_other_thread_counts_run_one_product_at_a_time(count: int) -> None:
     def look() -> None:
-        with parallel_products.backend_for(count, 1 << 60) as found:
+        with parallel_products.plan_backend(count, 1 << 60) as found:
             assert type(found) is NumpyBackend and found.threads == Threads(count)
 
     run_on_worker(look)
 
 
 def test_tasks_never_run_on_the_main_thread(eager: None) -> None:
-    with parallel_products.backend_for(2, 1 << 60) as found:
+    with parallel_products.plan_backend(2, 1 << 60) as found:
         assert type(found) is NumpyBackend
 
 
@@ -198,12 +198,12 @@ def test_tasks_conflict_where_their_arrays_share_elements() -> None:
 def test_the_window_is_bounded_and_in_order() -> None:
     flowing, x, done = TaskQueue(), np.zeros(4), []
     for i in range(parallel_products.MAX_QUEUED_TASKS):
-        flowing.add(PlanTask([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
-    late = threading.Thread(target=flowing.add, args=(PlanTask([x], [x], lambda: done.append(-1)),))
+        flowing.add_task(PlanTask([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
+    late = threading.Thread(target=flowing.add_task, args=(PlanTask([x], [x], lambda: done.append(-1)),))
     late.start()
     late.join(0.05)
     assert late.is_alive() and len(flowing.waiting) == parallel_products.MAX_QUEUED_TASKS
-    worker = threading.Thread(target=flowing.work)
+    worker = threading.Thread(target=flowing.run_tasks)
     worker.start()
     late.join(10)
     flowing.close()
@@ -229,10 +229,10 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
         note("check")
 
     backend.run_check([x], check)
-    flowing.add(PlanTask([y], [y], lambda: note("sum")))
-    flowing.add(PlanTask((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
+    flowing.add_task(PlanTask([y], [y], lambda: note("sum")))
+    flowing.add_task(PlanTask((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
     flowing.close()
-    workers = [threading.Thread(target=flowing.work) for _ in range(2)]
+    workers = [threading.Thread(target=flowing.run_tasks) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -244,8 +244,8 @@ def test_the_only_ready_product_is_split() -> None:
     flowing = TaskQueue()
     x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
     after = PlanTask((z[-1:],), (), lambda: None)
-    flowing.add(PlanTask.multiplying(numpy_product, x, y, z))
-    flowing.add(after)
+    flowing.add_task(PlanTask.product_task(numpy_product, x, y, z))
+    flowing.add_task(after)
     parts = [flowing._pick_ready_task(), flowing._pick_ready_task(), flowing._pick_ready_task()]
     assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]
     assert after.after == {parts[2]}, "it needs the last rows alone"

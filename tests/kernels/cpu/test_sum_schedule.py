@@ -21,7 +21,7 @@ from fmm.kernels.algorithms.additions import (
 from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
-from fmm.kernels.cpu.sum_schedule import plain_number as scalar
+from fmm.kernels.cpu.sum_schedule import scalar_coefficient as scalar
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.sums import Place, Sum
 

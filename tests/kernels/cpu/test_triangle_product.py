@@ -22,13 +22,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The library that computes the triangle."""
     found = {"SciPy": _scipys, "NumPy alone": lambda dtype: None}
     if request.param in found:
-        monkeypatch.setattr(module, "_rank_function", found[request.param])
+        monkeypatch.setattr(module, "_rank_update_function", found[request.param])
     return str(request.param)
 
 
 def _scipys(dtype: str) -> Any:
     blas = pytest.importorskip("scipy.linalg.blas")
-    return partial(module._rank_by_scipy, getattr(blas, RANK_FUNCTIONS[dtype]))
+    return partial(module._rank_update_by_scipy, getattr(blas, RANK_FUNCTIONS[dtype]))
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:

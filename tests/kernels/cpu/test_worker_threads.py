@@ -20,14 +20,14 @@ import pytest
 import fmm
 from fmm.kernels.cpu import numpy_backend, openblas, worker_threads
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
+from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, is_worker_thread, run_on_worker
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import run_host
 
 
 def test_work_runs_on_a_worker_and_returns_its_result() -> None:
     assert run_on_worker(threading.get_ident) != threading.get_ident()
-    assert run_on_worker(on_worker_thread) and not on_worker_thread()
+    assert run_on_worker(is_worker_thread) and not is_worker_thread()
 
 
 def test_one_thread_serves_one_call_after_another() -> None:
@@ -51,7 +51,7 @@ def test_two_callers_use_two_workers() -> None:
 
 def test_superfluous_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst of callers leaves no more idle workers than the limit, and threads of no others."""
-    monkeypatch.setattr(worker_threads, "_idle", [])
+    monkeypatch.setattr(worker_threads, "_idle_inboxes", [])
     monkeypatch.setattr(worker_threads, "MAX_IDLE_WORKERS", 3)
     together, found = threading.Barrier(12, timeout=30), list[threading.Thread]()
 
@@ -65,7 +65,7 @@ def test_superfluous_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
             caller.start()
         for caller in callers:
             caller.join(30)
-        assert len(worker_threads._idle) == 3
+        assert len(worker_threads._idle_inboxes) == 3
     assert len(found) == 24
     for _ in range(1000):
         if sum(thread in threading.enumerate() for thread in set(found)) == 3:
@@ -162,7 +162,7 @@ def test_the_vendors_product_respects_the_callers_errstate(
     seen, matmul = [], np.matmul
 
     def noted(*given: Any, **more: Any) -> Any:
-        seen.append((on_worker_thread(), np.geterr()["over"]))
+        seen.append((is_worker_thread(), np.geterr()["over"]))
         return matmul(*given, **more)
 
     a, b = np.ones((40, 60, 60)), np.ones((60, 60))
@@ -188,29 +188,29 @@ def no_begin(*arguments: Any) -> int:
 def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_threads, "start_new_thread", request.param)
     monkeypatch.setattr(worker_threads, "START_TIMEOUT_SECONDS", 0.01)
-    monkeypatch.setattr(worker_threads, "_idle", [])
+    monkeypatch.setattr(worker_threads, "_idle_inboxes", [])
     monkeypatch.setattr(worker_threads, "_failed_start_times", [])
-    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_workers", [])
+    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_sum_workers", [])
 
 
 def test_without_workers_an_error_is_raised_and_nothing_runs(no_threads: None) -> None:
     with pytest.raises(NoThreadError):
         run_on_worker(pytest.fail, [pytest.fail])
     with pytest.raises(NoThreadError):
-        Worker.acquire()
+        Worker.start()
 
 
 def test_a_worker_that_does_not_start_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_threads, "START_TIMEOUT_SECONDS", 0.5)
     start = time.monotonic()
     for _ in range(200):
-        Threads(4).run([lambda: None] * 4)
+        Threads(4).run_tasks([lambda: None] * 4)
     assert time.monotonic() - start < 50, "each wait takes half a second: 100 in all"
 
 
 def test_the_caller_runs_its_tasks_alone(no_threads: None) -> None:
     done: list[int] = []
-    Threads(4).run([partial(done.append, i) for i in range(9)])
+    Threads(4).run_tasks([partial(done.append, i) for i in range(9)])
     assert done == list(range(9))
 
 

@@ -1,12 +1,12 @@
-"""The level `3m`: a complex product as three real products P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
+"""The level `3m`: a complex product (Ar + i Ai)(Br + i Bi), computed as three real products.
 
-Ar and Ai are the real and imaginary parts of A; Br and Bi are those of B. The real part of A B is P - Q, the imaginary
+The three products are P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi). The real part of A B is P - Q, the imaginary
 part is R - P - Q. The plan below the level multiplies real numbers. A split step reads complex numbers once and writes
 real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
 and writes complex numbers, with a complex alpha and beta.
 
-The error is bounded in norm only. R - P - Q can cancel: if the real part of an entry is much larger than the imaginary
-part (or the reverse), the small part can lose digits that four real products would keep.
+The error is bounded in norm only, because R - P - Q can cancel. If one of the parts of an entry is much smaller than
+the other part, the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
 # For P, Q and R: the coefficients of the real and the imaginary part in both operands; then the weights in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
-CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugated operand, by option
+CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to the index of the conjugated operand
 # Fields of Level that are equal for all levels with three real products in place of a complex product.
 #
 # Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
 # P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
 # that the error in norm grows by sqrt(2).
-# Error growth on numbers of one sign: R and the error of R are four times as large as P and the error of P. R - P - Q
-# has 18 times the variance of P, and P - Q has 2 times. Four real products have 4 times. The growth is sqrt(20 / 4).
+# Error growth on numbers of one sign: the error of R is four times as large as the error of P. As multiples of the
+# variance of P, R - P - Q has the variance 18, P - Q has 2, and four real products have 4. The growth is therefore
+# sqrt((18 + 2) / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -159,7 +160,10 @@ def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
 @lru_cache(maxsize=64)
 def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
-        """Return the steps for sides rounded up to odd numbers. `count_blocks` subtracts 1, but `3m` has no fringe."""
+        """Return the steps for sides rounded up to odd numbers.
+
+        `count_blocks` subtracts 1 from odd sides to count a fringe, but the level `3m` has no fringe.
+        """
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
 

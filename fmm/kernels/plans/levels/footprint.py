@@ -12,8 +12,8 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Sum, block_side
 from fmm.problem import Shape
 
-# Block sides for counting. The sides are primes that divide no scheme's number of products, so that the sides of a
-# temporary show whether its blocks are like blocks of A, of B or of C.
+# Block sides for counting. The sides are primes that divide no scheme's number of products. The sides of a temporary
+# therefore show whether its blocks are like blocks of A, of B or of C.
 COUNTING_SIDES = (97, 101, 103)
 
 # (number of blocks, side along the rows, side along the columns); sides are 0, 1, 2 for m, k, n

@@ -33,7 +33,7 @@ class GramLevel(LevelWithSteps):
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
     a dot, the plan may name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all blocks on
     the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous along the
-    outer dimensions: a column-major B is copied, and for A A^T both operands are read from the copy.
+    outer dimensions. A column-major B is copied for this leaf. For A A^T, both operands are read from the copy.
     """
 
     cuts: int  # number of halvings of C's side

@@ -1,7 +1,6 @@
 """Planes of residues: their layout in the workspace, and the steps of a product by residues.
 
-A product by residues has four stages: norms of the operands, split of the operands into planes of bytes, products of
-planes, and join of C.
+A product by residues has four stages: norms of the operands, split into planes of bytes, products of planes, join of C.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class PlaneLayout:
     def moduli_per_pass(self) -> int:
         """Return the number of moduli for which A and B are split at a time.
 
-        All moduli are split at a time, or as many as fit into MAX_WORKSPACE_BYTES.
+        A and B are split for all moduli at a time, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
         """
         if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
@@ -99,8 +98,8 @@ class PlaneLayout:
     def part_offsets(self) -> tuple[int, ...]:
         """Return the byte offsets of the workspace's parts.
 
-        The parts are: exponents of A, of B; planes of A, of B, of C; transposed operands. The last offset is the end.
-        If A and B are split for all moduli at once, the planes of C overwrite the transposed operands.
+        The parts are: exponents of A, of B; planes of A, of B, of C; transposed operands. The last offset is the end of
+        the workspace. If A and B are split for all moduli at once, the planes of C overwrite the transposed operands.
         """
         left, right, result = self.plane_bytes
         sizes = [*self.exponent_bytes, *(round_up(self.moduli_per_pass * x, PART_ALIGN_BYTES) for x in (left, right))]

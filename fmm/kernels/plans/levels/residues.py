@@ -51,8 +51,8 @@ MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. Prepared operands have no level below residues: with a level, the planes of
-# a matrix would depend on whether the matrix is A or B.
+# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of such a level
+# would be different for A and for B.
 PREPARED_MODULI: Final = 14
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
 # 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus more or less changes the error by a factor of
@@ -61,9 +61,9 @@ PREPARED_MODULI: Final = 14
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
 RELATIVE_ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
 # Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
-# dimension. A scaled number is rounded by at most 1/2. The scaled norm of a row or column is at least 2^26.2, 2^30.1
-# and 2^34.0 with 7, 8 and 9 moduli, and at least 2^49.7 and 2^53.5 with 13 and 14 moduli. The precision 2^-53 of
-# float64 limits the bounds of 15 and 16 moduli. The rounding of C to float32 adds 2^-24.
+# dimension. A scaled number is rounded by at most 1/2. With 7, 8, 9, 13 and 14 moduli, the scaled norm of a row or
+# column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. The precision 2^-53 of float64 limits the bounds of 15
+# and 16 moduli. The rounding of C to float32 adds 2^-24.
 ERROR_BOUNDS: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
@@ -154,7 +154,7 @@ class ResidueLeaf(NamedTuple):
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return a dict from texts to ends of plans. Of equally fast plans, the model takes the first in this order."""
+    """Return a dict from texts to ends of plans. Of equally fast plans, the model takes the first plan of the dict."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli in counts:
@@ -206,8 +206,8 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
         # With fewer moduli than usual, the product is less accurate than the vendor's; with more moduli, the product is
-        # slower. Two levels below residues are no candidate: they save less time in products than they add in split and
-        # join (measured on an H200, up to 16384).
+        # slower. Two levels below residues are no candidate: split and join take more time than the products save
+        # (measured on an H200 up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
         # Probes do not measure float32. Only calls that require less than the vendor's error use float32 by residues.
         unprobed=("alone",) if dtype == "float32" else (),

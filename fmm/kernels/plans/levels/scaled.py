@@ -2,7 +2,7 @@
 
 The error of a fast algorithm is relative to the largest entries of a matrix. On badly scaled data, small entries
 therefore lose digits that a classical product keeps. `scaled.inside` multiplies the columns of A and divides the rows
-of B by the same powers of two, so that the factors cancel in the product. `scaled.outside` scales the rows of A and the
+of B by the same powers of two. The powers cancel in the product. `scaled.outside` scales the rows of A and the
 columns of B to similar magnitudes, and scales C back. `scaled` first scales inside and then outside, as Ballard,
 Benson, Druinsky, Lipshitz and Schwartz (2016, section 6) propose. Scaling is exact, unless a number becomes subnormal.
 Scaling on a GPU copies no data to the host: exponents are stored in temporaries.

@@ -6,10 +6,10 @@ or a step table (`li-fig23`). Options follow after dots.
 The traversal of a scheme is one of these options:
 
 * `stacked`, the default: all sums, then the products, then the join of C.
-* `overlapped`: as `stacked`. On a GPU two products run at a time, so that sums of one product run concurrently with
-  leaf products of the other.
-* `batched`: as `stacked`. Every operand is copied to a block of its own, and the products are one batch.
-* `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf. There are no temporaries.
+* `overlapped`: the order of `stacked`. On a GPU two products run at a time, so that sums of one product run
+  concurrently with leaf products of the other.
+* `batched`: the order of `stacked`. Every operand is copied to a block of its own, and the products are one batch.
+* `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf, without temporaries.
 * `sequential`: one product at a time, with three temporaries.
 
 A step table has its own order of operations.
@@ -254,8 +254,8 @@ def build_scheme_level(
         splits=max(bilinear.size) > 1,
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
-        # The steps of peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C,
-        # so that the table's steps depend on the order of the block sides by length.
+        # The steps of peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C.
+        # The table's steps then depend on the order of the block sides by length.
         cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
         types=_coefficient_types(bilinear),
         traversal=traversal,
@@ -372,7 +372,7 @@ def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> Blo
 
 
 def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
-    """Return a level with these options. The traversal and the fringe have the algorithm's values by default."""
+    """Return a level with these options. By default, the algorithm determines the traversal and the fringe."""
     traversals = [option for option in options if option in TRAVERSALS]
     fringes = [option for option in options if option in FRINGES + PAD_OPTIONS]
     tasks = tuple(option for option in options if option in FUSED_OPTIONS)
