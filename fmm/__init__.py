@@ -1,7 +1,8 @@
-"""Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
+"""Matrix products that are faster than the vendor's BLAS where a performance model predicts a gain."""
 
-# NumPy first: with FMM_INSTALL set, its import runs fmm_install, which needs fmm.kernels whole or not yet begun.
-# Then fmm.kernels: a thread that imports it meanwhile must find no lock of a module below it held by this thread.
+# NumPy is imported first: with FMM_INSTALL set, its import runs fmm_install. fmm_install must find fmm.kernels either
+# fully imported or not imported at all. fmm.kernels is imported next: this thread must then hold no import lock of a
+# submodule, or another thread that imports fmm.kernels could deadlock.
 import numpy  # noqa: F401
 
 from fmm import kernels  # noqa: F401

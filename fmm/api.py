@@ -1,7 +1,7 @@
-"""The public functions. Each checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
+"""The public functions. Each function checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
 
-The first lines of matmul, gemm and gram answer calls that no plan can make faster: a small product takes ten
-microseconds or less, so checking every option would take a noticeable part of that time.
+matmul, gemm and gram begin with a short path to the vendor for products that no plan makes faster. A small product
+takes at most ten microseconds, and a check of every option would lengthen the call noticeably.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fmm.semirings.path_request import Method
 
 ndarray = np.ndarray
-# The default values of options, compared by identity, since Python has one object for each of these literals.
+# Default values of options. The short paths compare them by identity: Python has one object for each literal.
 DEFAULT_CASTING, DEFAULT_ORDER, DEFAULT_FILL = "same_kind", "K", TRIANGLES[0]
 DEFAULT_ALPHA: Any = 1
 DEFAULT_BETA: Any = 0
@@ -56,7 +56,7 @@ def matmul(
     progress: bool | None = False,
     **more: Any,
 ) -> Any:
-    """Return the matrix product of two arrays, as numpy.matmul does, by a fast algorithm where one pays.
+    """Return the matrix product of two arrays, as numpy.matmul does, with a fast algorithm where it is faster.
 
     Parameters
     ----------
@@ -66,22 +66,22 @@ def matmul(
     out : array, optional
         Array for the result; it may overlap a and b.
     casting, order, dtype
-        numpy.matmul's options. With other options of numpy.matmul (subok, axes, signature, ...) the library multiplies.
+        numpy.matmul's options. With its other options (subok, axes, signature, ...) NumPy itself multiplies.
     plan : str, Plan or Decision, optional
         Run this plan instead of choosing one, for example "winograd > vendor". The two limits below then do not apply.
     max_error_growth : float, optional
-        Choose only plans with an expected error of at most this multiple of the vendor's (default 15, on a GPU 16).
-        A limit below 1 selects plans that are more accurate than the vendor (float32 on Hopper, down to 0.02).
+        Largest expected error of the plan, as a multiple of the vendor's error (default 15, on a GPU 16). A limit below
+        1 selects plans that are more accurate than the vendor (float32 on Hopper, down to 0.02).
     workspace : int, optional
-        Choose only plans with at most this many bytes of temporaries (default: half of the free memory).
+        Largest workspace of the plan, in bytes (default: half of the free memory).
     componentwise : bool, optional
         Bound the error of each entry relative to (|A| |B|)ij instead of the norm of the product.
     device : str or int, optional
-        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Blocks of the arrays are streamed through the device,
-        so they may be larger than its memory.
+        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Submatrices are streamed through the device, so the
+        arrays may be larger than the device's memory.
     progress : bool, optional
-        Show the progress on stderr of a product that takes longer than ten seconds, or is predicted to. Progress is
-        shown for NumPy arrays that are streamed through a device, or multiplied by a plan of several products.
+        Show the progress of products that take longer than ten seconds, on stderr. Progress is shown for NumPy arrays
+        that are streamed through a device, or multiplied by a plan of several products.
 
     Returns
     -------
@@ -93,12 +93,12 @@ def matmul(
     PlanError
         The plan passed as `plan` cannot run on these arrays.
     ValueError, TypeError
-        As numpy.matmul, cupy.matmul or torch.matmul raises them; or an argument of fmm's is invalid.
+        The errors of numpy.matmul, cupy.matmul or torch.matmul; or an option of fmm is invalid.
 
     Notes
     -----
-    Integer products are exact modulo 2**bits. If the operands have inf or NaN, or sums could overflow, the result is
-    that of the classical product.
+    Integer products are exact modulo 2**bits. Where operands have inf or NaN, or sums could overflow, the result is the
+    classical product's.
 
     Examples
     --------
@@ -167,12 +167,12 @@ def explain(
     Returns
     -------
     Decision
-        The plan, the reason, the kernels, the workspace, the expected error and the candidates. Printing it explains
-        it; fmm.matmul accepts it as `plan`.
+        The plan, the reason, the kernels, the workspace, the expected error and the candidates. `print` shows the
+        decision as text; fmm.matmul accepts the decision as `plan`.
 
     Notes
     -----
-    Overflow is detected only when the product is computed.
+    The decision does not depend on inf, NaN or possible overflow: only the product itself detects them.
 
     Examples
     --------
@@ -203,18 +203,18 @@ def gram(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Return alpha a^H a + beta out. One triangle is computed, and the other triangle is a mirror copy.
+    """Return alpha a^H a + beta out: one triangle is computed, and the other triangle is its mirror copy.
 
     Parameters
     ----------
     a : array
         A matrix, or a stack of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
     b : array, optional
-        A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint,
-        as the product of two polynomials of one symmetric matrix is. The upper triangle of a b is never computed.
+        A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint, for
+        example if a and b are polynomials of one symmetric matrix. The upper triangle of a b is not computed.
     out : array, optional
-        Array for the result. beta requires `out`; then only the lower triangle of `out` is read (with fill="upper", the
-        upper triangle).
+        Array for the result. A nonzero beta requires `out`, and reads its lower triangle (with fill="upper", the upper
+        triangle).
     rows : bool, optional
         Return alpha a a^H + beta out instead.
     fill : {"full", "lower", "upper"}, optional
@@ -222,13 +222,13 @@ def gram(
     alpha, beta : float, optional
         Real factors.
     plan, max_error_growth, workspace
-        As fmm.matmul has them. Plans begin with the level gram or sforza, or consist of a leaf alone.
+        As in fmm.matmul. A plan begins with the level gram or sforza, or is a leaf alone.
 
     Returns
     -------
     array
-        The result; `out` if it was passed. The result equals its own adjoint bit for bit: real results are symmetric,
-        complex results Hermitian with a real diagonal.
+        The result; `out` if it was passed. Real results are symmetric bit for bit, complex results Hermitian with a
+        real diagonal.
 
     Raises
     ------
@@ -327,14 +327,13 @@ def gemm(
     a, b : array
         Matrices, or stacks of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
     c : array, optional
-        The addend, of the product's shape or broadcast to it. c is changed only if it is also `out`, and not read if
-        beta is 0.
+        The addend, of the product's shape or broadcast to that shape. c is overwritten only if c is also `out`, and not
+        read if beta is 0.
     alpha, beta : number, optional
-        Complex factors for complex arrays only; whole factors for integers. With alpha = 0, a and b are not read.
+        Complex factors for complex arrays only; whole numbers for integers. With alpha = 0, a and b are not read.
     transpose_a, transpose_b : bool, int or str, optional
-        "N" or False: the operand as it is. "T" or True: the operand's transpose. "C": the operand's conjugate
-        transpose. The numbers 0, 1 and 2 stand for "N", "T" and "C", as in SciPy's gemm. A transposed operand is read
-        in its own memory. A conjugate transpose is copied unless the plan begins with a level for complex numbers (3m).
+        "N", False or 0: the operand unchanged. "T", True or 1: its transpose, read in the operand's memory. "C" or 2:
+        its conjugate transpose, copied unless the plan begins with a level for complex numbers (3m).
     out : array, optional
         Array for the result; it may be c, and may overlap a and b.
     plan, max_error_growth, workspace
@@ -354,9 +353,9 @@ def gemm(
 
     Notes
     -----
-    alpha and beta are coefficients of the plan's last sums and need no pass of their own. Where no plan pays, the
-    library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is c, and an inf or NaN
-    could require a second computation, the workspace also holds a copy of c.
+    alpha and beta are coefficients of the plan's last sums, so they need no extra pass over C. Where no plan is faster,
+    the library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is c, the workspace
+    may also hold a copy of c, for a second computation after inf or NaN.
 
     Examples
     --------
@@ -422,7 +421,7 @@ def explain_gemm(
     Parameters
     ----------
     a, b, c, alpha, beta, transpose_a, transpose_b, out, plan, max_error_growth, workspace
-        As fmm.gemm has them. Only the memory layout of c is used.
+        As in fmm.gemm. Only the memory layout of c is used.
 
     Returns
     -------
@@ -454,9 +453,9 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Returns
     -------
     PreparedOperand
-        A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds the form of the matrix
-        that kernels multiply: two float16 planes of float32, or the residues of float64. Products with the prepared
-        operand skip this conversion.
+        A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds the matrix as kernels
+        multiply it: two float16 planes of a float32 matrix, or the residues of a float64 matrix. Products with the
+        prepared operand skip this conversion.
 
     Raises
     ------
@@ -465,7 +464,7 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
 
     Notes
     -----
-    Changes of x do not reach the copy: prepare it again after a change.
+    The copy does not follow later changes of x: prepare x again after a change.
 
     Examples
     --------
@@ -501,7 +500,8 @@ def minplus(
     maximum : bool, optional
         Return the maximum of the sums instead (max-plus).
     argmin : bool, optional
-        Return also the k of each entry's minimum, as int32: the least such k, or -1 where every sum is missing.
+        Return also the k of each entry's minimum, as int32: the smallest k of equal minima, or -1 where every sum is
+        missing.
 
     Returns
     -------
@@ -509,8 +509,8 @@ def minplus(
 
     Notes
     -----
-    Integers saturate: the largest integer of the type means "no edge" and stays so, whatever is added to it (max-plus:
-    the smallest integer; floats: inf and -inf). A sum that is NaN is never the minimum.
+    Integers saturate: the largest integer of the type means "no edge", and a sum with it is "no edge" too. (Max-plus
+    has the smallest integer instead; floats have inf and -inf.) A sum that is NaN is never the minimum.
 
     Examples
     --------
@@ -547,8 +547,8 @@ def shortest_paths(
     out : array, optional
         Array for the lengths; it may be d.
     method : {"auto", "r-kleene", "floyd-warshall"}, optional
-        "r-kleene" uses min-plus products and is the choice of "auto". "floyd-warshall" adds one node after the other,
-        on the host only.
+        "r-kleene" uses min-plus products and is the default. "floyd-warshall" adds one node after the other, on the
+        host only.
 
     Returns
     -------
@@ -562,7 +562,7 @@ def shortest_paths(
     Notes
     -----
     float32, float64, int32 and int16 keep their type; other types become float64. The largest int32 or int16 means "no
-    edge" and "no path", and longer lengths saturate there.
+    edge" and "no path"; longer lengths become this integer.
 
     Examples
     --------
@@ -609,7 +609,7 @@ def plan(
     device : str or int, optional
         "cpu", or the number of a CUDA device.
     plan, max_error_growth, workspace
-        As fmm.matmul has them. A plan that is passed is explained.
+        As in fmm.matmul. With `plan` the decision describes this plan.
 
     Returns
     -------

@@ -1,7 +1,6 @@
-"""Dispatch of public calls: autograd, host streaming, small or declined products to the vendor, all others to a plan's
-decision (fmm.runtime).
+"""Dispatch of checked public calls to autograd, to host streaming, to the vendor, or to fmm.runtime, which decides.
 
-Modules that few programs need, and those that load torch or CuPy, are imported by the first call that needs them.
+Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ if TYPE_CHECKING:
 def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of two CuPy arrays or torch tensors, without options or constraints.
 
-    `out` is for tensors only. A product that no plan can make faster is left to the vendor after as few checks as
-    possible: a small product takes less time than the checks of a large one.
+    `out` is for tensors only. A product that no plan can make faster goes to the vendor after few checks: a small
+    product takes less time than the checks of a large product.
     """
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return _traced_matmul(a, b, out, NO_CONSTRAINTS)
@@ -98,13 +97,13 @@ def dispatch_matmul(request: MatmulRequest) -> Any:
 
 
 def _multiply_on_own_device(request: MatmulRequest) -> Any:
-    """Return the product, computed on the device that holds the arrays."""
+    """Return the product of a checked call, computed on the device that holds the arrays."""
     try:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
             # After the first call of a process, fmm.matmul calls multiply_without_options directly. torch.jit.trace
-            # compares two calls, so the first call must be traced in the same way.
+            # compares two traces of a call, so the first call must be traced in the same way.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_without_options(library, a, b, request.out)
@@ -142,7 +141,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
 
 
 def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
-    """Return the CUDA device that host arrays are streamed through; None if the device holds the arrays already."""
+    """Return the CUDA device to stream host arrays through; None if the arrays are on the device already."""
     device = request.device
     assert device is not None
     a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
@@ -163,7 +162,7 @@ def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
 
 @lru_cache(maxsize=1)
 def torch_functions_module() -> Any:
-    """Return the module of products of torch tensors, which loads torch."""
+    """Return the module fmm.runtime.torch_autograd.functions; the first call imports torch."""
     from fmm.runtime.torch_autograd import functions
 
     return functions
@@ -179,7 +178,7 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 
 def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
-    """Return the product of a checked fmm.gram call; a decline is cached under `key`."""
+    """Return the product of a checked fmm.gram call. If the library computes the call, `key` caches this decline."""
     request = _with_decline_key(request, key, request.b, request.out)
     return (
         torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
@@ -201,7 +200,7 @@ def dispatch_explain_gram(request: GramRequest) -> Decision:
 
 
 def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
-    """Return the result of a checked fmm.gemm call. A decline is remembered under the key."""
+    """Return the result of a checked fmm.gemm call. If the library computes the call, `key` caches this decline."""
     request = _with_decline_key(request, key, request.b, request.c, request.out)
     return (
         torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
@@ -220,7 +219,7 @@ RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
 def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> RequestT:
-    """Return the request that remembers a decline, unless the types differ: then the library casts by its own rules."""
+    """Return the request with a callback that caches a decline, unless the types of the operands differ."""
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
         return request
     a, b = request.a, request.a if request.b is None else request.b
@@ -231,7 +230,7 @@ def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> R
 # ---- decisions without arrays
 
 _NUMPY_TYPES = tuple(TYPE_NAMES.values())
-# The names of the types that torch has and NumPy lacks begin with these.
+# Prefixes of the names of types that torch has and NumPy lacks.
 _TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
 
 
@@ -256,7 +255,7 @@ def plan_without_arrays(
 
 
 def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -> Decision:
-    """Return the vendor's decision for a type that no plan multiplies."""
+    """Return the decision for the vendor, for an element type that no plan multiplies."""
     library = ("torch" if dtype.startswith(_TORCH_TYPE_PREFIXES) else "NumPy") if on_cpu else "the vendor"
     owner = f"{library}'s" if on_cpu else "its"
     if constraints.plan not in (None, VENDOR):
@@ -265,12 +264,12 @@ def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -
 
 
 def _is_cpu(device: object) -> bool:
-    """Return True for "cpu". The type is checked first: an array would be compared with "cpu" entry by entry."""
+    """Return True for the text "cpu"; the type is checked first, since an array == "cpu" compares every entry."""
     return isinstance(device, str) and device == "cpu"
 
 
 def _find_device(device: str | int, number: int) -> devices.Device:
-    """Return the device of this number; errors name it as the caller wrote it."""
+    """Return the device of this number; error messages show `device` as the caller wrote it."""
     try:
         return devices.get_device("cpu" if _is_cpu(device) else "cuda", number)
     except ModuleNotFoundError as error:

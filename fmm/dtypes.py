@@ -16,7 +16,8 @@ class DType:
 
     name: str
     itemsize: int  # bytes in memory
-    unit_roundoff: float  # unit roundoff of results, or of operands that a product rounds to fewer bits; 0 for integers
+    # unit roundoff of results, or of operands if a product rounds them to fewer bits; 0 for integers
+    unit_roundoff: float
     cpp: str  # name in device code
     cuda_type: int  # cudaDataType
     compute_type: int  # cublasComputeType_t
@@ -29,7 +30,7 @@ class DType:
     tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None if the copy engine is not used
     mma: str = ""  # name in the tensor cores' instructions
     sums_wider: bool = False  # True if sums are accumulated in a wider type
-    exact: bool = False  # True for integers modulo 2**bits, and for bool with `or` and `and`
+    exact: bool = False  # True if products are exact: integers modulo 2**bits, and bool with `or` and `and`
 
     @property
     def stored_type(self) -> str:

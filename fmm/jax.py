@@ -1,7 +1,7 @@
 """Products of JAX arrays by fmm: fmm.jax.matmul, fmm.jax.gram, and jnp.matmul inside `with fmm.jax.installed():`.
 
 A product is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on the device's
-buffers. The choice is made when JAX lowers the product, so a product that fmm declines has no callback.
+buffers. fmm chooses the lowering when JAX lowers the product, so a product that fmm declines has no callback.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fmm.problem import Operation
 
 __all__ = ["gram", "installed", "matmul"]
 
-# Multiply-adds from which a product on the host may be handed to NumPy's BLAS: a callback costs about 0.1 ms.
+# Smallest number of multiply-adds of a product on the host that NumPy's BLAS may compute: a callback costs 0.1 ms.
 MIN_HOST_MULTIPLY_ADDS = 1 << 26
-# side and rounds of the products by which XLA's dot and NumPy's BLAS are compared on the host
+# side and number of timed products that compare XLA's dot with NumPy's BLAS on the host
 TRIAL_SIDE, TRIAL_ROUNDS = 384, 7
-MIN_HOST_SPEEDUP = 1.15  # least predicted speedup over XLA's dot for which fmm multiplies on the host
+MIN_HOST_SPEEDUP = 1.15  # smallest predicted speedup over XLA's dot for which fmm multiplies on the host
 HOST_TYPES = "float32", "float64", "complex64", "complex128"
 CUDA_TYPES = (*HOST_TYPES, "float16")
 PLATFORMS = "cpu", "cuda"
@@ -52,7 +52,7 @@ def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
         Matrices, vectors or stacks of matrices, as for jax.numpy.matmul.
     precision : str or jax.lax.Precision, optional
         "highest" computes float32 products in float32. On a GPU every other precision lets XLA round the operands to
-        TF32; such products stay XLA's.
+        TF32, and XLA computes the product.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
 
     Notes
     -----
-    The function works under jit, grad, jvp, vmap, scan and shard_map; cotangents are products by fmm, too. Sizes and
-    types are known when JAX traces, and the choice is made then. On the host a product goes to fmm where NumPy's BLAS,
-    with fmm's plans, is faster than XLA's own dot; how much faster BLAS is, is measured once in a process.
+    The function works under jit, grad, jvp, vmap, scan and shard_map; fmm computes cotangents too. fmm chooses when JAX
+    lowers the traced product, with known sizes and types. On the host, fmm multiplies where NumPy's BLAS with fmm's
+    plans is faster than XLA's dot. The ratio of both speeds is measured once in a process.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def _checked_precision(precision: Any) -> lax.Precision:
 
 
 def gram(a: Any) -> jax.Array:
-    """Return A^H A of a JAX matrix, for half the multiplications where fmm has a plan for it.
+    """Return A^H A of a JAX matrix, with half the multiplications where fmm has a plan for one triangle.
 
     Parameters
     ----------
@@ -121,12 +121,12 @@ def gram(a: Any) -> jax.Array:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Let fmm compute jnp.matmul, `@`, dot, tensordot and einsum while the block runs, where that is faster.
+    """Let fmm compute jnp.matmul, `@`, dot, tensordot and einsum inside the `with` block, where fmm is faster.
 
     Notes
     -----
-    Functions that JAX compiled before are compiled again, inside the block and after it. On a GPU float32 products
-    come to fmm only with `precision="highest"` (also by jax.default_matmul_precision), since XLA's default is TF32.
+    JAX compiles all functions again, at the begin and at the end of the block. On a GPU fmm computes float32 products
+    only with `precision="highest"` (or jax.default_matmul_precision), since XLA's default is TF32.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def installed() -> Iterator[None]:
 
 
 def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:
-    """Return the product of two stacks of matrices, whose leading axes are broadcast as jnp.matmul does."""
+    """Return the product of two stacks of matrices; leading axes are broadcast as in jnp.matmul."""
     options = {"transpose_a": False, "transpose_b": False, "precision": precision}
     if b.ndim == 2:  # one product of all rows
         rows = a.reshape(prod(a.shape[:-1]), a.shape[-1])
@@ -162,7 +162,7 @@ def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> ja
 
 
 def _xla_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, precision: lax.Precision) -> jax.Array:
-    """Return op(A) op(B) of two equal stacks by XLA's own dot."""
+    """Return op(A) op(B) of two stacks of equal length, computed with XLA's own dot."""
     stack = tuple(range(a.ndim - 2))
     inner = (a.ndim - 2 if transpose_a else a.ndim - 1), (b.ndim - 1 if transpose_b else b.ndim - 2)
     return lax.dot_general(a, b, (((inner[0],), (inner[1],)), (stack, stack)), precision=precision)
@@ -179,7 +179,7 @@ def _abstract_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, *
 
 
 def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of A, a product of the same kind."""
+    """Return the cotangent of A: a product of the cotangent of C and B."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(a.aval)
     if transpose_a:
@@ -188,7 +188,7 @@ def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transp
 
 
 def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of B, a product of the same kind."""
+    """Return the cotangent of B: a product of A and the cotangent of C."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(b.aval)
     if transpose_b:
@@ -197,7 +197,7 @@ def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, trans
 
 
 def _batched_product(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
-    """Return the product under vmap: a stack with one more axis, in front."""
+    """Return the product under vmap: a stack with one more leading axis."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
@@ -224,7 +224,7 @@ def _jitted_primitive(primitive: Primitive, **options: Any) -> Callable[..., Any
 def _define_primitive(
     name: str, shape: Callable[..., Any], xla: Callable[..., Any], by_fmm: Callable[..., Any], batch: Callable[..., Any]
 ) -> Primitive:
-    """Return a new primitive, which is lowered to XLA's dot on platforms without fmm."""
+    """Return a new primitive of JAX; on platforms that fmm does not support, its lowering is XLA's dot."""
     primitive = Primitive(name)
     primitive.def_impl(lambda *operands, **options: _jitted_primitive(primitive, **options)(*operands))
     primitive.def_abstract_eval(shape)
@@ -241,7 +241,7 @@ def _define_primitive(
 def _lower_primitive(
     platform: str, xla: Callable[..., Any], by_fmm: Callable[..., Any], context: Any, *operands: Any, **options: Any
 ) -> Any:
-    """Lower a primitive to fmm's callback where that is faster, else to XLA's dot."""
+    """Lower a primitive to fmm's callback where fmm is faster, else to XLA's dot."""
     function = xla
     if _is_on_one_device(context) and is_faster_by_fmm(platform, *context.avals_in, **options):
         function = partial(by_fmm, platform)
@@ -262,7 +262,7 @@ def is_faster_by_fmm(
     transpose_b: bool = False,
     precision: lax.Precision = lax.Precision.HIGHEST,
 ) -> bool:
-    """Return True if fmm computes the product faster than XLA's dot; without B it is A^H A."""
+    """Return True if fmm computes A B, or A^H A if B is None, faster than XLA's dot."""
     m, k, n = _product_mkn(a, a if b is None else b, transpose_a, transpose_b)
     dtype = str(a.dtype)
     op: Operation = "gram" if b is None else "product"
@@ -278,7 +278,7 @@ def is_faster_by_fmm(
 
 @lru_cache(maxsize=len(HOST_TYPES))
 def numpy_speedup_over_xla(dtype: str) -> float:
-    """Return by which factor NumPy's BLAS is faster on the host than XLA's dot, measured once in a process."""
+    """Return the speed of NumPy's BLAS over XLA's dot on the host, measured once in a process."""
     with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
         a = np.random.default_rng(0).standard_normal((TRIAL_SIDE, TRIAL_SIDE)).astype(dtype)
         x = jnp.asarray(a)
@@ -295,7 +295,7 @@ def numpy_speedup_over_xla(dtype: str) -> float:
 
 
 def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
-    """Return op(A) op(B) by a callback that writes XLA's output buffer."""
+    """Return op(A) op(B), computed by a callback that writes into XLA's output buffer."""
     m, _k, n = _product_mkn(a, b, transpose_a, transpose_b)
 
     def multiply(a: Any, b: Any, c: Any) -> None:
@@ -339,7 +339,7 @@ GRAM_PRIMITIVE = _define_primitive(
 
 
 def _gram_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
-    """Return A^H A, and its change by dA: A^H dA and the adjoint of that."""
+    """Return A^H A and its derivative in the direction dA: A^H dA plus the adjoint of A^H dA."""
     (a,), (da,) = primals, tangents
     change = PRODUCT_PRIMITIVE.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
     return _gram_with_derivative(a), change + change.conj().T
@@ -349,7 +349,7 @@ _gram_with_derivative = jax.custom_jvp(GRAM_PRIMITIVE.bind)
 _gram_with_derivative.defjvp(_gram_derivative)
 
 
-# ---- installing: another lowering of lax.dot_general, to which all products of jax.numpy come down
+# ---- installing: another lowering of lax.dot_general, which computes all products of jax.numpy
 
 _install_lock = threading.Lock()
 _installed_blocks = 0  # number of running `with installed()` blocks
@@ -357,7 +357,7 @@ _xla_lowerings: dict[str, Any] = {}  # XLA's lowerings by platform, while fmm's 
 
 
 def _replace_lowerings(change: int) -> None:
-    """Register fmm's lowerings for the first block, and put XLA's back after the last one."""
+    """Register fmm's lowerings for the first running block; restore XLA's after the last block."""
     global _installed_blocks
     from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 
@@ -378,7 +378,7 @@ def _replace_lowerings(change: int) -> None:
 
 
 def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: Any, **options: Any) -> Any:
-    """Lower lax.dot_general to fmm's callback where that is faster, else as XLA does."""
+    """Lower lax.dot_general to fmm's callback where fmm is faster, else as XLA does."""
     left, right = context.avals_in
     if left.dtype == right.dtype == context.avals_out[0].dtype and _is_on_one_device(context):
         dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
@@ -390,13 +390,13 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
 
 
 def _is_highest(precision: Any) -> bool:
-    """Return True for lax.dot_general's precision of both operands, or its algorithm, that is float32's own."""
+    """Return True if lax.dot_general's precision, or its algorithm, computes in float32 and not in TF32."""
     pair = precision if isinstance(precision, tuple) else (precision, precision)
     return all(x in (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32) for x in pair)
 
 
 class _Contraction:
-    """A lax.dot_general as a product of two stacks of matrices, with a copy only where the axes' order needs one."""
+    """A lax.dot_general as a product of two stacks of matrices; an operand is copied if the order of axes requires it."""
 
     def __init__(self, left: tuple[int, ...], right: tuple[int, ...], dimension_numbers: Any) -> None:
         (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers
@@ -420,6 +420,9 @@ class _Contraction:
 
 
 def _axes_in_order(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
-    """Return the axes as stack, rows and columns; or with rows and columns swapped, and True, if that needs no copy."""
+    """Return the axes in the order stack, rows, columns, and False.
+
+    If the swapped order stack, columns, rows needs no copy, return the swapped order and True.
+    """
     swapped = (*stack, *columns, *rows)
     return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)

@@ -1,4 +1,4 @@
-"""The problem: one product as a value, shared by the model, the recorder, the tuner's trials and the config."""
+"""The problem: operation, sizes, type and layouts of one product, for the model, the recorder and the tuner."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# "product": A B. "gram": A B with B = A^H. "symmetric": A B that is its own adjoint, by the caller's guarantee.
+# "product": A B. "gram": A B with B = A^H. "symmetric": A B, which the caller guarantees to be its own adjoint.
 # Only one triangle of "gram" and "symmetric" is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
-# "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
+# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper triangle is
+# unchanged. "loose", inside plans only: the lower triangle; the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
 VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
 
@@ -124,7 +124,7 @@ def check_positive_shape(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def problem_without_layouts(problem: Problem) -> Problem:
-    """Return the same product of row-major matrices, without factors and addend: the key of choices."""
+    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend: the cache key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:
         plain = replace(plain, componentwise=problem.componentwise, prepared_side=problem.prepared_side)

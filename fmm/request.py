@@ -1,6 +1,6 @@
 """Checked arguments of the public functions.
 
-Each public product has a request class here. An error names the argument, its value and the valid values.
+Each public product has a request class in this module. An error names the argument, its value and the valid values.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_gemm(
     `scalars_and_ops`: alpha, beta, transpose_a, transpose_b. `constraints`: plan, max_error_growth, workspace.
     """
     plan = parse_plan(constraints[0])
-    if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
+    if plan is not None:  # a plan from fmm.explain_gemm may conjugate; transpose_a and transpose_b alone decide that
         plan = plan.with_conjugation(*plan.conjugated_operands) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
@@ -181,14 +181,14 @@ def check_constraints(
 
 
 def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:
-    """Return the plan of a text, of a Decision, or the Plan itself."""
+    """Return the Plan that a text, a Decision or a Plan denotes; None for None."""
     if plan is None or isinstance(plan, Plan):
         return plan
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
 
 
 def matmul_options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return numpy.matmul's options that differ from their defaults, by name."""
+    """Return the options of numpy.matmul that differ from their defaults, by name."""
     if dtype is None and order == "K" and casting == "same_kind" and not more:
         return NO_OPTIONS
     options = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
@@ -196,19 +196,19 @@ def matmul_options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]
 
 
 def unwrap_out(out: Any) -> Any:
-    """Return `out`, which NumPy also accepts in a tuple of one."""
+    """Return `out`, or its only element: NumPy accepts `out` in a tuple of one."""
     return out[0] if isinstance(out, tuple) and len(out) == 1 else out
 
 
 def check_out(library: Library, out: Any) -> None:
-    """Raise TypeError if NumPy's `out` is no array."""
+    """Raise TypeError if the library is NumPy and `out` is not a NumPy array."""
     if library is NUMPY and not (out is None or isinstance(out, np.ndarray)):
         raise TypeError(f"out must be an array, not a {type(out).__name__}")
 
 
 # ---- numbers
 
-MAX_ARRAY_SIDE = sys.maxsize  # the longest side of an array; as a number of bytes, more than any machine has
+MAX_ARRAY_SIDE = sys.maxsize  # longest side of an array; also the largest number of bytes, more than any machine has
 
 
 def check_side(name: str, side: Any) -> int:
@@ -251,7 +251,7 @@ def check_real(name: str, value: Any) -> float:
 
 
 def check_scalar(name: str, value: Any) -> complex:
-    """Return a number as a Python number, so that it never changes the type of an array that it scales."""
+    """Return a number as a Python number: a NumPy scalar could change the type of the array that it scales."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iufc"):
             return check_scalar(name, value.item())
@@ -274,7 +274,7 @@ def _is_in_float_range(value: Complex) -> bool:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return a flag as a bool; ValueError for anything but True, False, 1 and 0, text included."""
+    """Return a flag as a bool; ValueError unless the flag is True, False, 1 or 0."""
     if not _is_flag(value):
         raise ValueError(f"{name} must be True or False, not {describe_value(value)}")
     return bool(value)
@@ -297,7 +297,7 @@ def _is_flag(value: Any) -> bool:
 def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
     """Return alpha and beta as factors of a product of these arrays; None among the arrays is skipped.
 
-    Integer products accept whole factors only, written 2 or 2.0. torch rejects wrong factors of tensors itself.
+    Integer products accept whole factors only, written 2 or 2.0. torch itself checks the factors of tensors.
     """
     if library.is_differentiable or (alpha in (0, 1) and beta in (0, 1)):
         return alpha, beta
@@ -308,7 +308,7 @@ def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta:
 
 
 def _integer_type(library: Library, arrays: tuple[Any, ...]) -> np.dtype[Any] | None:
-    """Return the product's type if it is an integer type. (int64 times uint64 is multiplied in float64.)"""
+    """Return the product's type if it is an integer type, else None. (NumPy multiplies int64 by uint64 in float64.)"""
     present = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
     names = [type_name(x.dtype) for x in present]
     if any(name not in INTEGERS for name in names):
@@ -334,7 +334,7 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 class _RequiredArgument:
-    """Default of a required operand, so that a call without the operand raises fmm's error and not Python's."""
+    """Default of a required operand: a call without the operand then raises fmm's error, not Python's."""
 
     def __repr__(self) -> str:
         return "<required>"
@@ -356,7 +356,7 @@ def check_operands(function: str, names: Collection[str], operands: tuple[Any, .
 def missing_operands_error(
     function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]
 ) -> TypeError:
-    """Return the error for a call without some of its operands; `options` are the names of keyword arguments."""
+    """Return the error for a call with missing operands; `options` are the names of the keyword arguments."""
     named = ", ".join(f"{name}=" for name in options if name in OPERAND_NAMES)
     if named:
         call = f"fmm.{function}({', '.join(names)})"

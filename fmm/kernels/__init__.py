@@ -6,7 +6,7 @@ from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepTable, StepTableError, step_table, step_table_names
 from fmm.kernels.plans import levels  # noqa: F401  (the import registers the kinds of levels)
 from fmm.kernels.plans.levels.balanced import balanced_level
-from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
+from fmm.kernels.plans.levels.scheme_level import FRINGE_PROVERS, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 
@@ -18,7 +18,7 @@ def _prove_fringe(table: str) -> str:
     return prove_fringe(table)
 
 
-FRINGE_PROOFS.append(_prove_fringe)
+FRINGE_PROVERS.append(_prove_fringe)
 
 __all__ = [
     "VENDOR",

@@ -141,7 +141,7 @@ def _karatsuba_product(left: int, right: int) -> DigitProducts:
     return DigitProducts("float64", OperandPlanes(widths[left], x), OperandPlanes(widths[right], y), tuple(products))
 
 
-def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
+def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
     """Yield the candidate products modulo 2^bits, for these largest magnitudes of A and B."""
     yield DigitProducts("float32")
     yield DigitProducts("float64")
@@ -163,7 +163,7 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
     `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of the whole product.
     """
     best: tuple[float, DigitProducts, int] | None = None
-    for candidate in _candidates(left, right, bits):
+    for candidate in _candidate_digit_products(left, right, bits):
         inner = min(candidate.max_inner_length(left, right, bits), k)
         if inner:
             time = (

@@ -73,12 +73,12 @@ class Plan:
     @property
     def inner_plan(self) -> Plan:
         """Return the plan without its first level: the plan of the first level's products."""
-        return _rest(self)
+        return _without_first_level(self)
 
     @property
     def gram_plan(self) -> Plan:
         """Return the plan without the levels that do not cut Gram products (A times its adjoint)."""
-        return _gram_plan(self)
+        return _without_product_levels(self)
 
     @property
     def shallower_plan(self) -> Plan:
@@ -86,7 +86,7 @@ class Plan:
 
         A plan without recursion is returned unchanged.
         """
-        return _shallower(self)
+        return _with_one_level_less(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
         """Return the plan that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
@@ -240,12 +240,12 @@ VENDOR = Plan()
 
 
 @lru_cache(maxsize=4096)
-def _rest(plan: Plan) -> Plan:
+def _without_first_level(plan: Plan) -> Plan:
     return replace(plan, levels=plan.levels[1:])
 
 
 @lru_cache(maxsize=4096)
-def _shallower(plan: Plan) -> Plan:
+def _with_one_level_less(plan: Plan) -> Plan:
     outermost = next((i for i, level in enumerate(plan.levels) if level.depth), None)
     if outermost is None:
         return plan
@@ -254,7 +254,7 @@ def _shallower(plan: Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _gram_plan(plan: Plan) -> Plan:
+def _without_product_levels(plan: Plan) -> Plan:
     return replace(plan, levels=tuple(level for level in plan.levels if level.for_gram))
 
 
@@ -305,17 +305,17 @@ def _similar_texts(text: str) -> Iterator[str]:
     parts = [part for part in _SEPARATOR_PATTERN.split(text.strip().strip("'\"").lower()) if part]
     if not parts:
         return
-    above = [_with_valid_names(level) for level in parts[:-1]]
+    above = [_with_nearest_names(level) for level in parts[:-1]]
     leaf = get_close_matches(parts[-1], leaf_uses(), 1)
     if leaf:
         yield " > ".join([*above, *leaf])
-    yield " > ".join([*above, _with_valid_names(parts[-1]), VENDOR.leaf])
+    yield " > ".join([*above, _with_nearest_names(parts[-1]), VENDOR.leaf])
 
 
-def _with_valid_names(level: str) -> str:
+def _with_nearest_names(level: str) -> str:
     words = [word for kind in LEVEL_KINDS for word in kind.words()]
 
-    def nearest(found: re.Match[str]) -> str:
+    def nearest_name(found: re.Match[str]) -> str:
         return found[1] + next(iter(get_close_matches(found[2], words, 1)), found[2])
 
-    return _NAME_PATTERN.sub(nearest, level)
+    return _NAME_PATTERN.sub(nearest_name, level)

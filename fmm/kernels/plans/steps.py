@@ -71,7 +71,7 @@ class ProductBatch:
         return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
 
 
-Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
+LevelStep = Sum | Product | ProductWithSums | ProductBatch | Mirror
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LevelSteps:
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LevelStep, ...]
     streams: int = 1
 
     def __hash__(self) -> int:
@@ -173,7 +173,7 @@ def steps_with_addend(level: LevelSteps) -> LevelSteps:
     Raise PlanError for a step that would read parts of D and of C at once.
     """
     written: list[Place] = []
-    steps: list[Step] = []
+    steps: list[LevelStep] = []
     for step in level.steps:
         parts = step.products if isinstance(step, ProductBatch) and _reads_unwritten_c(step, written) else (step,)
         for part in parts:
@@ -182,7 +182,7 @@ def steps_with_addend(level: LevelSteps) -> LevelSteps:
     return replace(level, steps=tuple(steps))
 
 
-def _step_with_addend(step: Step, written: list[Place]) -> Step:
+def _step_with_addend(step: LevelStep, written: list[Place]) -> LevelStep:
     if not _reads_unwritten_c(step, written):
         return step
     if isinstance(step, Product):
@@ -192,7 +192,7 @@ def _step_with_addend(step: Step, written: list[Place]) -> Step:
     return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_unwritten_c(p, written) else p for p in step.reads))
 
 
-def _reads_unwritten_c(step: Step, written: list[Place]) -> bool:
+def _reads_unwritten_c(step: LevelStep, written: list[Place]) -> bool:
     return any(_is_unwritten_c(place, written) for place in _places_read(step))
 
 
@@ -206,7 +206,7 @@ def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
     return not met
 
 
-def _places_read(step: Step) -> tuple[Place, ...]:
+def _places_read(step: LevelStep) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.reads
     if isinstance(step, Product):
@@ -218,7 +218,7 @@ def _places_read(step: Step) -> tuple[Place, ...]:
     return (step.source, *((step.dest,) if step.beta else ()))
 
 
-def _places_written(step: Step) -> tuple[Place, ...]:
+def _places_written(step: LevelStep) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.writes
     if isinstance(step, ProductWithSums):

@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, steps_with_addend
+from fmm.kernels.plans.steps import LevelStep, LevelSteps, Product, ProductBatch, ProductWithSums, steps_with_addend
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
@@ -172,7 +172,7 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
         operands[name] = machine.allocate(rows, cols, fortran, dtype)
 
 
-def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
+def _run_step(step: LevelStep, operands: Operands, machine: Machine, dtype: str) -> None:
     if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source_place.name]):
         return  # the operand serves as the copy
     if isinstance(step, Sum):

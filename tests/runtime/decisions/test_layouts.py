@@ -29,7 +29,7 @@ class OnDevice:
     processor = "cuda"
 
     def __init__(self) -> None:
-        self.calls: dict[object, float] = {}
+        self.cached_calls: dict[object, float] = {}
 
     @staticmethod
     def type_key(a: Any, b: Any) -> object:

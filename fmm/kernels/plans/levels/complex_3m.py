@@ -159,7 +159,7 @@ def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
-    def whole(unit: int | None, sides: Shape) -> LevelSteps:
+    def steps_of_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for sides rounded up to odd numbers.
 
         `count_blocks` subtracts 1 from odd sides to count a fringe, but the level `3m` has no fringe.
@@ -167,7 +167,7 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
 
-    return count_blocks(whole, (1, 1, 1), None, (0, 1, 2))
+    return count_blocks(steps_of_odd_sides, (1, 1, 1), None, (0, 1, 2))
 
 
 # ---- splitting and joining

@@ -72,7 +72,9 @@ def count_blocks(
     moved = [(place.rows, place.cols) for step in sums for place in (*step.used_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
     held = _group_temporaries(found, marks), _group_temporaries(padded, marks)
-    return BlockCounts(len(sums), _count_in_blocks(moved, marks), held, (found.in_place_share, padded.in_place_share))
+    return BlockCounts(
+        len(sums), _count_blocks_in_shapes(moved, marks), held, (found.in_place_share, padded.in_place_share)
+    )
 
 
 def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...]:
@@ -89,7 +91,7 @@ def _find_counting_side(length: int, marks: Shape) -> tuple[int, int]:
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 
-def _count_in_blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
+def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
     """Return the numbers of blocks of A, B and C that the rectangles contain. A tall rectangle has several blocks."""
     m, k, n = marks
     found = [0.0, 0.0, 0.0]

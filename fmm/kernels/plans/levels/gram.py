@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
-MAX_CUTS = 9  # largest number of halvings of C
+MAX_GRAM_CUTS = 9  # largest number of halvings of C
 # Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. Leaf
 # products then read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
@@ -103,8 +103,8 @@ def _batch_equal_products(products: Sequence[Product]) -> list[Product | Product
 
 def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     """Return the level `gram^cuts`. `diagonal_leaf` is the text of the leaf for the blocks on the diagonal."""
-    if not 1 <= cuts <= MAX_CUTS:
-        raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_CUTS} times")
+    if not 1 <= cuts <= MAX_GRAM_CUTS:
+        raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_GRAM_CUTS} times")
     types = None
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:

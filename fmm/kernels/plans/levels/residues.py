@@ -59,12 +59,12 @@ PREPARED_MODULI: Final = 14
 # 15. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the rounding
 # of C to float32 dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
-RELATIVE_ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
+RELATIVE_ERROR_BY_MODULI: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
 # Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
 # dimension. A scaled number is rounded by at most 1/2. With 7, 8, 9, 13 and 14 moduli, the scaled norm of a row or
 # column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. The precision 2^-53 of float64 limits the bounds of 15
 # and 16 moduli. The rounding of C to float32 adds 2^-24.
-ERROR_BOUNDS: Final = {
+NORM_BOUND_BY_MODULI: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
 }
@@ -97,7 +97,7 @@ class ResiduesLevel(LevelInLeaf):
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps of a plan with this level as its leaf, for this number of moduli."""
         return residue_steps(
-            size, inner_depth(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF_NAME), scaled=self.moduli > 0
+            size, depth_below_residues(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF_NAME), scaled=self.moduli > 0
         )
 
     def describe_steps(self, steps: LevelSteps) -> str:
@@ -124,7 +124,7 @@ def residues_level(moduli: int = 0) -> ResiduesLevel:
         depth=0,
         splits=False,
         saves_products=False,
-        error_growth=RELATIVE_ERRORS.get(moduli, 1.0),
+        error_growth=RELATIVE_ERROR_BY_MODULI.get(moduli, 1.0),
     )
 
 
@@ -162,7 +162,7 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
     return MappingProxyType({leaf.leaf_text: leaf for leaf in leaves})
 
 
-def inner_depth(leaf: str) -> int:
+def depth_below_residues(leaf: str) -> int:
     """Return the number of levels of recursion below residues in a leaf's text."""
     return residue_leaves()[leaf].depth
 
@@ -213,7 +213,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,
-        norm_bound=ERROR_BOUNDS[moduli],
+        norm_bound=NORM_BOUND_BY_MODULI[moduli],
         prepared_layout=partial(prepared_plane_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
         rate=leaf.leaf_text,
         level=leaf.level,

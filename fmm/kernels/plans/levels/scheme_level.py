@@ -73,7 +73,7 @@ FRINGES = ("unequal", "pad", "peel")
 PAD_OPTIONS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 # Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. fmm.kernels appends the
 # function to this list, because a proof executes plans, and this module cannot import the execution of plans.
-FRINGE_PROOFS: Final[list[Callable[[str], str]]] = []
+FRINGE_PROVERS: Final[list[Callable[[str], str]]] = []
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -300,7 +300,7 @@ def default_fringe(algorithm: str, traversal: Traversal) -> str:
     """
     declared = _declared_fringe(algorithm, traversal)
     needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
-    if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
+    if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROVERS):
         raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
     return declared
 

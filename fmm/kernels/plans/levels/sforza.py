@@ -22,7 +22,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
-MAX_RECURSION = 6  # largest depth of a level `sforza`
+MAX_SFORZA_DEPTH = 6  # largest depth of a level `sforza`
 LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 StepList = list[Sum | Product]
@@ -127,8 +127,8 @@ def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
 
 def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
     """Return the level `sforza(recursion,cutoff)`; raise PlanError for a depth outside 1 to 6."""
-    if not 1 <= recursion <= MAX_RECURSION:
-        raise PlanError(f"sforza({recursion}): its depth can be 1 to {MAX_RECURSION}")
+    if not 1 <= recursion <= MAX_SFORZA_DEPTH:
+        raise PlanError(f"sforza({recursion}): its depth can be 1 to {MAX_SFORZA_DEPTH}")
     products, growth = 6, 1.0
     if recursion > 1:
         strassen = _strassen_level()
