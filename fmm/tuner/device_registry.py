@@ -1,4 +1,4 @@
-"""Find devices by name: tunable devices of this machine, and devices for which `fmm-tune predict` decides.
+"""Find devices by name: tunable devices of this machine, and devices of configs and datasheets.
 
 The name of a local GPU is its number (0 or cuda:0). The name of a device in a config is its key
 (cuda-9.0-132sm-nvidia-h200). The name of any other GPU is the name of its datasheet. CuPy is imported only for a local
@@ -178,7 +178,7 @@ def cpu_rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:
-    """Return the calibration of a device's tuning as decisions use it; None for a missing or rejected tuning."""
+    """Return the complete calibration of a device's tuning; None for a missing or rejected tuning."""
     tuned, known = tuning_from_config(name, dtype), find_device_identity(name)
     real = tuning_from_config(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
     return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None

@@ -1,8 +1,8 @@
 """Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
 `run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` runs one job: it measures with fmm.tuner.tune_type,
-writes the section if it is better than the present one, and prints a summary.
+`tune_job` measures with fmm.tuner.tune_type, writes
+a section that is better than the present section, and prints a summary.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fmm.tuner.trials.record import (
 )
 from fmm.tuner.tune_type import TuningOutcome, tune_type
 
-# packages of the extra `tune`; `run_tune` looks for them before it measures for minutes
+# packages of the extra `tune`, checked before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
 SAMPLING_SHARE = 0.75  # share of a tuning's time for samples; the rest is for warm-up, checks and fits
@@ -234,7 +234,7 @@ class TuningJob:
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
-        """Return True if a first look ended before its model was checked, so that another job must continue it."""
+        """Return True if another job must continue this first look, since its model was not checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
@@ -319,7 +319,7 @@ class JobResult:
     """The result of a job: exit code, duration, and whether fmm.matmul can use the section."""
 
     code: int  # the exit code with which the command must end; 0 to continue
-    why_not: str  # why fmm.matmul cannot use the result; empty if it can
+    why_not: str  # reason for which fmm.matmul cannot use the result; empty for a usable result
     seconds: float
     stopped: bool = False  # True if the time limit ended the measurements
     earlier_is_used: bool = False  # True if the config keeps an earlier section with more held-out speedups

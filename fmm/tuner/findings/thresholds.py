@@ -178,8 +178,8 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
-    Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
-    then return None, too.
+    Return None without measurements. Also return None if all products gained, or all lost, and 0 agrees best: epsilon
+    is then undetermined.
     """
     if not measured:
         return None

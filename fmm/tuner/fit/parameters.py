@@ -18,7 +18,8 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 # A parameter is determined if the half width of its 95 % interval is at most a tolerance. For rates, times and sizes
-# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors it is the factor FACTOR_TOLERANCE. For
+# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors the tolerance is the factor
+# FACTOR_TOLERANCE. For
 # shares the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a QUANTITY_TOLERANCE of
 # 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5

@@ -45,7 +45,7 @@ OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second r
 EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
 MAX_SHAPE_TIME_SHARE = 0.03  # additional rounds of a shape end after this share of the planned seconds
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape has a side near a crossover
-# Side of the quiet stage's first product, and the largest seconds of its last product: the side doubles every time.
+# Side of the quiet stage's first product, and the largest seconds of the last product. The side doubles every time.
 QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
