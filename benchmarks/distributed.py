@@ -95,7 +95,9 @@ class Case:
         self.dtype, self.n, self.mesh = dtype, n, mesh
         self.places = [Shard(axis) for axis in range(mesh.ndim)]
         cuts = tuple(range(mesh.ndim))
-        self.box = BlocksHeld((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, of B and of C
+        self.box = BlocksHeld((n, n), tuple(mesh.mesh.shape), cuts).block_of_rank(
+            dist.get_rank()
+        )  # of A, of B and of C
         self.a, self.b = (self._random_operand(seed) for seed in (1, 2))
         self.panels: Any = None
 

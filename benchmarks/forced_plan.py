@@ -13,7 +13,7 @@ from typing import Any
 
 from fmm import dispatch
 from fmm.integrations import cupy_functions, numpy_loops
-from fmm.integrations.on_import import after_import
+from fmm.integrations.on_import import call_after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_product_count, plan_workspace_bytes
 from fmm.perfmodel.choose import Limits
@@ -59,10 +59,10 @@ def force(text: str) -> None:
     if "torch" in sys.modules:
         force_torch()
     else:
-        after_import("torch", force_torch)
+        call_after_import("torch", force_torch)
     for owner, name, value in changes:
         setattr(owner, name, value)
-    numpy_loops.update_limits()
+    numpy_loops.update_loop_limits()
 
 
 def never(*sizes: Any) -> bool:
@@ -74,7 +74,7 @@ def force_torch(_: str = "") -> None:
     folder = "fmm.integrations"
     hook = import_module(f"{folder}.torch_hook").loaded_hook()
     if hook is not None:
-        hook.least_work(0, 0, 0)
+        hook.set_least_work(0, 0, 0)
     answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never
     dispatcher = import_module(f"{folder}.torch_install")

@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--no-peer", action="store_true", help="leave cuBLASXt out")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.time_limit
-    print("rates", CudaStreamingDevice(0).rates, flush=True)
+    print("rates", CudaStreamingDevice(0).copy_rates, flush=True)
     cases = product(options.dtypes.split(","), map(int, options.sides.split(",")))
     measure = partial(measure_case, rounds=options.rounds, peer=not options.no_peer, until=until)
     run_cases(

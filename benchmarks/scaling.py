@@ -18,7 +18,7 @@ import fmm.distributed
 from benchmarks.tables.markdown import table
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.distributed.decide_sharing import SharedDecision
-from fmm.distributed.predict_sharing import Sharing
+from fmm.distributed.predict_sharing import SharingCandidate
 from fmm.kernels.plans.plan import VENDOR
 
 PAGE = Path(__file__).parents[1] / "docs/scaling.md"
@@ -91,7 +91,7 @@ def decision_on(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
 
 def fastest_decision(row: Row) -> SharedDecision:
     """Return the decision on the fastest mesh of this number of GPUs."""
-    return min((decision_on(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.seconds)
+    return min((decision_on(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.predicted_seconds)
 
 
 def mesh_cells(row: Row) -> Sequence[str]:
@@ -103,11 +103,12 @@ def mesh_cells(row: Row) -> Sequence[str]:
     found = fastest_decision(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
-        min(way.seconds for way in found.candidates if (way.outer_plan == VENDOR) == plain) for plain in (False, True)
+        min(way.predicted_seconds for way in found.candidates if (way.outer_plan == VENDOR) == plain)
+        for plain in (False, True)
     )
     shared = _sharing_text(best)
     mesh = " x ".join(map(str, layout.mesh))
-    times = [_time_text(value) for value in (best.seconds, found.single_device_seconds)]
+    times = [_time_text(value) for value in (best.predicted_seconds, found.single_device_seconds)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if float(level) < 1 else level
@@ -122,16 +123,16 @@ def rectangle_cells(row: Row) -> Sequence[str]:
         min((way for way in found.candidates if way.rectangle == wanted and way.outer_plan == VENDOR), key=_seconds)
         for wanted in (False, True)
     )
-    texts = [text for way in (plain, rectangle) for text in (_sharing_text(way), _time_text(way.seconds))]
-    share = f"{rectangle.seconds / plain.seconds:.2f}"
+    texts = [text for way in (plain, rectangle) for text in (_sharing_text(way), _time_text(way.predicted_seconds))]
+    share = f"{rectangle.predicted_seconds / plain.predicted_seconds:.2f}"
     return *row.label, *texts, share, "yes" if found.best.rectangle else "no"
 
 
-def _seconds(way: Sharing) -> float:
-    return way.seconds
+def _seconds(way: SharingCandidate) -> float:
+    return way.predicted_seconds
 
 
-def _sharing_text(way: Sharing) -> str:
+def _sharing_text(way: SharingCandidate) -> str:
     return str(way).replace(", in one piece", "").replace(", as a rectangle", "")
 
 

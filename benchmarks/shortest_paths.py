@@ -75,11 +75,11 @@ def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def by_numpy(call: Callable[[], Any]) -> Any:
     """Run a call without the kernels that Numba compiles."""
-    before, numba_kernels.can_compile = numba_kernels.can_compile, lambda: False
+    before, numba_kernels.is_numba_installed = numba_kernels.is_numba_installed, lambda: False
     try:
         return call()
     finally:
-        numba_kernels.can_compile = before
+        numba_kernels.is_numba_installed = before
 
 
 def host_calls(case: Case) -> Calls:
@@ -92,7 +92,7 @@ def host_calls(case: Case) -> Calls:
         "numpy": lambda: by_numpy(partial(fmm.shortest_paths, edges)),
         "scipy": partial(floyd_warshall, doubles),
     }
-    if numba_kernels.can_compile():
+    if numba_kernels.is_numba_installed():
         calls["compiled"] = partial(fmm.shortest_paths, edges)
     expected = calls["scipy"]()
     for name in set(calls) - {"scipy"}:

@@ -29,7 +29,7 @@ from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, run_small_g
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
 if TYPE_CHECKING:
-    from fmm.semirings.path_request import Method
+    from fmm.semirings.path_request import PathMethod
 
 ndarray = np.ndarray
 # Default values of options. The short paths compare them by identity: Python has one object for each literal.
@@ -533,7 +533,7 @@ def shortest_paths(
     overwrite: bool = False,
     *,
     out: Any = None,
-    method: Method = "auto",
+    method: PathMethod = "auto",
 ) -> Any:
     """Return the lengths of the shortest paths between all nodes of a graph, as scipy's floyd_warshall does.
 

@@ -396,7 +396,7 @@ def _is_highest(precision: Any) -> bool:
 
 
 class _Contraction:
-    """A lax.dot_general as a product of two stacks of matrices; an operand is copied if the order of axes requires it."""
+    """A lax.dot_general as a product of two stacks; operands are copied if their order of axes requires it."""
 
     def __init__(self, left: tuple[int, ...], right: tuple[int, ...], dimension_numbers: Any) -> None:
         (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers

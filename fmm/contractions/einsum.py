@@ -6,13 +6,21 @@ opt_einsum parses the subscripts and finds the order of the pairs; each pair is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.contractions.array_module import array_module, as_array, permute_dimensions, write_to
+from fmm.arrays.detect import is_on_device
+from fmm.contractions.array_module import array_module, as_array, is_jax_array, permute_dimensions, write_to
 from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
+from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
+
+# A contraction whose largest pair has fewer multiply-adds is the library's: no product of fmm's can be faster, and the
+# library's own einsum takes less of the host's time. NumPy's has no matrix products for stacks, hence the low limit.
+SMALL_HOST_MULTIPLY_ADDS = 1 << 15
 
 
 def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_options: Any) -> Any:
@@ -61,27 +69,72 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
         arrays = [x for x in operands if not isinstance(x, str)]
         options = {**library_options} if out is None else {**library_options, "out": out}
         return array_module(arrays[0]).einsum(*operands, **options)
-    parser = _opt_einsum()
-    inputs, output, arrays = parser.parser.parse_einsum_input(operands)
-    arrays = [as_array(x) for x in arrays]
-    terms = [LabeledArray(x, tuple(labels)) for x, labels in zip(arrays, inputs.split(","), strict=True)]
-    path, _ = parser.contract_path(f"{inputs}->{output}", *arrays, optimize=optimize)
-    return write_to(out, ordered_result(contract_terms(terms, tuple(output), path), tuple(output)))
+    subscripts, arrays = parse_operands(operands)
+    path_key = optimize if isinstance(optimize, str | bool) else tuple(tuple(step) for step in optimize)
+    plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
+    if plan.largest_multiply_adds < (SMALL_MULTIPLY_ADDS if is_on_device(arrays[0]) else SMALL_HOST_MULTIPLY_ADDS):
+        return write_to(out, einsum_along_path(subscripts, arrays, plan.path))
+    terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
+    return write_to(out, ordered_result(contract_terms(terms, plan), plan.output))
 
 
-def contract_terms(terms: list[LabeledArray], output: Labels, path: Sequence[Sequence[int]]) -> LabeledArray:
-    """Return the contraction of all terms; each step of the path names the terms that it replaces by one."""
+class ContractionPlan(NamedTuple):
+    """The order of the pairs of a contraction."""
+
+    inputs: tuple[Labels, ...]
+    output: Labels
+    path: tuple[tuple[int, ...], ...]  # each step replaces the terms at these positions by one term at the end
+    kept: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
+    largest_multiply_adds: int  # multiply-adds of the largest step
+
+
+def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Return the subscripts as text without ellipsis, and the arrays."""
+    text = operands[0]
+    if isinstance(text, str) and "." not in text and "->" in text:
+        return text.replace(" ", ""), [as_array(x) for x in operands[1:]]
+    inputs, output, arrays = _opt_einsum().parser.parse_einsum_input(operands)
+    return f"{inputs}->{output}", [as_array(x) for x in arrays]
+
+
+@lru_cache(maxsize=4096)
+def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> ContractionPlan:
+    """Return the order of the pairs; ValueError if the subscripts do not match the shapes."""
+    if isinstance(optimize, tuple):
+        optimize = list(optimize)
+    path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize)
+    inputs, output = subscripts.split("->")
+    terms = [tuple(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}
-    for term in terms:
-        for label, n in zip(term.labels, term.array.shape, strict=True):
+    for labels, shape in zip(terms, shapes, strict=True):
+        for label, n in zip(labels, shape, strict=True):
             sizes[label] = max(n, sizes.get(label, 1))
+    left, kept, work = list(terms), list[frozenset[str]](), [0]
     for step in path:
+        chosen = [left.pop(i) for i in sorted(step, reverse=True)]
+        kept.append(frozenset(output).union(*left))
+        left.append(tuple({label for term in chosen for label in term if label in kept[-1]}))
+        work.append(prod(sizes[label] for label in set().union(*chosen)))
+    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), max(work))
+
+
+def einsum_along_path(subscripts: str, arrays: Sequence[Any], path: Sequence[Sequence[int]]) -> Any:
+    """Return a contraction by the library's own einsum, which follows this path (torch finds one itself)."""
+    module = array_module(arrays[0])
+    if module.__name__ == "torch" or len(arrays) < 3:
+        return module.einsum(subscripts, *arrays)
+    order = list(path) if is_jax_array(arrays[0]) else ["einsum_path", *path]
+    return module.einsum(subscripts, *arrays, optimize=order)
+
+
+def contract_terms(terms: list[LabeledArray], plan: ContractionPlan) -> LabeledArray:
+    """Return the contraction of all terms."""
+    for step, kept in zip(plan.path, plan.kept, strict=True):
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
-        kept = {*output, *(label for term in terms for label in term.labels)}
-        if len(chosen) == 1:
-            terms.append(reduce_operand(chosen[0], kept, {}.fromkeys(sizes, 1)))
-        elif len(chosen) == 2:
+        if len(chosen) == 2:
             terms.append(contract_pair(chosen[0], chosen[1], kept))
+        elif len(chosen) == 1:
+            terms.append(reduce_operand(chosen[0], kept, {}.fromkeys(chosen[0].labels, 1)))
         else:
             labels = dict.fromkeys(label for term in chosen for label in term.labels if label in kept)
             terms.append(library_einsum(chosen, tuple(labels)))
@@ -130,7 +183,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         labels_b[j] = labels_a[i]
     free_a = tuple(label for i, label in enumerate(labels_a) if i not in summed_a)
     output = free_a + tuple(label for j, label in enumerate(labels_b) if j not in summed_b)
-    found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), output)
+    found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), frozenset(output))
     return ordered_result(found, output)
 
 

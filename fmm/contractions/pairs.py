@@ -8,14 +8,18 @@ arrays that the result lacks is summed. The other labels of A count rows of the 
 The rows of A become one dimension. This needs no copy if their strides nest: each stride is the next one times the next
 dimension. So every group of labels takes the order in which an array stores it. The result has its dimensions in the
 order in which the product writes them, and the caller permutes them, which copies nothing.
+
+`plan_pair` decides all of this from labels, shapes and strides alone, once for each combination; `contract_pair` runs
+the plan on arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fmm import api
 from fmm.contractions.array_module import (
@@ -33,6 +37,30 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SMALLEST_STACKED_SIDE = 128
 
 
+class Layout(NamedTuple):
+    """The label, size and stride (in elements) of each dimension of an array."""
+
+    labels: Labels
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each label."""
+        return dict(zip(self.labels, self.shape, strict=True))
+
+    def stored_order(self, labels: Collection[str]) -> Labels:
+        """Return these labels by descending strides."""
+        stride_of = dict(zip(self.labels, self.strides, strict=True))
+        return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
+
+    def strides_nest(self, labels: Sequence[str]) -> bool:
+        """Return True if these dimensions, in this order, can become one dimension without a copy."""
+        dimensions = {x: (n, stride) for x, n, stride in zip(*self, strict=True) if n != 1}
+        nested = pairwise(dimensions[x] for x in labels if x in dimensions)
+        return all(outer[1] == inner[1] * inner[0] for outer, inner in nested)
+
+
 class LabeledArray(NamedTuple):
     """An array and the label of each of its dimensions."""
 
@@ -40,23 +68,33 @@ class LabeledArray(NamedTuple):
     labels: Labels
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each label."""
-        return dict(zip(self.labels, self.array.shape, strict=True))
-
-    @property
-    def strides(self) -> dict[str, int]:
-        """The stride of each label, in elements."""
-        return dict(zip(self.labels, element_strides(self.array), strict=True))
+    def layout(self) -> Layout:
+        """The labels, shape and strides."""
+        return Layout(self.labels, tuple(self.array.shape), element_strides(self.array))
 
 
-class LabelGroups(NamedTuple):
-    """The labels of a product by their purpose."""
+class MatrixView(NamedTuple):
+    """How an array becomes a matrix or a stack of matrices: the order of its dimensions, then the shape."""
 
-    batch: Labels
-    rows: Labels
-    columns: Labels
-    summed: Labels
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def apply(self, array: Any) -> Any:
+        """Return the array as a matrix or stack; reshaping copies only dimensions that do not nest."""
+        return permute_dimensions(array, self.order).reshape(self.shape)
+
+
+class PairPlan(NamedTuple):
+    """The contraction of two arrays: what is computed, from which matrices, and the labels of the result."""
+
+    kind: Literal["product", "gram", "einsum"]
+    labels: Labels
+    shape: tuple[int, ...] = ()
+    a: MatrixView = MatrixView((), ())
+    b: MatrixView = MatrixView((), ())
+
+
+# ---- single arrays
 
 
 def library_einsum(operands: Sequence[LabeledArray], result: Labels) -> LabeledArray:
@@ -72,120 +110,119 @@ def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[s
 
     A dimension of size 1 whose label is larger in another operand broadcasts, so that label is dropped here.
     """
-    broadcast = [label for label, n in operand.sizes.items() if n == 1 < sizes[label]]
-    labels = tuple(label for label in operand.labels if label not in broadcast)
-    index = tuple(0 if label in broadcast else slice(None) for label in operand.labels)
-    found = LabeledArray(operand.array[index] if broadcast else operand.array, labels)
-    left = tuple(label for label in dict.fromkeys(labels) if label in needed)
-    return found if left == labels else library_einsum([found], left)
+    shape = operand.array.shape
+    broadcast = [label for label, n in zip(operand.labels, shape, strict=True) if n == 1 < sizes[label]]
+    if broadcast:
+        index = tuple(0 if label in broadcast else slice(None) for label in operand.labels)
+        left = tuple(label for label in operand.labels if label not in broadcast)
+        operand = LabeledArray(operand.array[index], left)
+    left = tuple(label for label in dict.fromkeys(operand.labels) if label in needed)
+    return operand if left == operand.labels else library_einsum([operand], left)
 
 
-def contract_pair(a: LabeledArray, b: LabeledArray, kept: Collection[str]) -> LabeledArray:
-    """Return the contraction of two arrays; the result has the labels in `kept`, in any order.
+# ---- pairs
+
+
+def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> LabeledArray:
+    """Return the contraction of two arrays; the result has their labels that are in `kept`, in any order.
 
     Parameters
     ----------
     a, b : LabeledArray
         Arrays of one library.
-    kept : collection of str
+    kept : frozenset of str
         The labels that the result or a later contraction needs; all others are summed.
     """
-    sizes = {label: max(n, a.sizes.get(label, 1)) for label, n in b.sizes.items()}
-    sizes = {**a.sizes, **sizes}
-    a = reduce_operand(a, {*b.labels, *kept}, sizes)
-    b = reduce_operand(b, {*a.labels, *kept}, sizes)
-    a = reduce_operand(a, {*b.labels, *kept}, sizes)
-    groups = group_labels(a, b, kept)
-    if not groups.summed or not (groups.rows or groups.columns):
-        return library_einsum([a, b], groups.batch + groups.rows + groups.columns)
-    if is_gram(a, b, groups):
-        return contract_gram(a, groups)
-    return contract_by_product(a, b, groups)
+    layout_a, layout_b = a.layout, b.layout
+    if must_reduce(layout_a, layout_b, kept):
+        sizes = layout_a.sizes
+        sizes |= {label: max(n, sizes.get(label, 1)) for label, n in layout_b.sizes.items()}
+        a = reduce_operand(a, {*b.labels, *kept}, sizes)
+        b = reduce_operand(b, {*a.labels, *kept}, sizes)
+        a = reduce_operand(a, {*b.labels, *kept}, sizes)
+        layout_a, layout_b = a.layout, b.layout
+    is_jax = is_jax_array(a.array)
+    can_use_gram = a.array is b.array and not is_jax and not is_complex_array(a.array)
+    plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax)
+    if plan.kind == "einsum":
+        return library_einsum([a, b], plan.labels)
+    left = plan.a.apply(a.array)
+    result = api.gram(left) if plan.kind == "gram" else multiply_matrices(left, plan.b.apply(b.array))
+    return LabeledArray(result.reshape(plan.shape), plan.labels)
 
 
-def group_labels(a: LabeledArray, b: LabeledArray, kept: Collection[str]) -> LabelGroups:
-    """Return the labels by purpose, each group in the order in which an array stores it."""
+@lru_cache(maxsize=4096)
+def must_reduce(a: Layout, b: Layout, kept: frozenset[str]) -> bool:
+    """Return True if an operand has a repeated label, a label of its own to be summed, or one that broadcasts."""
+    sizes_a, sizes_b = a.sizes, b.sizes
+    is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
+    lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
+    return is_repeated or lone_is_summed or any(sizes_a[x] != sizes_b[x] for x in sizes_a.keys() & sizes_b.keys())
+
+
+@lru_cache(maxsize=4096)
+def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, can_stack: bool) -> PairPlan:
+    """Return how two arrays are contracted.
+
+    Parameters
+    ----------
+    a, b : Layout
+        Operands that need no reduction.
+    kept : frozenset of str
+        The labels of the result.
+    can_use_gram : bool
+        Both operands are one array of real numbers, so that a product with its transpose may be symmetric.
+    can_stack : bool
+        Rows whose strides do not nest may become a stack of products.
+    """
     shared = [label for label in a.labels if label in b.labels]
-    return LabelGroups(
-        batch=stored_order(a, [label for label in shared if label in kept]),
-        rows=stored_order(a, [label for label in a.labels if label not in b.labels]),
-        columns=stored_order(b, [label for label in b.labels if label not in a.labels]),
-        summed=summed_order(a, b, [label for label in shared if label not in kept]),
-    )
+    batch = a.stored_order([label for label in shared if label in kept])
+    rows = a.stored_order([label for label in a.labels if label not in shared])
+    columns = b.stored_order([label for label in b.labels if label not in shared])
+    summed = summed_order(a, b, [label for label in shared if label not in kept])
+    sizes = {**a.sizes, **b.sizes}
+    if not summed or not (rows or columns):
+        return PairPlan("einsum", batch + rows + columns)
+    if can_use_gram and rows and columns and not batch and all(a.labels.index(x) == b.labels.index(x) for x in summed):
+        sides = tuple(sizes[label] for label in rows)
+        return PairPlan("gram", rows + columns, sides + sides, matrix_view(a, (), summed, rows))
+    outer_rows, rows = split_stack(a, rows, summed) if can_stack else ((), rows)
+    outer_columns, columns = split_stack(b, columns, summed) if can_stack and not outer_rows else ((), columns)
+    stack = batch + outer_rows + outer_columns
+    labels = stack + rows + columns
+    left, right = matrix_view(a, stack, rows, summed), matrix_view(b, stack, summed, columns)
+    return PairPlan("product", labels, tuple(sizes[label] for label in labels), left, right)
 
 
-def stored_order(operand: LabeledArray, labels: Sequence[str]) -> Labels:
-    """Return labels by descending strides of an operand."""
-    strides = operand.strides
-    return tuple(sorted(labels, key=lambda label: -strides[label]))
-
-
-def summed_order(a: LabeledArray, b: LabeledArray, labels: Sequence[str]) -> Labels:
+def summed_order(a: Layout, b: Layout, labels: Collection[str]) -> Labels:
     """Return the order of the summed labels with which fewer elements are copied."""
-    orders = stored_order(a, labels), stored_order(b, labels)
 
     def copied_elements(order: Labels) -> int:
-        return sum(0 if strides_nest(x, order) else prod(x.array.shape) for x in (a, b))
+        return sum(0 if x.strides_nest(order) else prod(x.shape) for x in (a, b))
 
-    return min(orders, key=copied_elements)
-
-
-def strides_nest(operand: LabeledArray, labels: Sequence[str]) -> bool:
-    """Return True if these dimensions, in this order, can become one dimension without a copy."""
-    sizes, strides = operand.sizes, operand.strides
-    wide = [label for label in labels if sizes[label] != 1]
-    return all(strides[outer] == strides[inner] * sizes[inner] for outer, inner in pairwise(wide))
+    return min((a.stored_order(labels), b.stored_order(labels)), key=copied_elements)
 
 
-def contract_by_product(a: LabeledArray, b: LabeledArray, groups: LabelGroups) -> LabeledArray:
-    """Return the contraction by one call of fmm.matmul."""
-    outer_rows, rows = split_stack(a, groups.rows, groups.summed)
-    outer_columns, columns = split_stack(b, groups.columns, groups.summed) if not outer_rows else ((), groups.columns)
-    stack = groups.batch + outer_rows + outer_columns
-    left = merged_matrix(a, stack, rows, groups.summed)
-    right = merged_matrix(b, stack, groups.summed, columns)
-    product = multiply_matrices(left, right)
-    sizes = {**a.sizes, **b.sizes}
-    labels = stack + rows + columns
-    return LabeledArray(product.reshape(tuple(sizes[label] for label in labels)), labels)
-
-
-def split_stack(operand: LabeledArray, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
+def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
     """Return the outer labels that count a stack's members, and the labels of a matrix side.
 
     If the free labels of an operand do not nest, they cannot become one side of a matrix without a copy of the operand.
     The outermost labels then count members of a stack, if the matrices that remain are large.
     """
     sizes = operand.sizes
-    start = next(i for i in range(len(free) + 1) if strides_nest(operand, free[i:]))
+    start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))
     inner = free[start:]
     is_large = min(prod(sizes[x] for x in inner), prod(sizes[x] for x in summed)) >= SMALLEST_STACKED_SIDE
-    return (free[:start], inner) if is_large and not is_jax_array(operand.array) else ((), free)
+    return (free[:start], inner) if is_large else ((), free)
 
 
-def merged_matrix(operand: LabeledArray, stack: Labels, rows: Labels, columns: Labels) -> Any:
+def matrix_view(operand: Layout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
     """Return an operand as a matrix of these rows and columns, or as a stack of such matrices.
 
     A label of the stack that the operand lacks becomes a dimension of size 1, which broadcasts.
     """
     sizes = operand.sizes
     own_stack = tuple(label for label in stack if label in sizes)
-    order = [operand.labels.index(label) for label in own_stack + rows + columns]
-    shape = [sizes.get(label, 1) for label in stack]
-    shape += [prod(sizes[x] for x in rows), prod(sizes[x] for x in columns)]
-    return permute_dimensions(operand.array, order).reshape(tuple(shape))
-
-
-def is_gram(a: LabeledArray, b: LabeledArray, groups: LabelGroups) -> bool:
-    """Return True if the product is a real matrix times its own transpose, so that one triangle of it is enough."""
-    if a.array is not b.array or groups.batch or not (groups.rows and groups.columns) or is_jax_array(a.array):
-        return False
-    same_place = all(a.labels.index(x) == b.labels.index(x) for x in groups.summed)
-    return same_place and not is_complex_array(a.array)
-
-
-def contract_gram(a: LabeledArray, groups: LabelGroups) -> LabeledArray:
-    """Return the product of a matrix and its transpose by fmm.gram."""
-    product = api.gram(merged_matrix(a, (), groups.summed, groups.rows))
-    sides = tuple(a.sizes[label] for label in groups.rows)
-    return LabeledArray(product.reshape(sides + sides), groups.rows + groups.columns)
+    order = tuple(operand.labels.index(label) for label in own_stack + rows + columns)
+    sides = prod(sizes[x] for x in rows), prod(sizes[x] for x in columns)
+    return MatrixView(order, (*(sizes.get(label, 1) for label in stack), *sides))

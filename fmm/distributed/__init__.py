@@ -1,7 +1,7 @@
-"""Products that several devices share: `fmm.distributed.matmul(a, b)` of torch's DTensors, or of local array parts.
+"""Matrix products that several devices compute together; the operands are torch's DTensors, or local array parts.
 
-`plan` predicts how devices would share a product and how long the product would take, without torch and without
-devices.
+The function `plan` predicts how devices would share a product, and the product's seconds. `plan` needs neither torch
+nor devices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
-from fmm.distributed.layout import Layout
+from fmm.distributed.layout import MeshLayout
 from fmm.distributed.quadrants import parse_outer_level
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
@@ -33,43 +33,43 @@ def matmul(
     operand_placements: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> Any:
-    """Multiply two matrices that are sharded over a mesh of processes; all processes of the mesh make the same call.
+    """Multiply two matrices that are sharded over a mesh of processes; all processes must make the same call.
 
-    The predicted time decides which process computes which block of C, and in how many pieces the panels of A and B are
-    exchanged. Each process multiplies its blocks by fmm.matmul.
+    The layout with the smallest predicted time is chosen. The layout says which submatrix of C each process computes,
+    and in how many steps the processes exchange panels of A and B. Each process multiplies its panels with fmm.matmul.
 
     Parameters
     ----------
     a, b : DTensor, numpy.ndarray or cupy.ndarray
-        Two DTensors on one mesh. With `mesh`, the arrays that are this process's parts of the two matrices.
-        torch.matmul computes products of all other tensors (other ranks or types, different meshes).
+        Two DTensors on one mesh; if `mesh` is passed, this process's parts of the two matrices as arrays. torch.matmul
+        computes products of all other tensors (other ranks or types, different meshes).
     plan : str or Plan, optional
-        The outer level of the shared product: "winograd" or another scheme computes seven shared products of blocks
-        instead of eight; "vendor" selects no level. By default the candidate with the least predicted time.
+        The level around the shared products. A scheme such as "winograd" replaces eight shared products of submatrices
+        with seven; "vendor" selects no level. By default the candidate with the smallest predicted time is chosen.
     placements : sequence of torch.distributed.tensor placements, optional
-        The placements of the result, Shard or Replicate. By default the placements in which the result is computed; a
-        result that was Partial is sharded by rows.
+        The placements of the result, Shard or Replicate. By default the result keeps the placements in which the
+        processes compute it, but a Partial result becomes sharded by rows.
     max_error_growth : float, optional
         Limit of the error growth of all levels together, as in fmm.matmul.
     mesh : DeviceMesh or ProcessGroup, optional
         The processes that hold the parts of A and B. Required for arrays.
     operand_placements : sequence of two sequences of placements, optional
-        For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default A and B are cut
-        by rows, or on a two-dimensional mesh by rows and columns; the result likewise, unless `placements` is passed.
+        For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default A, B and the
+        result are cut into rows, or on a two-dimensional mesh into rows and columns.
     sizes : sequence of three int, optional
         m, k and n of the whole product, for array parts of different sizes. The parts must be cut as torch.chunk cuts.
 
     Returns
     -------
     DTensor, numpy.ndarray or cupy.ndarray
-        The sharded product; for arrays, this process's part of it.
+        The sharded product; for arrays, this process's part of the product.
 
     Raises
     ------
     ValueError
         If the processes make different calls, or a placement or a size is not valid.
     PlanError
-        If the plan is not one level that can enclose shared products, or the layout does not allow the level.
+        If the plan's levels cannot enclose shared products, or A and B are not cut as the levels require.
     fmm.distributed.exchange.LostProcessError
         If a process of the mesh has ended or does not answer.
 
@@ -94,7 +94,7 @@ def explain(
     operand_placements: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> SharedDecision:
-    """Return the decision how `matmul` would share the product; its text explains the choice.
+    """Return the decision how `matmul` would share the product; str(decision) explains the choice.
 
     No messages are sent, so a single process may call `explain`.
 
@@ -106,7 +106,7 @@ def explain(
     Returns
     -------
     SharedDecision
-        The chosen sharing and the candidates; print it.
+        The chosen sharing and all candidates.
     """
     module, arguments = _module_and_arguments(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
     decision: SharedDecision = module.explain(*arguments)
@@ -150,12 +150,12 @@ def plan(
     dtype : str
         The type of the entries.
     device : str
-        A name of fmm.hardware.datasheets.
+        The name of a device in fmm.hardware.datasheets.
     together : int
         The number of GPUs in one machine.
     links : (str, str), optional
-        Names of fmm.hardware.links inside a machine and between machines. By default the links that are usual for the
-        device.
+        The names in fmm.hardware.links of the links inside a machine and between machines. By default the links that
+        are usual for the device.
     plan, max_error_growth
         As for `matmul`.
 
@@ -180,8 +180,8 @@ def plan(
         network = Network(link_by_name(links[0]), link_by_name(links[1]), together)
     gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
-    layout = Layout(m, k, n, sides, cuts, cuts, cuts)
-    operands = sum(holdings.box(0).size for holdings in layout.blocks_held.values())
+    layout = MeshLayout(m, k, n, sides, cuts, cuts, cuts)
+    operands = sum(holdings.block_of_rank(0).size for holdings in layout.blocks_held.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
     query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_outer_level(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

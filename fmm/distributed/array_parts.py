@@ -1,4 +1,4 @@
-"""NumPy's and CuPy's arrays as parts of sharded matrices: fmm.distributed.matmul(a, b, mesh=...).
+"""NumPy and CuPy arrays as local parts of sharded matrices, for fmm.distributed.matmul(a, b, mesh=...).
 
 DLPack converts arrays to DTensors and back without a copy, except arrays that DLPack cannot express (read-only arrays,
 negative strides). The processes then share the product as they share a product of torch's DTensors
@@ -28,7 +28,7 @@ from fmm.distributed.sharded_tensors import (
 )
 from fmm.dtypes import STORED_TYPES
 
-# torch's device type of the mesh, by the kind of the arrays (fmm.arrays.detect)
+# kind of the arrays (fmm.arrays.detect) -> torch's device type of the mesh
 MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
 DEFAULT_STREAM_HANDLES = (0, 1)  # handles of CUDA's default stream
 
@@ -48,7 +48,7 @@ def are_array_parts(a: Any, b: Any, layout: PartLayout) -> bool:
 
 def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
     """Return this process's part of the product, an array of the operands' library."""
-    _check_parts(a, b)
+    _check_array_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     placements = checked_placements(mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
     with _use_cupy_stream(a):
@@ -59,8 +59,8 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
-    """Return the decision with which `matmul` would share the product, computed on this process alone."""
-    _check_parts(a, b)
+    """Return the decision how `matmul` would share the product; send no messages to other processes."""
+    _check_array_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     with _use_cupy_stream(a):
         return sharded_tensors.explain(*_sharded_operands(a, b, mesh, layout), options)
@@ -69,7 +69,7 @@ def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Shar
 # ---- checks of the arguments
 
 
-def _check_parts(a: Any, b: Any) -> None:
+def _check_array_parts(a: Any, b: Any) -> None:
     """Raise unless a and b are matrices of one type, library and device."""
     if array_kind(a) != array_kind(b):
         raise mixed_arrays_error(a=a, b=b)
@@ -115,20 +115,20 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
         checked_placements(mesh, name, x, OPERAND_PLACEMENT_TYPES) for name, x in zip("AB", by_operand, strict=True)
     ]
     if layout.sizes is None:
-        shapes = [_whole_shape(x, mesh, places) for x, places in zip((a, b), placements, strict=True)]
+        shapes = [_whole_matrix_shape(x, mesh, places) for x, places in zip((a, b), placements, strict=True)]
         if shapes[0][1] != shapes[1][0]:
             product = " times ".join(f"{rows} x {cols}" for rows, cols in shapes)
             raise ValueError(
                 f"if all parts have the size of these, they are of {product}; if not, give sizes=(m, k, n)"
             )
     else:
-        m, k, n = _checked_sizes(layout.sizes)
+        m, k, n = _checked_product_sizes(layout.sizes)
         shapes = [(m, k), (k, n)]
     x, y = (_as_dtensor(x, mesh, *rest) for x, *rest in zip((a, b), placements, shapes, strict=True))
     return x, y
 
 
-def _whole_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int]:
+def _whole_matrix_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int]:
     """Return the shape of the whole matrix, if each process's part has the shape of x."""
     rows, cols = x.shape
     for side, place in zip(tuple(mesh.mesh.shape), placements, strict=True):
@@ -137,7 +137,7 @@ def _whole_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int
     return rows, cols
 
 
-def _checked_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
+def _checked_product_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
     values = tuple(sizes)
     if len(values) != 3 or not all(isinstance(size, int | np.integer) and size >= 0 for size in values):
         raise ValueError(f"sizes= are m, k and n of the whole product, not {sizes}")

@@ -1,9 +1,9 @@
-"""Plans over a grid of chunks: walking a plan fills a table of tasks, and each task computes one chunk.
+"""Plans over a grid of chunks: the walk of a plan fills a table of tasks, and each task computes one chunk.
 
-`ChunkTasks` executes the walk's steps by recording tasks; it computes nothing. A task is a function of this module and
-the keys of the chunks that it reads. No task changes a chunk that it reads, so Dask may run a task again. Chunks may
-have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the inner dimension that both
-chunks have.
+`ChunkTasks` records a task for each step of the walk, and computes nothing. A task consists of a function of this
+module and the keys of the chunks that the function reads. No task changes a chunk that the task reads, so Dask may
+repeat any task. Chunks may have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the
+inner dimension that both chunks have.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import LineExponents, Mirror, Place, RescaledCopy, Sum
 from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices
 
-# an array of Cell objects; None for a chunk that no step has written yet
+# an array of ChunkCell objects; an element is None until a step of the walk writes the chunk
 ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
 ChunkKey = Any
 
-SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
+MAX_SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A chunk that a task will compute: its key in the table of tasks, its numbers of rows and columns."""
+class ChunkCell:
+    """A chunk that a task will compute: the chunk's key in the table of tasks, and its numbers of rows and columns."""
 
     key: ChunkKey
     rows: int
@@ -63,12 +63,12 @@ class ChunkTasks(DefaultMachine):
     def compute_sums(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
-        results: list[tuple[ChunkGrid, tuple[int, ...], Cell | None]] = []
-        values: dict[tuple[int, ...], list[Cell | None]] = {}
+        results: list[tuple[ChunkGrid, tuple[int, ...], ChunkCell | None]] = []
+        values: dict[tuple[int, ...], list[ChunkCell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
             for index in np.ndindex(write.shape):
                 if index not in values:
-                    values[index] = self._run_program(step.program, [_cell_at(read, index) for read in reads])
+                    values[index] = self._evaluate_program(step.program, [_cell_at(read, index) for read in reads])
                 results.append((write, index, values[index][output]))
         for write, index, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
             write[index] = cell
@@ -79,7 +79,7 @@ class ChunkTasks(DefaultMachine):
         for left, right, dest in products:
             for i, j in np.ndindex(dest.shape):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
-                dest[i, j] = self._sum_of_products(pairs, dest[i, j] if beta else None, alpha, beta)
+                dest[i, j] = self._sum_of_products_cell(pairs, dest[i, j] if beta else None, alpha, beta)
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: object) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
@@ -89,7 +89,7 @@ class ChunkTasks(DefaultMachine):
 
     # ---- tasks
 
-    def resize_chunk(self, cell: Cell | None, rows: int, cols: int) -> Cell:
+    def resize_chunk(self, cell: ChunkCell | None, rows: int, cols: int) -> ChunkCell:
         """Return the cell of a chunk of exactly this size; add a task that resizes the chunk if its size differs."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
@@ -110,15 +110,15 @@ class ChunkTasks(DefaultMachine):
         self.table.clear()
         self.table.update(table)
 
-    def _run_program(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
-        """Return the cells of the program's inputs and of each line's result; None stands for a chunk of zeros."""
+    def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
+        """Return the cells of the program's inputs and of the sum in each line; None stands for a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
-            values.append(self._weighted_sum(terms))
+            values.append(self._weighted_sum_cell(terms))
         return values
 
-    def _weighted_sum(self, terms: Sequence[tuple[Coefficient, Cell]]) -> Cell | None:
+    def _weighted_sum_cell(self, terms: Sequence[tuple[Coefficient, ChunkCell]]) -> ChunkCell | None:
         if not terms:
             return None
         if len(terms) == 1 and terms[0][0] == 1:
@@ -127,16 +127,16 @@ class ChunkTasks(DefaultMachine):
         weights = tuple(_as_scalar(c) for c, _ in terms)
         return self.add_task(rows, cols, weighted_chunk_sum, weights, [cell.key for _, cell in terms])
 
-    def _sum_of_products(
+    def _sum_of_products_cell(
         self,
-        pairs: Sequence[tuple[Cell | None, Cell | None]],
-        before: Cell | None,
+        pairs: Sequence[tuple[ChunkCell | None, ChunkCell | None]],
+        before: ChunkCell | None,
         alpha: Coefficient,
         beta: Coefficient,
-    ) -> Cell | None:
-        """Return the cell of alpha (sum of products) + beta before: a task per group of products, then adding tasks."""
+    ) -> ChunkCell | None:
+        """Return the cell of alpha * (sum of the products) + beta * before; add the tasks that compute the cell."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
-        groups = list[Cell]()
+        groups = list[ChunkCell]()
         for first in range(0, len(present), self.products_per_task):
             groups.append(
                 self._product_group_task(
@@ -144,14 +144,20 @@ class ChunkTasks(DefaultMachine):
                 )
             )
         while len(groups) > 1:
-            starts = range(0, len(groups), SUMMANDS_PER_TASK)
-            sums = [self._weighted_sum([(1, cell) for cell in groups[i : i + SUMMANDS_PER_TASK]]) for i in starts]
+            starts = range(0, len(groups), MAX_SUMMANDS_PER_TASK)
+            sums = [
+                self._weighted_sum_cell([(1, cell) for cell in groups[i : i + MAX_SUMMANDS_PER_TASK]]) for i in starts
+            ]
             groups = [cell for cell in sums if cell is not None]
-        return groups[0] if groups else self._weighted_sum([] if before is None else [(beta, before)])
+        return groups[0] if groups else self._weighted_sum_cell([] if before is None else [(beta, before)])
 
     def _product_group_task(
-        self, pairs: Sequence[tuple[Cell, Cell]], before: Cell | None, alpha: Coefficient, beta: Coefficient
-    ) -> Cell:
+        self,
+        pairs: Sequence[tuple[ChunkCell, ChunkCell]],
+        before: ChunkCell | None,
+        alpha: Coefficient,
+        beta: Coefficient,
+    ) -> ChunkCell:
         old = [] if before is None else [before]
         rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
@@ -161,13 +167,13 @@ class ChunkTasks(DefaultMachine):
             rows, cols, sum_of_chunk_products, lefts, rights, *update, self.chunk_plan, self.chunk_growth
         )
 
-    def add_task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
+    def add_task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> ChunkCell:
         key = (self.name, len(self.table))
         self.table[key] = (function, *arguments)
-        return Cell(key, rows, cols)
+        return ChunkCell(key, rows, cols)
 
 
-def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> Cell | None:
+def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
     """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(index, grid.shape, strict=True))
     return grid[index] if inside else None
@@ -182,14 +188,15 @@ def _as_scalar(c: Coefficient) -> float | complex:
 
 def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
     """Return the weighted sum of the chunks; chunks smaller than the largest are padded with zeros."""
-    check_unmasked(chunks)
+    check_chunks_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
     if chunks[0].shape != shape:
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        total = x + y if first == second else x - y if first == 1 else y - x  # one pass over memory instead of two
+        # a single pass over memory, where a scaled copy and an addition would need two passes
+        total = x + y if first == second else x - y if first == 1 else y - x
         terms = terms[2:]
     else:
         total, terms = chunks[0] * chunks[0].dtype.type(weights[0]), terms[1:]
@@ -213,14 +220,14 @@ def sum_of_chunk_products(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha (sum of products) + beta before, zero-padded to the largest shape; `before` stays unchanged.
+    """Return alpha * (sum of products) + beta * before, padded with zeros to the largest shape; do not change `before`.
 
     Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
     read again.
     """
-    check_unmasked((*lefts, *rights))
+    check_chunks_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
-    pairs = [_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
+    pairs = [_cut_to_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
@@ -242,8 +249,8 @@ def sum_of_chunk_products(
     return total
 
 
-def check_unmasked(chunks: Sequence[Any]) -> None:
-    """Raise TypeError if a chunk is a masked array: in-place sums would lose its mask."""
+def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
+    """Raise TypeError if a chunk is a masked array: in-place sums would lose the mask."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
             "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or "
@@ -251,7 +258,7 @@ def check_unmasked(chunks: Sequence[Any]) -> None:
         )
 
 
-def _common_inner(left: Any, right: Any) -> tuple[Any, Any]:
+def _cut_to_common_inner(left: Any, right: Any) -> tuple[Any, Any]:
     """Return the left and the right chunk, cut to the shorter of their two inner dimensions."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]

@@ -1,7 +1,7 @@
-"""The choice for a Dask product: the levels over the grid of chunks, and how many products form one task.
+"""The choice of the levels over the grid of chunks of a Dask product, and of the number of products per task.
 
-The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate with
-the shortest simulated time wins.
+The tasks of each candidate are recorded, and a simulation runs the tasks one by one on the workers. The candidate with
+the shortest simulated time is chosen.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Assumed bytes per second of two operations: a worker receives a chunk from another worker (on one host, or over a fast
-# network); new memory is written for the first time, when the operating system finds and clears its pages.
-LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
-CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
-MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
-# Candidates are compared only for products that are predicted to take this long: the comparison takes time.
+# Assumed bytes per second of a chunk's transfer from one worker to another (on one host, or over a fast network), and
+# of the first write to new memory. The first write is slow, since the operating system finds and clears the pages.
+LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
+CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would keep more chunks in memory at once than Dask's own matmul
+MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task
+# Products that are predicted to take fewer seconds get the default plan, since the comparison of candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
-LARGEST_SIMULATED_SIDE = 8
-LEVEL_MARGIN = 0.1  # a level is chosen only if it is predicted to save this share of the time
+MAX_SIMULATED_GRID_SIDE = 8
+LEVEL_MARGIN = 0.1  # a level is chosen only if the level is predicted to save this share of the time
 
 
 # ---- the choice
 
 
 class GridPlan(NamedTuple):
-    """The levels over the grid of chunks, and how many products form one task."""
+    """The levels over the grid of chunks, and the number of products per task."""
 
     outer_plan: Plan
     products_per_task: int
@@ -50,26 +50,26 @@ class ChunkCosts:
     stream: float
 
     def task_seconds(self, function: Any, arguments: Sequence[Any]) -> float:
-        """Return the predicted seconds of a task: products of chunks, passes over memory, writes to new memory."""
+        """Return a task's predicted seconds: products of chunks, passes over memory, first writes to new memory."""
         if function is sum_of_chunk_products:
             lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
             products, passes = 0, 1.0 + (len(arguments[1]) if function is weighted_chunk_sum else 1)
-        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_RATE
+        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_BYTES_PER_SECOND
 
 
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate with the least predicted time; a candidate with levels must save LEVEL_MARGIN of the time.
+    """Return the candidate with the smallest predicted time; levels must save LEVEL_MARGIN of the time.
 
     `workers` is (number of processes, number of threads in each process).
     """
     if prod(grid) * costs.product < MIN_SECONDS_TO_COMPARE:
         return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
-    simulated_grid = tuple(min(side, LARGEST_SIMULATED_SIDE) for side in grid)
-    fewer_workers = _scaled_workers(workers, prod(simulated_grid) / prod(grid))
+    simulated_grid = tuple(min(side, MAX_SIMULATED_GRID_SIDE) for side in grid)
+    fewer_workers = _scaled_worker_counts(workers, prod(simulated_grid) / prod(grid))
     candidates = [
         GridPlan(plan, products_per_task) for plan, products_per_task in product(plans, CANDIDATE_PRODUCTS_PER_TASK)
     ]
@@ -80,8 +80,8 @@ def choose_grid_plan(
     return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[best_plain] else best_plain
 
 
-def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return smaller counts of processes and threads for this share of the tasks; tasks per thread stay constant."""
+def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
+    """Return the counts of processes and threads for this share of the tasks; the tasks per thread stay constant."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
@@ -97,29 +97,33 @@ def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, in
 @lru_cache(maxsize=256)
 def _simulate_product(
     grid: tuple[int, int, int], candidate: GridPlan, costs: ChunkCosts, workers: tuple[int, int]
-) -> SimulatedRun:
+) -> SimulationResult:
     m, k, n = grid
     tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
-    operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
+    operands = {
+        "A": _single_entry_cells("A", m, k),
+        "B": _single_entry_cells("B", k, n),
+        "C": np.full((m, n), None, dtype=object),
+    }
     walk_plan(candidate.outer_plan, operands, tasks, "float64")
-    homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
+    homes = {**_worker_by_chunk("A", m, k, workers[0]), **_worker_by_chunk("B", k, n, workers[0])}
     chunk_tasks = [
         ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
-    fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
+    fetch_seconds = costs.chunk / LINK_BYTES_PER_SECOND if workers[0] > 1 else 0.0
     return simulate_tasks(chunk_tasks, homes, SimulatedWorkers(*workers, fetch_seconds))
 
 
-def _unit_cells(name: str, rows: int, cols: int) -> ChunkGrid:
+def _single_entry_cells(name: str, rows: int, cols: int) -> ChunkGrid:
     cells: ChunkGrid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
-        cells[i, j] = Cell((name, i, j), 1, 1)
+        cells[i, j] = ChunkCell((name, i, j), 1, 1)
     return cells
 
 
-def _chunk_workers(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
-    """Return the worker that has each chunk of an operand; Dask creates consecutive chunks on one worker."""
+def _worker_by_chunk(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
+    """Return chunk key -> worker that holds the chunk; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
@@ -131,13 +135,13 @@ def _chunk_keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
 
 # ---- the simulation
 #
-# Each task runs on the worker where the task can end first, as with a scheduler that knows where chunks are. Chunks
-# that the worker lacks are sent to the worker and stay there. The simulation ignores that chunks are freed or spilled
-# to disk, that messages overlap, and the scheduler's own time.
+# In the simulation, each task runs on the worker where the task can end first. The chunks that the worker lacks are
+# sent to the worker and stay in its memory. The simulation ignores that chunks are freed or spilled to disk, that
+# messages overlap, and that the scheduler itself takes time.
 
 
 class ChunkTask(NamedTuple):
-    """A simulated task: key of the chunk that the task computes, keys of the chunks that it reads, and its seconds."""
+    """A simulated task: the key of the computed chunk, the keys of the chunks that the task reads, and its seconds."""
 
     makes: Hashable
     reads: tuple[Hashable, ...]
@@ -152,7 +156,7 @@ class SimulatedWorkers(NamedTuple):
     fetch_seconds: float
 
 
-class SimulatedRun(NamedTuple):
+class SimulationResult(NamedTuple):
     """Simulated seconds until the last task ends, the sum of all tasks' seconds, and the number of chunks sent."""
 
     seconds: float
@@ -162,18 +166,19 @@ class SimulatedRun(NamedTuple):
 
 def simulate_tasks(
     tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
-) -> SimulatedRun:
+) -> SimulationResult:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
-    first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds
+    # earliest earliest time at which each process has a free thread, in seconds
+    first_free_at = [0.0] * workers.processes
     places = {key: {home} for key, home in homes.items()}
     ready_at = dict.fromkeys(homes, 0.0)
     sent, task_seconds = 0, 0.0
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # All workers that have none of the task's chunks need the same transfers, so only the first free worker of
-        # these is a candidate.
+        # All workers without chunks of this task would need the same transfers. Therefore only the first free worker
+        # among these workers is a candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
@@ -185,7 +190,7 @@ def simulate_tasks(
             places[key].add(chosen)
         places[task.makes], ready_at[task.makes] = {chosen}, end
         sent, task_seconds = sent + missing[chosen], task_seconds + task.seconds
-    return SimulatedRun(max(map(max, free_at)), task_seconds, sent)
+    return SimulationResult(max(map(max, free_at)), task_seconds, sent)
 
 
 def _first_free_process(first_free_at: Sequence[float], start: float) -> int:

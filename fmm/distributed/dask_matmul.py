@@ -1,9 +1,9 @@
-"""Products of two Dask matrices as one graph: levels over the grid of chunks, and fmm.matmul of pairs of chunks.
+"""Products of two Dask matrices: levels over the grid of chunks, and fmm.matmul for each pair of chunks.
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
 two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task computes
-the sum of several products; Dask's own matmul makes a chunk of each product and then adds the chunks. Chunks with inf
+the sum of several products; Dask's own matmul stores each product in a chunk and then adds the chunks. Chunks with inf
 or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
@@ -26,9 +26,9 @@ from dask.system import CPU_COUNT
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import array_kind
 from fmm.arrays.numpy_library import PLAIN_ARRAY_CLASSES
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
-from fmm.distributed.dask_recompute import with_recomputed_chunks
+from fmm.distributed.dask_recompute import add_recompute_tasks
 from fmm.distributed.quadrants import parse_block_levels
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -45,7 +45,7 @@ CANDIDATE_GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the cand
 
 
 class ChunkConstraints(NamedTuple):
-    """How two chunks are multiplied: by `plan`; if None, by the worker's choice within `max_error_growth`."""
+    """The plan that multiplies two chunks; if None, each worker chooses a plan within `max_error_growth`."""
 
     plan: str | None
     max_error_growth: float | None
@@ -59,15 +59,16 @@ def matmul(
     Parameters
     ----------
     x, y : dask.array.Array or array_like
-        Two matrices. dask.array.matmul computes products with other numbers of axes, unknown chunk sizes, integers and
-        other types, and chunks that are not plain NumPy or CuPy arrays (masked arrays, for example).
+        Two matrices. dask.array.matmul computes the products of arrays with other numbers of axes, unknown chunk sizes,
+        or integer and other types. It also multiplies chunks that are not plain NumPy or CuPy arrays (masked arrays,
+        for example).
     plan : str, Plan or Decision, optional
-        Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
-        of eight; "vendor" selects no levels. By default up to two Winograd levels, if they are predicted to save a
-        tenth of the time on the cluster's current workers. The grid's sides need not be even.
+        Levels over the grid of chunks. A scheme such as "winograd" replaces eight products of submatrices of chunks
+        with seven; "vendor" selects no levels. By default up to two Winograd levels are used if they are predicted to
+        save a tenth of the time on the cluster's current workers. The numbers of chunks need not be even.
     max_error_growth : float, optional
-        Limit of the total error growth, of the levels over the grid and of the plans of the chunks' products, as in
-        fmm.matmul.
+        Limit of the error growth, as in fmm.matmul, of the levels over the grid and the plans of the chunks' products
+        together.
 
     Returns
     -------
@@ -95,7 +96,7 @@ def matmul(
     outer_plan = None if plan is None else parse_block_levels(plan, "over chunks")
     x, y = da.asanyarray(x), da.asanyarray(y)
     has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    library, dtype = _chunk_library(x, y), np.result_type(x.dtype, y.dtype)
+    library, dtype = _chunk_library_name(x, y), np.result_type(x.dtype, y.dtype)
     are_matrices = x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
     if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED_TYPES:
         _check_no_constraints(outer_plan, growth, dtype)
@@ -108,11 +109,11 @@ def matmul(
     if on_device:  # on GPUs the workers choose the plan of a product of two chunks
         is_default = growth is None and grid_plan.outer_plan == VENDOR
         return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(None, None if is_default else chunk_limit))
-    chunk_plan = plan_product(*_largest_chunks(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
+    chunk_plan = plan_product(*_largest_chunk_sizes(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
     return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(str(chunk_plan), None))
 
 
-def _chunk_library(x: Any, y: Any) -> str:
+def _chunk_library_name(x: Any, y: Any) -> str:
     """Return "numpy" or "cupy" if the chunks of x and y are plain arrays of this library, else an empty string."""
     metas = x._meta, y._meta
     if all(type(meta) in PLAIN_ARRAY_CLASSES for meta in metas):
@@ -136,7 +137,7 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
 
 
 def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
-    """Return the required levels over the grid (by default the fastest candidate), and the products per task."""
+    """Return the required levels over the grid, by default the fastest, and the number of products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
     # the calibration for one BLAS thread, since Dask starts workers with one BLAS thread
@@ -145,7 +146,7 @@ def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit:
     plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS] if plan is None else [plan]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
-    (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
+    (m, k, n), row = _largest_chunk_sizes(x, y), DTYPES[x.dtype.name]
     chunk_bytes = max(m * k, k * n, m * n) * row.itemsize
     costs = ChunkCosts(row.flops * m * k * n / rate.flops, chunk_bytes, calibration.stream)
     if plan is None:
@@ -153,7 +154,7 @@ def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit:
     return choose_grid_plan(grid, plans, costs, workers)
 
 
-def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
+def _largest_chunk_sizes(x: Any, y: Any) -> tuple[int, int, int]:
     return max(x.chunks[0]), max(x.chunks[1]), max(y.chunks[1])
 
 
@@ -183,14 +184,14 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     """Return the product as a Dask array; its graph has the tasks of the plan over the grid of chunks."""
     token = tokenize(x, y, str(grid_plan.outer_plan), grid_plan.products_per_task, constraints)
     tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.products_per_task)
-    grids = _array_cells(x), _array_cells(y)
+    grids = _chunk_cells(x), _chunk_cells(y)
     result: ChunkGrid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(grid_plan.outer_plan, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
-    for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
+    for (i, rows), (j, cols) in _indexed_chunk_sizes((x.chunks[0], y.chunks[1])):
         result[i, j] = tasks.resize_chunk(result[i, j], rows, cols)
     if grid_plan.outer_plan != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
-        result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)
+        result = add_recompute_tasks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)
     # each chunk of the result is computed by a separate task, so the task can take the key of the chunk
     name = f"fmm-matmul-{token}"
     tasks.rename_chunks({cell.key: (name, *index) for index, cell in np.ndenumerate(result)})
@@ -199,13 +200,13 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
 
 
-def _array_cells(array: Any) -> ChunkGrid:
+def _chunk_cells(array: Any) -> ChunkGrid:
     cells: ChunkGrid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
-    for (i, rows), (j, cols) in _chunk_sizes(array.chunks):
-        cells[i, j] = Cell((array.name, i, j), rows, cols)
+    for (i, rows), (j, cols) in _indexed_chunk_sizes(array.chunks):
+        cells[i, j] = ChunkCell((array.name, i, j), rows, cols)
     return cells
 
 
-def _chunk_sizes(chunks: Any) -> Iterator[Any]:
+def _indexed_chunk_sizes(chunks: Any) -> Iterator[Any]:
     """Yield ((i, rows), (j, cols)) for each chunk: its index in the grid, and its size."""
     return product(enumerate(chunks[0]), enumerate(chunks[1]))

@@ -1,12 +1,12 @@
-"""Recomputation without levels of chunks with inf or NaN, since sums of blocks move inf and NaN to other entries.
+"""Recompute chunks with inf or NaN without levels, since a level's sums move inf and NaN to other entries.
 
 A Dask graph is built before any value is known, so the graph contains tasks with levels and tasks without levels. If a
-chunk computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk
-of A and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
-None, so no chunk is sent unnecessarily.
+chunk computed with levels is finite, the tasks that would compute the chunk without levels return None. Each chunk of A
+and B passes through a task on the chunk's worker. The task returns the chunk if a product without levels needs the
+chunk, else None, so no chunk is sent unnecessarily.
 
-Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a chunk computed with levels is
-correct if it is finite.
+An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A finite chunk computed with
+levels is therefore correct.
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from typing import Any
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 
-def with_recomputed_chunks(
+def add_recompute_tasks(
     tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
-    """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
+    """Return the cells of the result: each chunk of c, computed with levels, if finite; else the chunk without levels.
 
-    The tasks of the plain products are added to `tasks.table`.
+    The tasks that compute chunks without levels are added to `tasks.table`.
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
-    by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    nonfinite = _make_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # the result is correct for any number of parts; with 2 per level the fewest tasks wait for each other
+    by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
+    nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
+    # the result is correct for any value of `parts`; with 2 parts per level, the fewest tasks wait for each other
     parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
-    def final_cell(i: int, j: int) -> Cell:
-        cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
+    def final_chunk_cell(i: int, j: int) -> ChunkCell:
+        cell, plain = (
+            by_levels[i, j],
+            _add_product_without_levels(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype),
+        )
         return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, plain.key)
 
-    return _make_grid(c.shape, final_cell)
+    return _build_cell_grid(c.shape, final_chunk_cell)
 
 
-def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
+def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> ChunkGrid:
     grid: ChunkGrid = np.full(shape, None, dtype=object)
     for index in np.ndindex(shape):
         grid[index] = cell(*index)
@@ -53,11 +56,11 @@ def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
 
 def _conditional_chunk_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
-) -> list[list[Cell]]:
-    """Return, for each chunk of the result, cells that pass on a row of A's chunks (or a column of B's) if needed.
+) -> list[list[ChunkCell]]:
+    """Return, for each chunk in a row of the result, the cells that forward a row of A if the chunk must be recomputed.
 
-    Chunks of the result at equal positions in the levels' blocks are computed at about the same time, so these chunks
-    share the tasks.
+    For a column of the result, the cells forward a column of B. Result chunks at equal positions in a level's
+    submatrices are computed at about the same time, so these chunks share the forwarding tasks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
@@ -68,8 +71,10 @@ def _conditional_chunk_tasks(
     return [passed[place % distance] for place in range(len(nonfinite))]
 
 
-def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
-    """Add tasks for a row times a column of chunks; they run only if the chunk computed with levels is not finite."""
+def _add_product_without_levels(
+    tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[ChunkCell], list[ChunkCell]], dtype: str
+) -> ChunkCell:
+    """Add tasks that multiply a row and a column of chunks if the chunk computed with levels is not finite."""
     first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
     result: ChunkGrid = np.full((1, 1), None, dtype=object)
@@ -77,7 +82,7 @@ def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], li
     for number in range(first, len(tasks.table)):
         key = tasks.name, number
         tasks.table[key] = (run_if_any_condition, [nonfinite.key], *tasks.table[key])
-    cell: Cell = result[0, 0]
+    cell: ChunkCell = result[0, 0]
     return cell
 
 
@@ -85,14 +90,14 @@ def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], li
 
 
 def run_without_warnings(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task of the levels without NumPy's warnings: a sum of blocks can overflow where the product does not."""
+    """Call a function without NumPy's warnings: a sum of a level can overflow where the product does not."""
     with np.errstate(over="ignore", invalid="ignore"):
         return function(*arguments)
 
 
 def has_inf_or_nan(chunk: Any) -> bool:
     with np.errstate(all="ignore"):
-        # the sum is tested first, since it needs no temporary array
+        # the sum is tested first, since a sum needs no temporary array
         return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 

@@ -1,4 +1,4 @@
-"""Installation of fmm on a cluster's workers by a plugin, which Dask also applies to later and restarted workers."""
+"""Install fmm on a cluster's workers with a plugin; Dask also applies the plugin to later and restarted workers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from distributed import Client, WorkerPlugin
 
-from fmm.integrations.install_targets import INSTALL_TARGETS, check_names, installed
+from fmm.integrations.install_targets import INSTALL_TARGETS, check_target_names, installed
 
 OPEN_CLIENT_STATUSES = "running", "connecting"
-DEFAULT_LIBRARIES = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
+DEFAULT_LIBRARIES_NAME = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
 
 
 class InstallPlugin(WorkerPlugin):
@@ -26,7 +26,7 @@ class InstallPlugin(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         self.held: AbstractContextManager[None] = installed(
-            *([self.library] if self.library != DEFAULT_LIBRARIES else [])
+            *([self.library] if self.library != DEFAULT_LIBRARIES_NAME else [])
         )
         self.held.__enter__()
 
@@ -36,39 +36,39 @@ class InstallPlugin(WorkerPlugin):
 
 def plugin_name(library: str) -> str:
     """Return the plugin's name; Dask compares names to recognize a plugin that is already registered."""
-    return f"fmm.install({library!r})" if library != DEFAULT_LIBRARIES else "fmm.install()"
+    return f"fmm.install({library!r})" if library != DEFAULT_LIBRARIES_NAME else "fmm.install()"
 
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
     """Register the worker plugins that install fmm for these libraries; see fmm.dask.install."""
     check_open_client(client)
-    check_names(libraries)
+    check_target_names(libraries)
 
-    async def register() -> None:
-        for library in libraries or (DEFAULT_LIBRARIES,):
+    async def register_plugins() -> None:
+        for library in libraries or (DEFAULT_LIBRARIES_NAME,):
             await client.register_plugin(InstallPlugin(library))
 
-    return client.sync(register)
+    return client.sync(register_plugins)
 
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     """Unregister the worker plugins of these libraries (by default all) that are registered; see fmm.dask.uninstall."""
     check_open_client(client)
-    check_names(libraries)
+    check_target_names(libraries)
 
-    # a closure, since Dask pickles it by value: fmm may be missing on the scheduler
+    # a nested function, since Dask pickles nested functions by value: fmm may be missing on the scheduler
     def registered_plugin_names(dask_scheduler: Any) -> list[str]:
         return list(dask_scheduler.worker_plugins)
 
-    async def unregister() -> None:
-        # queried first, since Dask logs an error if an unregistered plugin is removed
+    async def unregister_plugins() -> None:
+        # the names are the names are queried first, since Dask logs an error if an unregistered plugin is removed
         present = await client.run_on_scheduler(registered_plugin_names)
-        for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES, *INSTALL_TARGETS)):
+        for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES_NAME, *INSTALL_TARGETS)):
             if name in present:
                 with suppress(ValueError):  # another client has unregistered the plugin in the meantime
                     await client.unregister_worker_plugin(name)
 
-    return client.sync(unregister)
+    return client.sync(unregister_plugins)
 
 
 def check_open_client(client: Any) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fmm.distributed.layout import Layout
-from fmm.distributed.predict_sharing import Devices, LocalConditions, Sharing, choose_sharing, rank_sharings
-from fmm.distributed.quadrants import quadrants
+from fmm.distributed.layout import MeshLayout
+from fmm.distributed.predict_sharing import (
+    LocalConditions,
+    MeshDevices,
+    SharingCandidate,
+    choose_sharing,
+    rank_sharings,
+)
+from fmm.distributed.quadrants import outer_level_blocks
 from fmm.dtypes import DTYPES
 from fmm.hardware.links import Network
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -23,16 +29,16 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# assumed bytes per second of sums on a device without calibration; only the choice of pieces depends on the value
-UNKNOWN_STREAM_RATE = 1e10
+# assumed bytes per second of sums on a device without calibration; only the number of pieces depends on the value
+ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 
 @dataclass(frozen=True)
 class SharedDecision:
     """The chosen way to share a product, and all candidates. str(decision) explains the choice."""
 
-    best: Sharing
-    candidates: tuple[Sharing, ...]
+    best: SharingCandidate
+    candidates: tuple[SharingCandidate, ...]
     dtype: str
     network: Network
     local: Plan  # plan of the first device's products; its workspace and error growth obey the next two limits
@@ -45,7 +51,7 @@ class SharedDecision:
     @property
     def speedup(self) -> float:
         """Predicted speedup over one device with enough memory for all three matrices."""
-        return self.single_device_seconds / self.best.seconds if self.best.seconds else 0.0
+        return self.single_device_seconds / self.best.predicted_seconds if self.best.predicted_seconds else 0.0
 
     def __str__(self) -> str:
         best = self.best
@@ -57,12 +63,15 @@ class SharedDecision:
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",
             f"shared: {best}",
             f"each device's products: {self.local}{self._workspace_text()}",
-            f"predicted: {best.seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
+            f"predicted: {best.predicted_seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
             f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
             f"received by a device: {_gib_text(best.received)}; panels and blocks: {_gib_text(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {x.seconds:10.4g}  {x}{self._rejection_reason(x)}" for x in self.candidates[:MAX_PRINTED_CANDIDATES]),
+            *(
+                f"  {x.predicted_seconds:10.4g}  {x}{self._rejection_reason(x)}"
+                for x in self.candidates[:MAX_PRINTED_CANDIDATES]
+            ),
         ]
         return "\n".join(lines)
 
@@ -70,9 +79,9 @@ class SharedDecision:
         limited = self.local_workspace < UNLIMITED_BYTES
         return f" (workspace limit {_gib_text(self.local_workspace)})" if limited else ""
 
-    def _rejection_reason(self, sharing: Sharing) -> str:
+    def _rejection_reason(self, sharing: SharingCandidate) -> str:
         """Return the reason, as text, why a candidate that is predicted to be faster was not chosen."""
-        if sharing.seconds >= self.best.seconds:
+        if sharing.predicted_seconds >= self.best.predicted_seconds:
             return ""
         if sharing.memory > self.memory_limit:
             return " (too large)"
@@ -86,7 +95,7 @@ def _gib_text(nbytes: float) -> str:
 
 @dataclass(frozen=True)
 class ShardingQuery:
-    """The constraints of a decision: bytes on each device, error growth, a required outer level."""
+    """The constraints of a decision: the bytes on each device, the error growth, and a required outer level."""
 
     memory_limit: float = float("inf")  # limit of the bytes of panels and blocks on a device
     max_error_growth: float | None = None
@@ -95,7 +104,7 @@ class ShardingQuery:
 
 
 def decide_sharing(
-    layout: Layout, dtype: str, device: Device, network: Network, query: ShardingQuery
+    layout: MeshLayout, dtype: str, device: Device, network: Network, query: ShardingQuery
 ) -> SharedDecision:
     """Return the fastest way to share a product; the fields `work` and `pieces` of `layout` are ignored."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
@@ -109,38 +118,40 @@ def decide_sharing(
         return limits_without_arrays("product", dtype, workspace, local_growth)
 
     @cache
-    def local_device(limits: Limits) -> _SingleDeviceModel:
+    def local_device_model(limits: Limits) -> _SingleDeviceModel:
         return _SingleDeviceModel(dtype, device, limits)
 
-    single = local_device(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
+    single = local_device_model(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
     calibration = single.find_calibration(Problem(layout.m, layout.k, layout.n, dtype))
-    stream = calibration.stream if calibration is not None else UNKNOWN_STREAM_RATE
+    stream = calibration.stream if calibration is not None else ASSUMED_SUM_BYTES_PER_SECOND
     itemsize = DTYPES[dtype].itemsize
-    devices = Devices(
-        single.predict_seconds, stream, network, itemsize, lambda x: local_device(local_limits(x)).predict_seconds
+    devices = MeshDevices(
+        single.predict_seconds, stream, network, itemsize, lambda x: local_device_model(local_limits(x)).predict_seconds
     )
     candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
     allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
-    limits = local_limits(best.conditions)
-    local = local_device(limits).choose_plan(*first_product_size(best))
+    limits = local_limits(best.local_conditions)
+    local = local_device_model(limits).choose_plan(*first_product_size(best))
     whole = single.predict_seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
     return SharedDecision(best, candidates, dtype, network, *of_part, whole, query.memory_limit, growth_limit)
 
 
-def first_product_size(sharing: Sharing) -> tuple[int, int, int]:
+def first_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
     """Return m, k and n of the first local product on the device of rank 0."""
     block = (
-        sharing.layout if sharing.outer_plan == VENDOR else quadrants(sharing.layout, sharing.outer_plan).block_layout
+        sharing.layout
+        if sharing.outer_plan == VENDOR
+        else outer_level_blocks(sharing.layout, sharing.outer_plan).block_layout
     )
     panels = block.panels_needed(0, 0)
     return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
-def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
-    """Return the error growth of the outer level, and of adding pieces of the inner dimension in a 16-bit type."""
-    return _conditions_error_growth(sharing.conditions, dtype)
+def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
+    """Return the error growth of the outer level, and of the rounded sums of partial products in a 16-bit type."""
+    return _conditions_error_growth(sharing.local_conditions, dtype)
 
 
 def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
@@ -149,7 +160,7 @@ def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
 
 
 class _SingleDeviceModel:
-    """Plans and (cached) predicted seconds of products on one device, for one type within fixed limits."""
+    """The plans and the cached predicted seconds of products on one device, in one type and within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
@@ -165,8 +176,8 @@ class _SingleDeviceModel:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.find_calibration(problem)
             if calibration is None:
-                # an assumed rate: only ratios of the predicted seconds matter
-                seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)
+                # the rate is assumed, since only ratios of the predicted seconds matter
+                seconds = problem.flops / (ASSUMED_SUM_BYTES_PER_SECOND * 10)
             else:
                 seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).predicted_seconds
             self._seconds[m, k, n] = seconds

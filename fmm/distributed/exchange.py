@@ -1,4 +1,4 @@
-"""Messages between the processes of a shared product, by torch.distributed: panels, blocks of C, checks of equal calls.
+"""Messages of torch.distributed between processes that share a product: panels, parts of C, and comparisons of calls.
 
 `ProductInProgress` computes one process's block of C; the panels of A and B for the next step arrive while the panels
 of the current step are multiplied. The layout (fmm.distributed.layout) determines which process sends which rectangle
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fmm.distributed.layout import K_AXIS, M_AXIS, BlocksHeld, Box, Layout, Operand
+from fmm.distributed.layout import K_AXIS, M_AXIS, BlocksHeld, MeshLayout, OperandName, Rectangle
 
 # arguments: left panel, right panel, C, whether the product is added to C
 MultiplyPanels = Callable[[Any, Any, Any, bool], object]
@@ -42,24 +42,24 @@ class ProductInProgress:
     The constructor starts the exchange of the first panels, which arrive while the caller does other work.
     """
 
-    def __init__(self, processes: MeshProcesses, layout: Layout, a: Any, b: Any) -> None:
+    def __init__(self, processes: MeshProcesses, layout: MeshLayout, a: Any, b: Any) -> None:
         self.place, self.layout, self.like = processes.place, layout, a
         self.panels = PanelExchange(processes, layout, {"A": a, "B": b})
-        self.first = self.panels.start_step(0)
+        self.first = self.panels.start_exchange_step(0)
 
     def finish_product(self, multiply: MultiplyPanels) -> Any:
-        """Multiply the panels of each step by `multiply` and return this process's block of C."""
-        layout, share = self.layout, self.layout.share(self.place)
+        """Multiply each step's panels with the function `multiply`, and return this process's block of C."""
+        layout, share = self.layout, self.layout.process_share(self.place)
         c = self.like.new_empty((share.rows.size, share.cols.size))
         written, next_panels = False, self.first
         for step in range(layout.pieces):
             panels = next_panels
-            # started before this step's product is launched, so that the next panels arrive during the product
+            # the next exchange starts before this step's product, so that the next panels arrive during the product
             if step + 1 < layout.pieces:
-                next_panels = self.panels.start_step(step + 1)
-            left, right = self.panels.finish_step(panels, step)
+                next_panels = self.panels.start_exchange_step(step + 1)
+            left, right = self.panels.finish_exchange_step(panels, step)
             rows, _, cols = layout.share_in_step(self.place, step)
-            dest = submatrix(c, Box(rows, cols).relative_to(Box(share.rows, share.cols)))
+            dest = submatrix(c, Rectangle(rows, cols).relative_to(Rectangle(share.rows, share.cols)))
             if 0 not in (*left.shape, *right.shape):
                 multiply(left, right, dest, written and layout.along == K_AXIS)
                 written = True
@@ -67,9 +67,9 @@ class ProductInProgress:
 
 
 class PanelsInTransit(NamedTuple):
-    """The panels of one step while they are sent: panels, copies to make after arrival, messages, and buffers."""
+    """The panels of one step in transit, the copies to make after arrival, the messages, and the sent buffers."""
 
-    panels: dict[Operand, Any]
+    panels: dict[OperandName, Any]
     copies: list[tuple[Any, Any]]  # pairs: a submatrix of a panel, and the contiguous buffer that receives its entries
     works: list[Any]
     sent: list[Any]
@@ -78,12 +78,12 @@ class PanelsInTransit(NamedTuple):
 class PanelExchange:
     """The exchange of the panels of A and B that this process multiplies in each step."""
 
-    def __init__(self, processes: MeshProcesses, layout: Layout, held: dict[Operand, Any]) -> None:
+    def __init__(self, processes: MeshProcesses, layout: MeshLayout, held: dict[OperandName, Any]) -> None:
         self.processes, self.layout, self.held = processes, layout, held
-        self.latest: dict[Operand, Any] = {}
-        self.boxes = {operand: layout.blocks_held[operand].box(processes.place) for operand in held}
+        self.latest: dict[OperandName, Any] = {}
+        self.boxes = {operand: layout.blocks_held[operand].block_of_rank(processes.place) for operand in held}
 
-    def start_step(self, step: int) -> PanelsInTransit:
+    def start_exchange_step(self, step: int) -> PanelsInTransit:
         """Start to send the rectangles that other processes need in this step, and to receive this process's panels."""
         me, numbers, group = self.processes.place, self.processes.numbers, self.processes.group
         transit = PanelsInTransit({}, [], [], [])
@@ -92,7 +92,7 @@ class PanelExchange:
             if step and self.layout.has_constant_panel(operand):
                 transit.panels[operand] = self.latest[operand]
                 continue
-            transit.panels[operand], sources = self._new_panel(operand, box, step)
+            transit.panels[operand], sources = self._create_panel(operand, box, step)
             for source, part in sources:
                 place = submatrix(transit.panels[operand], part.relative_to(box))
                 if not place.is_contiguous():
@@ -107,21 +107,21 @@ class PanelExchange:
                 transit.sent.append(as_real_tensor(part.resolve_conj().contiguous()))
                 messages.append(dist.P2POp(dist.isend, transit.sent[-1], numbers[transfer.dest], group))
         if messages:
-            with reports_lost_process(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+            with translate_lost_process_errors(self.processes, f"step {step + 1} of {self.layout.pieces}"):
                 transit.works.extend(dist.batch_isend_irecv(messages))
         return transit
 
-    def finish_step(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
+    def finish_exchange_step(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
         """Wait for the step's messages and return the complete panels of A and B."""
-        with reports_lost_process(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+        with translate_lost_process_errors(self.processes, f"step {step + 1} of {self.layout.pieces}"):
             for work in transit.works:
                 work.wait()
         for place, value in transit.copies:
             place.copy_(value)
         return transit.panels["A"], transit.panels["B"]
 
-    def _new_panel(self, operand: Operand, box: Box, step: int) -> tuple[Any, list[tuple[int, Box]]]:
-        """Return a panel with this process's own part filled in, and (source process, rectangle) of the other parts.
+    def _create_panel(self, operand: OperandName, box: Rectangle, step: int) -> tuple[Any, list[tuple[int, Rectangle]]]:
+        """Return a panel that contains this process's own part, and (source process, rectangle) for each missing part.
 
         If this process holds the whole panel, the panel is a view of the operand, not a copy.
         """
@@ -136,7 +136,7 @@ class PanelExchange:
         return panel, [(t.source, t.box) for t in incoming]
 
 
-def submatrix(matrix: Any, box: Box) -> Any:
+def submatrix(matrix: Any, box: Rectangle) -> Any:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
 
 
@@ -145,26 +145,26 @@ def as_real_tensor(x: Any) -> Any:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def _empty_panel(like: Any, box: Box) -> Any:
+def _empty_panel(like: Any, box: Rectangle) -> Any:
     return like.new_empty((box.rows.size, box.cols.size))
 
 
 # ---- the blocks of C
 
 
-def redistribute_to_row(c: Any, layout: Layout, processes: MeshProcesses) -> Any:
-    """Return this process's part of C after a product in which a one-dimensional mesh worked as a rectangle.
+def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
+    """Redistribute C after a one-dimensional mesh has multiplied as a two-dimensional mesh; return this process's part.
 
-    The result is cut along one axis of C, the axis that the rectangle's first side cuts, into one part for each process
-    in rank order.
+    The result is cut along the axis of C that the first dimension of the two-dimensional mesh cuts. Each process
+    receives one part, in rank order.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
-    blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.process_count))]
-    mine, copies, messages = target.box(me), list[tuple[Any, Any]](), list[Any]()
+    blocks = [Rectangle(share.rows, share.cols) for share in map(layout.process_share, range(layout.process_count))]
+    mine, copies, messages = target.block_of_rank(me), list[tuple[Any, Any]](), list[Any]()
     result = c.new_empty((mine.rows.size, mine.cols.size))
     for other, block in enumerate(blocks):
-        incoming, outgoing = block.intersection(mine), blocks[me].intersection(target.box(other))
+        incoming, outgoing = block.intersection(mine), blocks[me].intersection(target.block_of_rank(other))
         place = submatrix(result, incoming.relative_to(mine))
         part = submatrix(c, outgoing.relative_to(blocks[me]))
         if other == me:
@@ -178,7 +178,7 @@ def redistribute_to_row(c: Any, layout: Layout, processes: MeshProcesses) -> Any
         if outgoing.size:
             sent = as_real_tensor(part.contiguous())
             messages.append(dist.P2POp(dist.isend, sent, processes.numbers[other], processes.group))
-    with reports_lost_process(processes, "the product's blocks are redistributed to a row"):
+    with translate_lost_process_errors(processes, "the product's blocks are redistributed to a row"):
         for work in dist.batch_isend_irecv(messages):
             work.wait()
     for place, value in copies:
@@ -187,9 +187,9 @@ def redistribute_to_row(c: Any, layout: Layout, processes: MeshProcesses) -> Any
 
 
 def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
-    """Return True if no process has inf or NaN in its part of C; all processes return the same value."""
+    """Return True if C has neither inf nor NaN on any process; all processes return the same value."""
     has_nonfinite = (~torch.isfinite(c).all()).to(torch.int32)
-    with reports_lost_process(processes, "all report whether they have inf or NaN"):
+    with translate_lost_process_errors(processes, "all report whether they have inf or NaN"):
         dist.all_reduce(has_nonfinite, dist.ReduceOp.MAX, processes.group)
     return not has_nonfinite.item()
 
@@ -200,18 +200,18 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # messages.
 #
 # With NCCL, a cached call is not compared again between processes; a process that then makes a different call waits
-# until NCCL's time-out. The following three ways to compare every call would be worse than this time-out. A digest sent
-# between GPUs arrives after all work launched before the digest; by then the host has launched messages that do not
-# match, unless the host waits for its device in each call. A digest sent between hosts by gloo arrives when the last
-# host has reached the call, so each host would wait for all others; hosts should instead launch work ahead of their
-# devices. Checking the digest in the next call would be too late: a host that reads the first call's result hangs
-# before.
+# until NCCL's time-out. A comparison of every call would be worse than the time-out. A digest sent between GPUs arrives
+# after all work that was launched before the digest. By then the host has launched messages that do not match, unless
+# the host waits for its device in each call. A digest sent between hosts (with gloo) arrives when the last host has
+# reached the call. Each host would then wait for all others, instead of launching work ahead of its device. A
+# comparison in the next call would be too late, since a host that reads the first call's result hangs before the next
+# call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
 
 def all_processes_have_cached(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
-    """Return True if every process has cached the decision for this call; raise ValueError on all if the calls differ.
+    """Return True if every process has cached the decision for this call; raise ValueError if the calls differ.
 
     The messages are tensors on `device`, independent of the current device.
     """
@@ -238,7 +238,7 @@ def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any)
 def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int]]:
     """Return the integers of each process's tensor `mine`, one list per process, in the group's order."""
     parts = [torch.empty_like(mine) for _ in processes.numbers]
-    with reports_lost_process(processes, when):
+    with translate_lost_process_errors(processes, when):
         dist.all_gather(parts, mine, processes.group)
     rows: list[list[int]] = torch.stack(parts).tolist()
     return rows
@@ -248,7 +248,7 @@ def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int
 
 
 @contextmanager
-def reports_lost_process(processes: MeshProcesses, when: str) -> Iterator[None]:
+def translate_lost_process_errors(processes: MeshProcesses, when: str) -> Iterator[None]:
     """Convert torch.distributed's errors about a lost process to LostProcessError; other errors pass unchanged."""
     try:
         yield

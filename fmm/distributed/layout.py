@@ -1,7 +1,7 @@
-"""The layout of a shared product: which blocks of A and B each process holds, multiplies, and sends.
+"""The layout of a shared product: the submatrices of A and B that each process holds, multiplies, and sends.
 
 A mesh is an array of processes, numbered by ranks in row-major order. Each dimension of the mesh cuts one axis of a
-matrix, or none (the processes along this dimension then hold copies). An axis is cut as torch.chunk cuts: into equal
+matrix, or no axis; then the processes along this dimension hold copies. An axis is cut as torch.chunk cuts: into equal
 parts, except that the last parts may be smaller or empty. If several dimensions of the mesh cut one axis, the first
 dimension makes the outermost cut.
 """
@@ -16,7 +16,8 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-CutAxes = tuple[int | None, ...]  # for each dimension of the mesh, the axis that it cuts; None for no axis
+# for each dimension of the mesh, the axis of a matrix that the dimension cuts; None for no axis
+CutAxes = tuple[int | None, ...]
 
 
 class Span(NamedTuple):
@@ -30,12 +31,12 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def intersection(self, other: Span) -> Span:
-        """Return the intersection."""
+        """Return the range that is in both spans."""
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
-    def nth_part(self, parts: int, index: int) -> Span:
-        """Return the part with this index of the span, cut into `parts` equal parts."""
+    def equal_part(self, parts: int, index: int) -> Span:
+        """Cut the span into `parts` equal parts, and return the part with this index."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
@@ -45,7 +46,7 @@ class Span(NamedTuple):
         return Span(self.start - other.start, self.stop - other.start)
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     """A rectangle of a matrix: a range of rows and a range of columns."""
 
     rows: Span
@@ -55,17 +56,17 @@ class Box(NamedTuple):
     def size(self) -> int:
         return self.rows.size * self.cols.size
 
-    def intersection(self, other: Box) -> Box:
-        """Return the intersection."""
-        return Box(self.rows.intersection(other.rows), self.cols.intersection(other.cols))
+    def intersection(self, other: Rectangle) -> Rectangle:
+        """Return the rectangle that is in both rectangles."""
+        return Rectangle(self.rows.intersection(other.rows), self.cols.intersection(other.cols))
 
-    def relative_to(self, other: Box) -> Box:
-        """Return the box with rows and columns relative to the first row and column of `other`."""
-        return Box(self.rows.relative_to(other.rows), self.cols.relative_to(other.cols))
+    def relative_to(self, other: Rectangle) -> Rectangle:
+        """Return the rectangle with rows and columns relative to the first row and column of `other`."""
+        return Rectangle(self.rows.relative_to(other.rows), self.cols.relative_to(other.cols))
 
 
 def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates of a process in the mesh."""
+    """Return the coordinates in the mesh of the process with this rank."""
     places = []
     for side in reversed(mesh):
         rank, place = divmod(rank, side)
@@ -73,12 +74,12 @@ def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-def cut_span(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], fit_coordinate: Sequence[int]) -> Span:
-    """Return the range of an axis that the process at `coordinate` of the mesh holds or computes."""
+def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinates: Sequence[int]) -> Span:
+    """Return the range of an axis that the process at these coordinates of the mesh holds or computes."""
     span = Span(0, size)
-    for cut, side, place in zip(cuts, mesh, fit_coordinate, strict=True):
+    for cut, side, place in zip(cuts, mesh, coordinates, strict=True):
         if cut == axis:
-            span = span.nth_part(side, place)
+            span = span.equal_part(side, place)
     return span
 
 
@@ -90,29 +91,31 @@ class BlocksHeld:
     mesh: tuple[int, ...]
     cuts: CutAxes
 
-    def box(self, rank: int) -> Box:
+    def block_of_rank(self, rank: int) -> Rectangle:
         """Return the block that a process holds."""
-        return self._boxes_by_rank[rank]
+        return self._blocks_by_rank[rank]
 
     @cached_property
-    def _boxes_by_rank(self) -> tuple[Box, ...]:
+    def _blocks_by_rank(self) -> tuple[Rectangle, ...]:
         sides = tuple(enumerate(self.shape))
         places = (mesh_coordinates(rank, self.mesh) for rank in range(prod(self.mesh)))
-        return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
+        return tuple(
+            Rectangle(*(span_of_process(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places
+        )
 
-    def find_sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """Yield (source, part) for each part of the rectangle `wanted`: the nearest rank that holds the part."""
-        rows, cols, holders = self._block_holders
+    def find_source_ranks(self, rank: int, wanted: Rectangle) -> Iterator[tuple[int, Rectangle]]:
+        """Yield (source rank, part) for each part of the rectangle `wanted`; the nearest rank with the part sends."""
+        rows, cols, holders = self._ranks_by_block
         for block in product(_overlapping_spans(rows, wanted.rows), _overlapping_spans(cols, wanted.cols)):
             ranks = holders[block]
             nearest = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda other: abs(other - rank))
-            yield nearest, Box(*block).intersection(wanted)
+            yield nearest, Rectangle(*block).intersection(wanted)
 
     @cached_property
-    def _block_holders(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
+    def _ranks_by_block(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
         """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
-        for rank, box in enumerate(self._boxes_by_rank):
+        for rank, box in enumerate(self._blocks_by_rank):
             holders[box].append(rank)
         rows, cols = (sorted({block[axis] for block in holders if block[axis].size}) for axis in (0, 1))
         return rows, cols, holders
@@ -122,17 +125,17 @@ def _overlapping_spans(spans: Sequence[Span], wanted: Span) -> list[Span]:
     return [span for span in spans if span[0] < wanted[1] and wanted[0] < span[1]]
 
 
-Operand = Literal["A", "B"]
+OperandName = Literal["A", "B"]
 M_AXIS, K_AXIS, N_AXIS = 0, 1, 2  # the axes of the cube of multiply-adds: rows of C, inner dimension, columns of C
 
 
 class RectangleTransfer(NamedTuple):
-    """A rectangle of A or B that one process sends to another."""
+    """A rectangle of A or B that one process sends to another process."""
 
-    operand: Operand
+    operand: OperandName
     source: int
     dest: int
-    box: Box
+    box: Rectangle
 
 
 class ProcessShare(NamedTuple):
@@ -144,16 +147,17 @@ class ProcessShare(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """A way to share a product over a mesh, in one or several steps."""
 
     m: int
     k: int
     n: int
     mesh: tuple[int, ...]
-    a: CutAxes  # for each dimension of the mesh, the axis of A that it cuts
-    b: CutAxes  # for each dimension of the mesh, the axis of B that it cuts
-    work: CutAxes  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
+    a: CutAxes  # for each dimension of the mesh, the axis of A that the dimension cuts
+    b: CutAxes  # for each dimension of the mesh, the axis of B that the dimension cuts
+    # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that the dimension cuts
+    work: CutAxes
     pieces: int = 1  # number of steps of the exchange of panels
     along: int = K_AXIS  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 
@@ -162,42 +166,43 @@ class Layout:
         return prod(self.mesh)
 
     @property
-    def summand_processes(self) -> int:
+    def summand_process_count(self) -> int:
         """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K_AXIS)
 
     @cached_property
-    def blocks_held(self) -> dict[Operand, BlocksHeld]:
+    def blocks_held(self) -> dict[OperandName, BlocksHeld]:
         """The block of A and the block of B that each process holds."""
         return {
             "A": BlocksHeld((self.m, self.k), self.mesh, self.a),
             "B": BlocksHeld((self.k, self.n), self.mesh, self.b),
         }
 
-    def share(self, rank: int) -> ProcessShare:
-        return self._shares[rank]
+    def process_share(self, rank: int) -> ProcessShare:
+        return self._process_shares[rank]
 
     @cached_property
-    def _shares(self) -> tuple[ProcessShare, ...]:
+    def _process_shares(self) -> tuple[ProcessShare, ...]:
         sides = tuple(enumerate((self.m, self.k, self.n)))
         places = (mesh_coordinates(rank, self.mesh) for rank in range(self.process_count))
         return tuple(
-            ProcessShare(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places
+            ProcessShare(*(span_of_process(n, axis, self.work, self.mesh, place) for axis, n in sides))
+            for place in places
         )
 
     def share_in_step(self, rank: int, step: int) -> ProcessShare:
         """Return the part of a process's share that the process computes in this step."""
-        share = self._shares[rank]
-        first = self._first_pieces[rank] if self.along == K_AXIS else 0
-        piece = share[self.along].nth_part(self.pieces, (first + step) % self.pieces)
+        share = self._process_shares[rank]
+        first = self._first_piece_by_rank[rank] if self.along == K_AXIS else 0
+        piece = share[self.along].equal_part(self.pieces, (first + step) % self.pieces)
         return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
-    def panels_needed(self, rank: int, step: int) -> dict[Operand, Box]:
+    def panels_needed(self, rank: int, step: int) -> dict[OperandName, Rectangle]:
         """Return the panels of A and B that a process multiplies in this step."""
         rows, inner, cols = self.share_in_step(rank, step)
-        return {"A": Box(rows, inner), "B": Box(inner, cols)}
+        return {"A": Rectangle(rows, inner), "B": Rectangle(inner, cols)}
 
-    def has_constant_panel(self, operand: Operand) -> bool:
+    def has_constant_panel(self, operand: OperandName) -> bool:
         """Return True if a process multiplies the same panel of this operand in all steps."""
         return self.along == (N_AXIS if operand == "A" else M_AXIS)
 
@@ -213,31 +218,31 @@ class Layout:
                 for operand, box in needs.items():
                     if step and self.has_constant_panel(operand):
                         continue
-                    for source, part in self.blocks_held[operand].find_sources(rank, box):
+                    for source, part in self.blocks_held[operand].find_source_ranks(rank, box):
                         if source != rank:
                             yield RectangleTransfer(operand, source, rank, part)
 
     @cached_property
-    def _first_pieces(self) -> tuple[int, ...]:
-        return tuple(map(self._first_piece, range(self.process_count)))
+    def _first_piece_by_rank(self) -> tuple[int, ...]:
+        return tuple(map(self._first_piece_index, range(self.process_count)))
 
-    def _first_piece(self, rank: int) -> int:
+    def _first_piece_index(self, rank: int) -> int:
         """Return the index of the piece of the inner dimension that a process multiplies first.
 
         A process begins with the pieces of the inner dimension that it holds. If A and B are both cut along the inner
         dimension, the processes begin with different pieces as in Cannon's algorithm, so that no process sends to two
         other processes at once.
         """
-        inner = self.share(rank).inner
+        inner = self.process_share(rank).inner
         held = (
-            self.blocks_held["A"].box(rank).cols.intersection(inner),
-            self.blocks_held["B"].box(rank).rows.intersection(inner),
+            self.blocks_held["A"].block_of_rank(rank).cols.intersection(inner),
+            self.blocks_held["B"].block_of_rank(rank).rows.intersection(inner),
         )
         offset = sum((span.start - inner.start) / inner.size for span in held if span.size) if inner.size else 0.0
         return round(offset * self.pieces) % self.pieces
 
 
 @lru_cache(maxsize=1024)
-def interned_layout(layout: Layout) -> Layout:
+def interned_layout(layout: MeshLayout) -> MeshLayout:
     """Return one object for all equal layouts, so that its cached properties are computed once."""
     return layout

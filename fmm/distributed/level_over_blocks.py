@@ -1,4 +1,4 @@
-"""An outer level of a shared product: sums of local blocks, and fewer shared products of smaller blocks.
+"""An outer level of a shared product, computed with local sums of blocks and shared products of blocks.
 
 The level is walked over a grid of blocks, as Dask products are walked over a grid of chunks
 (fmm.distributed.chunk_grid). The walk fills a table of tasks, and each task computes one block. Each process runs the
@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
-from fmm.distributed.layout import Layout, Operand, Span
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
+from fmm.distributed.layout import MeshLayout, OperandName, Span
 from fmm.distributed.quadrants import OuterLevelBlocks
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 BlockKey = Any
-StartProduct = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks; returns it, in progress
+# starts a shared product of two blocks and returns the product in progress
+StartProduct = Callable[[MeshLayout, Any, Any], Any]
 FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 
-def level_tasks(cut: OuterLevelBlocks, plan: Plan, dtype: str) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
+def build_level_tasks(
+    cut: OuterLevelBlocks, plan: Plan, dtype: str
+) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
     """Return the level's tasks for one process, in the order of execution, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
@@ -39,43 +42,43 @@ def level_tasks(cut: OuterLevelBlocks, plan: Plan, dtype: str) -> tuple[dict[Blo
 def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> ChunkGrid:
     cells: ChunkGrid = np.full(shape, None, dtype=object)
     for i, j in np.ndindex(shape):
-        cells[i, j] = Cell((name, i, j), rows, cols)
+        cells[i, j] = ChunkCell((name, i, j), rows, cols)
     return cells
 
 
 def multiply_blocks(
     cut: OuterLevelBlocks, plan: Plan, place: int, a: Any, b: Any, start: StartProduct, finish: FinishProduct
 ) -> Any:
-    """Return this process's block of C from its parts of A and B.
+    """Return this process's part of C, computed from its parts of A and B.
 
-    Each product is started before the previous product is finished, so that its first panels are already being sent.
+    Each product is started before the previous product is finished, so that the first panels arrive early.
     """
-    table, result = level_tasks(cut, plan, "float64")
-    share = cut.whole.share(place)
+    table, result = build_level_tasks(cut, plan, "float64")
+    share = cut.whole.process_share(place)
     c = a.new_empty((share.rows.size, share.cols.size))
     operands = {**_operand_blocks(cut, "A", place, a), **_operand_blocks(cut, "B", place, b)}
     blocks = _LiveBlocks(operands, table, result, c)
     started: tuple[BlockKey, Any] | None = None
     for key, (function, *arguments) in table.items():
         if started is not None and started[0] in _block_keys_read(arguments):
-            blocks.store_block(started[0], _finish_product(*started, blocks, finish))
+            blocks.store_block(started[0], _finish_block_product(*started, blocks, finish))
             started = None
         if function is weighted_chunk_sum:
-            blocks.store_block(key, weighted_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
+            blocks.store_block(key, weighted_block_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
         assert function is sum_of_chunk_products, "a task that no level makes"
         (left,), (right,) = arguments[:2]  # a task of one process multiplies only one pair of blocks
         product = start(cut.block_layout, blocks.live[left], blocks.live[right])
         if started is not None:
-            blocks.store_block(started[0], _finish_product(*started, blocks, finish))
+            blocks.store_block(started[0], _finish_block_product(*started, blocks, finish))
         started = key, product
     if started is not None:
-        blocks.store_block(started[0], _finish_product(*started, blocks, finish))
+        blocks.store_block(started[0], _finish_block_product(*started, blocks, finish))
     return c
 
 
-def _finish_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
-    """Finish the product and return the task's block: alpha left right + beta before."""
+def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
+    """Finish the product and return the task's block, alpha * product + beta * before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
     block = block if alpha == 1 else block.mul_(alpha)
@@ -107,7 +110,7 @@ class _LiveBlocks:
                 del self.live[read]
 
 
-def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
+def weighted_block_sum(weights: Any, blocks: list[Any]) -> Any:
     """Return the weighted sum of blocks of equal size, with one torch operation per addition."""
     total = None
     for weight, block in zip(weights, blocks, strict=True):
@@ -121,7 +124,7 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
 
 
 def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
-    """Return the keys of the blocks that a task reads."""
+    """Return the keys of the blocks that the task with these arguments reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
     left, right, _, _, before, *_ = arguments
@@ -131,17 +134,17 @@ def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
 # ---- a process's parts of A and B, cut into blocks
 
 
-def _operand_blocks(cut: OuterLevelBlocks, operand: Operand, place: int, held: Any) -> dict[BlockKey, Any]:
+def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, held: Any) -> dict[BlockKey, Any]:
     """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
     m, _, n = cut.parts
     if operand == "B":
-        transposed = _cut_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
+        transposed = _cut_into_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
         return {("B", j, i): block.mT for (i, j), block in transposed.items()}
-    blocks = _cut_blocks(held, cut, m, cut.inner_parts_held("A", place), cut.rows)
+    blocks = _cut_into_blocks(held, cut, m, cut.inner_parts_held("A", place), cut.rows)
     return {("A", i, j): block for (i, j), block in blocks.items()}
 
 
-def _cut_blocks(
+def _cut_into_blocks(
     held: Any, cut: OuterLevelBlocks, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
     """Return (row, inner index) -> block for a matrix with the inner dimension along its columns."""

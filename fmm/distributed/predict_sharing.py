@@ -1,8 +1,8 @@
 """The predicted time of a product that several devices share, and the choice of the fastest sharing.
 
 The layout's steps are simulated: the panels of the next step arrive while the current step is multiplied. All devices
-are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages use
-multiprocessors and memory of concurrent products, other users of the network, and the first call's connection set-up.
+are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages slow
+concurrent products, that other programs use the network, and that the first call sets up connections.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import product
 from math import isqrt, prod
 from typing import NamedTuple
 
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, Layout, Operand
-from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, MeshLayout, OperandName
+from fmm.distributed.quadrants import ALLOWED_CUTS, level_part_counts, outer_level_blocks
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -24,17 +24,16 @@ from fmm.perfmodel.cost import cost
 
 # texts of the outer levels of a shared product that are candidates by default
 DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
-# An outer level of the shared product is chosen by default only if it is predicted to save this share of the time.
-# (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
-# a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
-# sums.)
+# An outer level of the shared product is chosen by default only if the level is predicted to save this share of the
+# time. On two H200s in float32 at side 32768, a product with a level took 1.17 times its predicted seconds, without a
+# level 1.04 times. With a level, messages slow products more often, and small sums run slower than large sums.
 LEVEL_MARGIN = 0.15
-# A one-dimensional mesh multiplies as a two-dimensional one only if that is predicted to save this share of the time.
+# A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# Pieces and levels are compared only for products that are predicted to take this long: the comparison takes time.
+# Products that are predicted to take fewer seconds get neither pieces nor levels, since the comparison takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
-SHARINGS_TRIED_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
-ROW_OR_COLUMN_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
+MAX_SHARINGS_IN_PIECES = 3  # number of the fastest candidates in one piece that are also compared in several pieces
+CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
 
 
 ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
@@ -49,7 +48,7 @@ class LocalConditions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Devices:
+class MeshDevices:
     """The devices of a mesh, all equal, and their network."""
 
     product_seconds: ProductSeconds
@@ -59,18 +58,18 @@ class Devices:
     # None: no limits on local products
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
-    def under_conditions(self, conditions: LocalConditions) -> Devices:
-        """Return the devices with product_seconds of local products under these conditions."""
+    def with_conditions(self, conditions: LocalConditions) -> MeshDevices:
+        """Return the devices with the predicted seconds of local products under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
 
 
 @dataclass(frozen=True)
-class Sharing:
+class SharingCandidate:
     """A candidate way to share a product: the layout, its outer level, predicted seconds and bytes of one device."""
 
-    layout: Layout
+    layout: MeshLayout
     outer_plan: Plan
     products: float  # seconds of one device's products
     waiting: float  # seconds of waiting for panels
@@ -83,12 +82,12 @@ class Sharing:
     rectangle: bool = False
 
     @property
-    def conditions(self) -> LocalConditions:
+    def local_conditions(self) -> LocalConditions:
         """The conditions under which the device multiplies locally."""
         return LocalConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
     @property
-    def seconds(self) -> float:
+    def predicted_seconds(self) -> float:
         """The predicted seconds of the whole shared product."""
         return self.products + self.waiting + self.sums + self.around
 
@@ -98,36 +97,38 @@ class Sharing:
         axis = ("rows", "inner dimension", "columns")[layout.along]
         pieces = "in one piece" if layout.pieces == 1 else f"{layout.pieces} pieces of the {axis}"
         outer_levels = "" if self.outer_plan == VENDOR else f", below {' > '.join(map(str, self.outer_plan.levels))}"
-        return f"{describe_work(layout)}{rectangle}, {pieces}{outer_levels}"
+        return f"{describe_mesh_cuts(layout)}{rectangle}, {pieces}{outer_levels}"
 
 
-def describe_work(layout: Layout) -> str:
+def describe_mesh_cuts(layout: MeshLayout) -> str:
     """Return how the mesh cuts the multiply-adds as text, for example "rows by 2, columns by 4"."""
     names = {M_AXIS: "rows", K_AXIS: "inner dimension", N_AXIS: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
 
-def predict_layout(layout: Layout, outer_plan: Plan, devices: Devices) -> Sharing:
+def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -> SharingCandidate:
     """Return the prediction of one candidate; raise PlanError if the layout does not allow the outer level."""
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
+        local = devices.with_conditions(LocalConditions(panels, VENDOR, layout.pieces))
         return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
     return _predict_with_level(layout, outer_plan, devices)
 
 
-def rank_sharings(layout: Layout, devices: Devices, outer_plan: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
+def rank_sharings(
+    layout: MeshLayout, devices: MeshDevices, outer_plan: Sequence[Plan] | None = None
+) -> tuple[SharingCandidate, ...]:
     """Return the candidates with these outer levels, sorted by predicted seconds; raise PlanError if there are none."""
     works = [
         replace(layout, work=work, pieces=1) for work in product((M_AXIS, N_AXIS, K_AXIS), repeat=len(layout.mesh))
     ]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
-    first.sort(key=lambda sharing: sharing.seconds)
+    first.sort(key=lambda sharing: sharing.predicted_seconds)
     plans = (VENDOR, *map(Plan.parse, DEFAULT_OUTER_LEVELS)) if outer_plan is None else outer_plan
     candidates, plan_error = first if VENDOR in plans else [], None
     refined = (
-        first[: SHARINGS_TRIED_IN_PIECES if first[0].seconds >= MIN_SECONDS_TO_COMPARE else 0]
+        first[: MAX_SHARINGS_IN_PIECES if first[0].predicted_seconds >= MIN_SECONDS_TO_COMPARE else 0]
         if VENDOR in plans
         else first
     )
@@ -143,14 +144,14 @@ def rank_sharings(layout: Layout, devices: Devices, outer_plan: Sequence[Plan] |
         candidates.extend(_rectangle_sharings(layout, devices))
     if plan_error is not None and not candidates:
         raise plan_error
-    return tuple(sorted(candidates, key=lambda sharing: sharing.seconds))
+    return tuple(sorted(candidates, key=lambda sharing: sharing.predicted_seconds))
 
 
-def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
+def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A candidate with an outer level must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
-    RECTANGLE_MARGIN.
+    A candidate with an outer level must save LEVEL_MARGIN of the time of a candidate without a level. A one-dimensional
+    mesh that multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -160,24 +161,24 @@ def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
         return fitting[0]
     for sharing in fitting:
         margin = RECTANGLE_MARGIN if sharing.rectangle else LEVEL_MARGIN if sharing.outer_plan != VENDOR else 0.0
-        if sharing.seconds <= (1 - margin) * plain.seconds:
+        if sharing.predicted_seconds <= (1 - margin) * plain.predicted_seconds:
             return sharing
     return plain
 
 
-def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
+def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, cut into one or several steps.
 
-    The inner dimension is cut into as many pieces as the processes hold parts, or into twice as many. Rows or columns
-    are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
+    The inner dimension is cut into as many pieces as the processes hold parts, or into twice this number of pieces.
+    Rows or columns are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
     """
-    held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
-    local = max(held // max(_parts_along(layout.mesh, layout.work, K_AXIS), 1), 1)
+    held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
+    local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
     counts = {
         (K_AXIS, 1),
         (K_AXIS, local),
         (K_AXIS, 2 * local),
-        *((axis, count) for axis in (M_AXIS, N_AXIS) for count in ROW_OR_COLUMN_PIECES),
+        *((axis, count) for axis in (M_AXIS, N_AXIS) for count in CANDIDATE_PIECE_COUNTS),
     }
     sides = layout.m, layout.k, layout.n
     for along, pieces in sorted(counts):
@@ -185,10 +186,10 @@ def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
             yield replace(layout, pieces=pieces, along=along)
 
 
-def canonical_layout(layout: Layout) -> Layout:
+def canonical_layout(layout: MeshLayout) -> MeshLayout:
     """Return the layout with the cuts that an outer level needs: A cut as the rows of C, B as the columns of C."""
 
-    def canonical_cuts(operand: Operand, cuts: CutAxes) -> CutAxes:
+    def canonical_cuts(operand: OperandName, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
         return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
 
@@ -198,7 +199,7 @@ def canonical_layout(layout: Layout) -> Layout:
 # ---- prediction of one product in steps
 
 
-def _predict_steps(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
+def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> SharingCandidate:
     """Return the prediction of `times` consecutive products, each in the layout's steps.
 
     The panels of step i arrive after the panels of step i - 1, and after the product of step i - 2 has freed its
@@ -217,11 +218,11 @@ def _predict_steps(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
     waiting = done - products - sums
     most_received = max(received.values(), default=0.0)
     panels = _panel_bytes(layout, itemsize)
-    return Sharing(layout, VENDOR, products, waiting, sums, 0.0, most_received, panels, panels)
+    return SharingCandidate(layout, VENDOR, products, waiting, sums, 0.0, most_received, panels, panels)
 
 
-def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
-    """Return the step's seconds of the slowest local product, of adding the product to C, and of the messages."""
+def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float, float]:
+    """Return the seconds of three parts of a step: the slowest local product, its addition to C, and the messages."""
     sizes = set()
     for rank in range(layout.process_count):
         panels = layout.panels_needed(rank, step)
@@ -231,7 +232,7 @@ def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, f
     return seconds, adding if step else 0.0, _exchange_seconds(layout, step, devices)
 
 
-def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
+def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> float:
     """Return the seconds from the start of a step's messages until all of them have arrived.
 
     Links inside hosts and links between hosts work concurrently, and each link works in both directions at once.
@@ -245,47 +246,49 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
     return max((links[name].message_seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
 
 
-def _panel_bytes(layout: Layout, itemsize: int) -> float:
-    """Return the largest bytes of received panels in two consecutive steps: steps 0 and 1, or steps 1 and 2."""
+def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
+    """Return the largest number of bytes of received panels that a process holds in two consecutive steps."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
     for rank, steps in product(range(layout.process_count), pairs):
         panels = {(operand, box) for step in steps for operand, box in layout.panels_needed(rank, step).items()}
-        received = (box for operand, box in panels if layout.blocks_held[operand].box(rank).intersection(box) != box)
+        received = (
+            box for operand, box in panels if layout.blocks_held[operand].block_of_rank(rank).intersection(box) != box
+        )
         most = max(most, sum(box.size for box in received))
     return most * itemsize
 
 
-def _reduction_seconds(layout: Layout, devices: Devices) -> float:
+def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
     """Return the seconds of a reduce-scatter of C; 0 unless several devices compute summands of one block."""
-    times = layout.summand_processes
+    times = layout.summand_process_count
     if times == 1:
         return 0.0
-    block = _largest_block(layout) * devices.itemsize
+    block = _largest_block_entries(layout) * devices.itemsize
     return (
         _slowest_link(layout, devices.network).message_seconds(block * (times - 1) / times) + 2 * block / devices.stream
     )
 
 
-def _largest_block(layout: Layout) -> int:
-    """Return how many entries the largest block of C has."""
-    shares = (layout.share(rank) for rank in range(layout.process_count))
+def _largest_block_entries(layout: MeshLayout) -> int:
+    """Return the number of entries of the largest block of C on a process."""
+    shares = (layout.process_share(rank) for rank in range(layout.process_count))
     return max(share.rows.size * share.cols.size for share in shares)
 
 
-def _slowest_link(layout: Layout, network: Network) -> Link:
+def _slowest_link(layout: MeshLayout, network: Network) -> Link:
     return network.inside if layout.process_count <= network.together else network.between
 
 
 # ---- prediction of a one-dimensional mesh that multiplies as a rectangle
 
 
-def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
-    """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
+def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
+    """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh; the parts of A and B stay.
 
-    Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
-    yielded if the parts of the processes differ in size.
+    Each process computes a block of C; then C is redistributed, so that C is cut into rows only or into columns only.
+    No layout is yielded if the parts of the processes differ in size.
     """
     if len(layout.mesh) > 1:
         return
@@ -297,20 +300,20 @@ def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
             yield replace(layout, mesh=(short, ranks // short), a=(a, a), b=(b, b), work=(outer, inner), pieces=1)
 
 
-def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
+def _rectangle_sharings(layout: MeshLayout, devices: MeshDevices) -> list[SharingCandidate]:
     sharings = [_predict_rectangle(candidate, devices) for candidate in rectangle_layouts(layout)]
     if sharings:
-        best = min(sharings, key=lambda sharing: sharing.seconds).layout
+        best = min(sharings, key=lambda sharing: sharing.predicted_seconds).layout
         sharings += [
             _predict_rectangle(candidate, devices) for candidate in layouts_in_pieces(best) if candidate.pieces > 1
         ]
     return sharings
 
 
-def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
-    """Return the prediction of a rectangle, including the redistribution of C's blocks among consecutive processes."""
+def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandidate:
+    """Return the prediction for a one-dimensional mesh that multiplies as a rectangle and then redistributes C."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
-    block = _largest_block(layout) * devices.itemsize
+    block = _largest_block_entries(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
     around = (
         sharing.around + devices.network.link_between(0, side - 1).message_seconds(moved) + 2 * block / devices.stream
@@ -322,22 +325,22 @@ def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
 # ---- prediction of a sharing with an outer level
 
 
-def _predict_with_level(layout: Layout, outer_plan: Plan, devices: Devices) -> Sharing:
-    """Return the prediction with an outer level: fewer products of blocks in sequence, and local sums of blocks."""
+def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -> SharingCandidate:
+    """Return the prediction with an outer level: a sequence of shared products of blocks, and local sums of blocks."""
     canonical = canonical_layout(layout)
-    cut = quadrants(canonical, outer_plan)
+    cut = outer_level_blocks(canonical, outer_plan)
     itemsize, stream = devices.itemsize, devices.stream
-    held = {operand: canonical.blocks_held[operand].box(0).size for operand in canonical.blocks_held}
-    share = canonical.share(0)
+    held = {operand: canonical.blocks_held[operand].block_of_rank(0).size for operand in canonical.blocks_held}
+    share = canonical.process_share(0)
     block = share.rows.size * share.cols.size
     count, additions = level_operation_counts(outer_plan)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     # entries read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
-    local = devices.under_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
+    local = devices.with_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
     products = _predict_steps(cut.block_layout, local, count)
-    return Sharing(
+    return SharingCandidate(
         canonical,
         outer_plan,
         products.products,
@@ -353,11 +356,11 @@ def _predict_with_level(layout: Layout, outer_plan: Plan, devices: Devices) -> S
 @clear_on_registration
 @lru_cache(maxsize=64)
 def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
-    """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
+    """Return the level's number of products of blocks, and its numbers of additions per entry of A, of B and of C.
 
     The additions are derived from the costs of the smallest product and of the products with one side doubled.
     """
-    parts = level_parts(outer_plan)
+    parts = level_part_counts(outer_plan)
     m, k, n = parts
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
@@ -369,17 +372,17 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     return count, (times[0], times[1], times[2])
 
 
-def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices) -> float:
+def _redistribution_seconds(layout: MeshLayout, canonical: MeshLayout, devices: MeshDevices) -> float:
     """Return the seconds of redistributing A and B from the cuts of `layout` to the cuts of `canonical`."""
     missing = 0
     for operand, target in canonical.blocks_held.items():
         own = layout.blocks_held[operand]
         missing += max(
-            (box := target.box(rank)).size - own.box(rank).intersection(box).size
+            (box := target.block_of_rank(rank)).size - own.block_of_rank(rank).intersection(box).size
             for rank in range(layout.process_count)
         )
     return _slowest_link(layout, devices.network).message_seconds(missing * devices.itemsize)
 
 
-def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
+def _part_count_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)

@@ -1,9 +1,9 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. Any
-assignment of rows to blocks is valid if it is the same in A and C; likewise columns in B and C, and the inner dimension
-in A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts smaller than the largest
-part are padded with zeros.
+The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. The
+rows may be assigned to blocks in any order that is the same in A and C. The same holds for the columns of B and C, and
+for the inner dimension of A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts
+smaller than the largest part are padded with zeros.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, Layout, Operand, Span, cut_span, mesh_coordinates
+from fmm.distributed.layout import (
+    K_AXIS,
+    M_AXIS,
+    N_AXIS,
+    CutAxes,
+    MeshLayout,
+    OperandName,
+    Span,
+    mesh_coordinates,
+    span_of_process,
+)
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
-# The axes of A and B (0, 1, or None) that a dimension of the mesh may cut, by the axis (M, K, N) of the multiply-adds
-# that the same dimension of the mesh cuts.
-ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
+# For each axis (M, K, N) of the multiply-adds that a dimension of the mesh cuts: the axes of A, and of B, that the same
+# dimension may cut (0, 1, or None for no axis).
+ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
 }
@@ -30,27 +40,28 @@ ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
 class OuterLevelBlocks:
     """The blocks of an outer level: sizes per process, and the layout of the shared product of two blocks."""
 
-    whole: Layout
+    whole: MeshLayout
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    inner: tuple[Span, ...]  # ranges of the inner dimension, in the finest parts that processes hold of A or B
+    # ranges of the inner dimension: the parts that processes hold of A or of B, whichever are smaller
+    inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
-    def block_layout(self) -> Layout:
+    def block_layout(self) -> MeshLayout:
         """The layout of each product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
-        m, n = self.rows * _processes_along(whole, M_AXIS), self.cols * _processes_along(whole, N_AXIS)
+        m, n = self.rows * _process_count_along(whole, M_AXIS), self.cols * _process_count_along(whole, N_AXIS)
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
-    def inner_part_count(self, operand: Operand) -> int:
-        """Return how many parts of the inner dimension each process holds of A or B, empty parts included."""
+    def inner_part_count(self, operand: OperandName) -> int:
+        """Return the number of parts of the inner dimension that each process holds of A or B, with empty parts."""
         cuts, axis = self._inner_cuts(operand)
-        return len(self.inner) // _parts_along(self.whole.mesh, cuts, axis)
+        return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
-    def inner_parts_held(self, operand: Operand, place: int) -> tuple[Span, ...]:
+    def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
         """Return the ranges of the inner dimension in a process's part of A or B, from the start of that part."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
@@ -60,17 +71,17 @@ class OuterLevelBlocks:
         mine = self.inner[number * count : (number + 1) * count]
         return tuple(span.relative_to(mine[0]) for span in mine)
 
-    def _inner_cuts(self, operand: Operand) -> tuple[CutAxes, int]:
+    def _inner_cuts(self, operand: OperandName) -> tuple[CutAxes, int]:
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 
-def quadrants(layout: Layout, plan: Plan) -> OuterLevelBlocks:
+def outer_level_blocks(layout: MeshLayout, plan: Plan) -> OuterLevelBlocks:
     """Return the blocks of this plan's levels; raise PlanError if the processes' parts of A, B and C do not match."""
-    parts = level_parts(plan)
+    parts = level_part_counts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
     if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
         raise PlanError("an outer level requires A cut like the rows of C, and B cut like the columns of C")
-    a_parts, b_parts = _parts_along(shape, layout.a, 1), _parts_along(shape, layout.b, 0)
+    a_parts, b_parts = _part_count_along(shape, layout.a, 1), _part_count_along(shape, layout.b, 0)
     fine, coarse = ((layout.a, 1), (layout.b, 0)) if a_parts >= b_parts else ((layout.b, 0), (layout.a, 1))
     inner = _axis_spans(layout.k, *fine, shape)
     larger = _axis_spans(layout.k, *coarse, shape)
@@ -78,7 +89,7 @@ def quadrants(layout: Layout, plan: Plan) -> OuterLevelBlocks:
     joined = [(inner[i].start, inner[i + times - 1].stop) for i in range(0, len(inner) - times + 1, times)]
     if len(inner) % len(larger) or joined != [tuple(span) for span in larger]:
         raise PlanError(f"A and B cut the inner dimension {layout.k} into parts that do not match")
-    shares = [layout.share(rank) for rank in range(layout.process_count)]
+    shares = [layout.process_share(rank) for rank in range(layout.process_count)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
     padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
@@ -86,7 +97,7 @@ def quadrants(layout: Layout, plan: Plan) -> OuterLevelBlocks:
     return OuterLevelBlocks(layout, parts, rows, cols, inner, width)
 
 
-def level_parts(plan: Plan) -> LevelParts:
+def level_part_counts(plan: Plan) -> LevelParts:
     """Return the numbers of parts into which all levels of the plan together cut m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
@@ -96,9 +107,9 @@ def level_parts(plan: Plan) -> LevelParts:
 
 
 def parse_outer_level(plan: Plan | Decision | str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level); raise PlanError except for schemes and step tables."""
+    """Parse the levels of a plan ("vendor" has none); raise PlanError for other levels than schemes and step tables."""
     levels = parse_block_levels(plan, "above")
-    level_parts(levels)
+    level_part_counts(levels)
     return levels
 
 
@@ -106,15 +117,15 @@ def _axis_spans(size: int, cuts: CutAxes, axis: int, mesh: Sequence[int]) -> tup
     """Return all ranges into which a mesh cuts an axis, in order, empty ranges included."""
     sides = [side if cut == axis else 1 for side, cut in zip(mesh, cuts, strict=True)]
     places = (mesh_coordinates(rank, sides) for rank in range(prod(sides)))
-    return tuple(cut_span(size, axis, cuts, mesh, place) for place in places)
+    return tuple(span_of_process(size, axis, cuts, mesh, place) for place in places)
 
 
-def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
+def _part_count_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)
 
 
-def _processes_along(layout: Layout, axis: int) -> int:
-    return _parts_along(layout.mesh, layout.work, axis)
+def _process_count_along(layout: MeshLayout, axis: int) -> int:
+    return _part_count_along(layout.mesh, layout.work, axis)
 
 
 def _round_up(size: int, of: int) -> int:
@@ -122,9 +133,10 @@ def _round_up(size: int, of: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level). `where` is part of error messages.
+    """Parse the levels of a plan ("vendor" has none); error messages contain `where`.
 
-    Raise PlanError for levels that cannot work on whole blocks: fused sums, real and imaginary parts, triangles.
+    Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
+    triangles.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"

@@ -27,12 +27,12 @@ from fmm.distributed.exchange import (
     ProductInProgress,
     all_processes_have_cached,
     is_finite_everywhere,
-    redistribute_to_row,
-    reports_lost_process,
+    redistribute_result_to_row,
+    translate_lost_process_errors,
 )
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, Layout, interned_layout
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, MeshLayout, interned_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
-from fmm.distributed.quadrants import parse_outer_level, quadrants
+from fmm.distributed.quadrants import outer_level_blocks, parse_outer_level
 from fmm.dtypes import STORED_TYPES
 from fmm.hardware.links import Network, default_network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -41,9 +41,9 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
-MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks may use
+FREE_MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks of an outer level may use
 # placement of the result along a mesh dimension, by the axis (M, N, K) of the multiply-adds that the dimension cuts
-RESULT_PLACEMENT = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
+RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
 class SharingOptions(NamedTuple):
@@ -58,7 +58,7 @@ class AgreedSharing(NamedTuple):
     """The decision of the mesh's first process: the call's description, and how the product is shared."""
 
     description: str
-    layout: Layout
+    layout: MeshLayout
     outer_plan: str
     local_error_growth: float  # limit of the error growth of each process's local products
     # workspace limit of local products in bytes, as in the prediction; None: each process's default limit
@@ -67,12 +67,12 @@ class AgreedSharing(NamedTuple):
 
 def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
     """Return the shared product of two sharded matrices; torch computes products of all other tensors."""
-    if _on_one_mesh(a, b):
+    if _are_on_one_mesh(a, b):
         sharing = _agree_on_sharing(a, b, options)
         if sharing is not None:
-            if any(_requires_gradients(a, b)):
-                return SharedProduct.apply(a, b, options, sharing)
-            return _product_as_placed(a, b, options, sharing)
+            if any(_needed_gradients(a, b)):
+                return SharedProductFunction.apply(a, b, options, sharing)
+            return _multiply_and_redistribute(a, b, options, sharing)
     elif _required_level(options) not in (None, VENDOR):
         raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
     c = TORCH_MATMUL(a, b)
@@ -80,21 +80,21 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
-    """Return the decision with which `matmul` would share the product, computed on this process alone."""
+    """Return the decision how `matmul` would share the product; send no messages to other processes."""
     outer_plan = _required_level(options)
-    if not _can_be_shared(a, b):
+    if not _can_share_product(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
     return _decide_on_this_process(a, b, outer_plan, options.max_error_growth)
 
 
-class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
+class SharedProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The shared product as an autograd function; its gradients are also shared products, sharded like the operands."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
         ctx.save_for_backward(a, b)
         ctx.options = options
-        return _product_as_placed(a.detach(), b.detach(), options, sharing)
+        return _multiply_and_redistribute(a.detach(), b.detach(), options, sharing)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -104,7 +104,7 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
         need_a, need_b, *_ = ctx.needs_input_grad
         # The gradient of a partial operand is replicated: each process needs the whole gradient.
         options_a, options_b = (
-            SharingOptions(plan, replace_partial(Replicate(), x.placements), growth) for x in (a, b)
+            SharingOptions(plan, replace_partial_placements(Replicate(), x.placements), growth) for x in (a, b)
         )
         gradient_a = matmul(gradient, _adjoint(b), options_a) if need_a else None
         gradient_b = matmul(_adjoint(a), gradient, options_b) if need_b else None
@@ -120,23 +120,23 @@ def _required_level(options: SharingOptions) -> Plan | None:
     return None if options.plan is None else parse_outer_level(options.plan)
 
 
-def _on_one_mesh(a: Any, b: Any) -> bool:
+def _are_on_one_mesh(a: Any, b: Any) -> bool:
     """Return True for two sharded tensors on one mesh that includes this process."""
     if is_compiling() or not (isinstance(a, DTensor) and isinstance(b, DTensor)):
         return False
     return bool(a.device_mesh == b.device_mesh and a.device_mesh.get_coordinate() is not None)
 
 
-def _can_be_shared(a: Any, b: Any) -> bool:
+def _can_share_product(a: Any, b: Any) -> bool:
     """Return True for non-empty matrices of one type on one mesh, placed by Shard, Replicate or Partial only."""
-    if not _on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
+    if not _are_on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
     same_type = a.dtype is b.dtype and TYPE_NAMES.get(a.dtype) in STORED_TYPES
     return bool(plain and same_type and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape))
 
 
-def _requires_gradients(a: Any, b: Any) -> tuple[bool, bool]:
+def _needed_gradients(a: Any, b: Any) -> tuple[bool, bool]:
     """Return two flags: autograd needs the gradient of A, and autograd needs the gradient of B."""
     enabled = torch.is_grad_enabled()
     return bool(enabled and a.requires_grad), bool(enabled and b.requires_grad)
@@ -145,27 +145,29 @@ def _requires_gradients(a: Any, b: Any) -> tuple[bool, bool]:
 # ---- the product
 
 
-def _product_as_placed(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
+def _multiply_and_redistribute(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
     """Reduce partial operands, multiply, and redistribute the result to its placements."""
     processes = mesh_processes(a.device_mesh)
-    with reports_lost_process(processes, "parts of A and B are reduced"):
-        a, b = _reduce_partial(a), _reduce_partial(b)
-    c = shared_product(sharing, a, b)
-    placements = replace_partial(Shard(0), c.placements) if options.placements is None else options.placements
+    with translate_lost_process_errors(processes, "parts of A and B are reduced"):
+        a, b = _reduce_partial_operand(a), _reduce_partial_operand(b)
+    c = compute_shared_product(sharing, a, b)
+    placements = (
+        replace_partial_placements(Shard(0), c.placements) if options.placements is None else options.placements
+    )
     if tuple(placements) == tuple(c.placements):
         return c
-    with reports_lost_process(processes, "the result is redistributed"):
+    with translate_lost_process_errors(processes, "the result is redistributed"):
         return c.redistribute(placements=placements)
 
 
-def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
+def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     """Return the product as a DTensor with the placements in which the processes compute it."""
     mesh, outer_plan, layout = a.device_mesh, Plan.parse(sharing.outer_plan), interned_layout(sharing.layout)
-    processes, local = mesh_processes(mesh), partial(_multiply_local, sharing)
-    with reports_lost_process(processes, "A and B are redistributed"):
+    processes, local = mesh_processes(mesh), partial(_multiply_local_panels, sharing)
+    with translate_lost_process_errors(processes, "A and B are redistributed"):
         a, b = _local_part(a, layout.a[: mesh.ndim]), _local_part(b, layout.b[: mesh.ndim])
 
-    def start_product(block: Layout, left: Any, right: Any) -> ProductInProgress:
+    def start_product(block: MeshLayout, left: Any, right: Any) -> ProductInProgress:
         return ProductInProgress(processes, interned_layout(block), left, right)
 
     def finish_product(product: ProductInProgress) -> Any:
@@ -176,22 +178,22 @@ def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
         c = None
         if outer_plan != VENDOR:
             c = multiply_blocks(
-                quadrants(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
+                outer_level_blocks(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
             )
-            # c becomes None if it has inf or NaN, which may come from sums of blocks; C is then computed without the
+            # inf and NaN may come from sums of blocks; the variable c becomes None then, and C is computed without the
             # level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
             c = finish_product(start_product(layout, a, b))
         # the layout has more dimensions than the mesh if the processes multiplied as a rectangle
         if len(layout.mesh) > mesh.ndim:
-            c = redistribute_to_row(c, layout, processes)
-    placements = [RESULT_PLACEMENT[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
+            c = redistribute_result_to_row(c, layout, processes)
+    placements = [RESULT_PLACEMENT_BY_AXIS[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
     shape = torch.Size((layout.m, layout.n))
     return DTensor.from_local(c, mesh, placements, run_check=False, shape=shape, stride=(layout.n, 1))
 
 
-def _multiply_local(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds: bool) -> None:
+def _multiply_local_panels(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds: bool) -> None:
     """Multiply panels on this process's device, within the limits under which the sharing was predicted."""
     growth, workspace = sharing.local_error_growth, sharing.local_workspace
     if adds:
@@ -200,16 +202,16 @@ def _multiply_local(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds:
         local_matmul(left, right, out=c, max_error_growth=growth, workspace=workspace)
 
 
-def _reduce_partial(x: Any) -> Any:
+def _reduce_partial_operand(x: Any) -> Any:
     """Return x, after a reduction if a placement of x is Partial."""
     if any(type(place) is Partial for place in x.placements):
-        return x.redistribute(placements=replace_partial(Shard(0), x.placements))
+        return x.redistribute(placements=replace_partial_placements(Shard(0), x.placements))
     return x
 
 
 def _local_part(x: Any, cuts: CutAxes) -> Any:
     """Return this process's local part of x, after a redistribution if x is not cut by `cuts`."""
-    if cuts != placement_cuts(x):
+    if cuts != cut_axes_of_placements(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
     local = x.detach().to_local()
     return local.wait() if hasattr(local, "wait") else local
@@ -243,7 +245,7 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
     return tuple(placements)
 
 
-def placement_cuts(x: Any) -> CutAxes:
+def cut_axes_of_placements(x: Any) -> CutAxes:
     """Return the axis of x that each dimension of the mesh cuts; 0 for Partial, which is reduced to row shards."""
 
     def cut_axis(place: Any) -> int | None:
@@ -254,20 +256,20 @@ def placement_cuts(x: Any) -> CutAxes:
     return tuple(cut_axis(place) for place in x.placements)
 
 
-def replace_partial(replacement: Any, placements: Sequence[Any]) -> list[Any]:
+def replace_partial_placements(replacement: Any, placements: Sequence[Any]) -> list[Any]:
     """Return the placements, with each Partial replaced by `replacement`."""
     return [replacement if type(place) is Partial else place for place in placements]
 
 
 # ---- agreement on a sharing
 
-_groups: dict[Any, tuple[Any, MeshProcesses]] = {}
-_sharings: dict[Any, dict[str, AgreedSharing | None]] = {}
+_processes_by_mesh: dict[Any, tuple[Any, MeshProcesses]] = {}
+_sharings_by_mesh: dict[Any, dict[str, AgreedSharing | None]] = {}
 
 
 def mesh_processes(mesh: Any) -> MeshProcesses:
     """Return the processes of a mesh, in row-major order."""
-    world, processes = _groups.get(mesh, (None, None))
+    world, processes = _processes_by_mesh.get(mesh, (None, None))
     # the cached group is stale if torch's default group was destroyed and created again
     if processes is None or world is not dist.group.WORLD:
         numbers = tuple(mesh.mesh.flatten().tolist())
@@ -278,14 +280,14 @@ def mesh_processes(mesh: Any) -> MeshProcesses:
         elif mesh.device_type == "cuda":  # creating an NCCL group may require calls by processes outside the group
             group = mesh._flatten().get_group()
         else:
-            group = _new_process_group(numbers, mesh.device_type)
+            group = _create_process_group(numbers, mesh.device_type)
         processes = MeshProcesses(group, numbers, numbers.index(dist.get_rank()))
-        _groups[mesh] = dist.group.WORLD, processes
-        _sharings.pop(mesh, None)
+        _processes_by_mesh[mesh] = dist.group.WORLD, processes
+        _sharings_by_mesh.pop(mesh, None)
     return processes
 
 
-def _new_process_group(numbers: tuple[int, ...], kind: str) -> Any:
+def _create_process_group(numbers: tuple[int, ...], kind: str) -> Any:
     """Create a process group of these global ranks, with the time-out of torch's default group."""
     backend = dist.group.WORLD._get_backend(torch.device(kind))
     return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
@@ -299,7 +301,7 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     """
     description, error = _describe_call(a, b, options)
     processes = mesh_processes(a.device_mesh)
-    cache = _sharings.setdefault(a.device_mesh, {})
+    cache = _sharings_by_mesh.setdefault(a.device_mesh, {})
     on_gpu = a.device_mesh.device_type == "cuda"
     if on_gpu and description in cache:
         return cache[description]
@@ -310,7 +312,7 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     if not cached_everywhere:
         if len(cache) >= MAX_CACHED_DECISIONS:
             cache.clear()
-        shared = _can_be_shared(a, b)
+        shared = _can_share_product(a, b)
         cache[description] = _broadcast_decision(description, a, b, options, processes, device) if shared else None
     return cache[description]
 
@@ -321,7 +323,7 @@ def _describe_call(a: Any, b: Any, options: SharingOptions) -> tuple[str, Except
     placements = tuple(options.placements) if isinstance(options.placements, Sequence) else options.placements
     call = f"{shapes}, plan {options.plan}, placements {placements}, error growth {options.max_error_growth}"
     mode, disabled, emulated = tuning_mode(), is_disabled(), is_emulation_allowed()
-    settings = f"gradients {_requires_gradients(a, b)}, {mode} {disabled} {emulated}"
+    settings = f"gradients {_needed_gradients(a, b)}, {mode} {disabled} {emulated}"
     error = _call_error(a, b, options)
     return f"{call}, {settings}" + (f" ({error})" if error else ""), error
 
@@ -332,7 +334,7 @@ def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
         outer_plan = _required_level(options)
     except PlanError as error:
         return error
-    if not _can_be_shared(a, b):
+    if not _can_share_product(a, b):
         return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if outer_plan not in (None, VENDOR) else None
     if options.placements is not None:
         invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
@@ -341,7 +343,7 @@ def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     place, shape = mesh_processes(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
     for name, x in (("A", a), ("B", b)):
         cuts = tuple(int(p.dim) if type(p) is Shard else None for p in x.placements)
-        box, local = BlocksHeld(tuple(x.shape), shape, cuts).box(place), tuple(x.to_local().shape)
+        box, local = BlocksHeld(tuple(x.shape), shape, cuts).block_of_rank(place), tuple(x.to_local().shape)
         expected = box.rows.size, box.cols.size
         if local != expected and not (0 in local and 0 in expected):
             return ValueError(f"this process has {local} of {name}, where torch.chunk would have {expected}")
@@ -360,7 +362,7 @@ def _broadcast_decision(
             message[0] = AgreedSharing(description, best.layout, str(best.outer_plan), *limits)
         except Exception as error:
             message[0] = error
-    with reports_lost_process(processes, "how to share the product"):
+    with translate_lost_process_errors(processes, "how to share the product"):
         dist.broadcast_object_list(message, processes.numbers[0], processes.group, device)
     if isinstance(message[0], Exception):
         raise message[0]
@@ -370,25 +372,27 @@ def _broadcast_decision(
 
 def _decide_on_this_process(a: Any, b: Any, outer_plan: Plan | None, max_error_growth: float | None) -> SharedDecision:
     """Return the decision that this process makes from its own device and free memory."""
-    mesh, device = a.device_mesh, _device_of(a)
+    mesh, device = a.device_mesh, _local_device(a)
     (m, k), n = a.shape, b.shape[1]
-    layout = Layout(m, k, n, tuple(mesh.mesh.shape), placement_cuts(a), placement_cuts(b), (M_AXIS,) * mesh.ndim)
+    layout = MeshLayout(
+        m, k, n, tuple(mesh.mesh.shape), cut_axes_of_placements(a), cut_axes_of_placements(b), (M_AXIS,) * mesh.ndim
+    )
     local = a.to_local()
     library = torch_library_of(local)
     result_bytes = layout.m * layout.n / layout.process_count * local.element_size()
     number = library.device_number(local)
     processes = count_gpu_processes(number) if library.processor == "cuda" else 1
     free_bytes = max(library.free_bytes(number) / processes - result_bytes, 0.0)
-    query = ShardingQuery(free_bytes * MEMORY_SHARE, max_error_growth, outer_plan, free_bytes)
+    query = ShardingQuery(free_bytes * FREE_MEMORY_SHARE, max_error_growth, outer_plan, free_bytes)
     return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _mesh_network(mesh, device), query)
 
 
-def _device_of(x: Any) -> Device:
+def _local_device(x: Any) -> Device:
     local = x.to_local()
     library = torch_library_of(local)
     try:
         return get_device(library.processor, library.device_number(local))
-    except ImportError:  # without CuPy each process multiplies locally by torch, and the product is still shared
+    except ImportError:  # without CuPy each process multiplies its panels with torch, and the product is still shared
         properties = torch.cuda.get_device_properties(local.get_device())
         capability = f"{properties.major}.{properties.minor}"
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)

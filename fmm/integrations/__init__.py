@@ -1,4 +1,4 @@
-"""fmm inside other libraries: products of NumPy, CuPy and torch computed by fmm where a plan pays."""
+"""Let fmm compute the products of NumPy, CuPy and torch where a plan is faster than the vendor."""
 
 from fmm.integrations.install_targets import install, installed, uninstall
 

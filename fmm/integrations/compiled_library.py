@@ -1,7 +1,7 @@
-"""Shared libraries of C++ that are compiled at first use and cached, for the hooks into torch and NumPy.
+"""Shared C++ libraries with fmm's hooks for torch and NumPy; a library is compiled at its first use and cached.
 
-A cached library is loaded only if its digest is right (a truncated file would end the process) and nobody but this user
-and root can have written it. A library that fails one of these checks is compiled again.
+A cached library is loaded only if its digest is right, since a truncated file would end the process. Only this user and
+root may be able to write the file. A library that fails one of these checks is compiled again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_TIMEOUT = 300  # seconds after which a compiler is stopped
-WRITABLE_BY_OTHERS = 0o022  # mode bits of a file that its group and all other users can write
+COMPILE_TIMEOUT_SECONDS = 300  # seconds after which a compiler is stopped
+WRITABLE_BY_OTHERS_MODE = 0o022  # mode bits with which a file's group or all other users can write the file
 
 
 class CannotCompileError(OSError):
-    """A library can be neither loaded from the cache nor compiled."""
+    """The library can be neither loaded from the cache nor compiled."""
 
 
 @dataclass(frozen=True)
 class CompiledLibrary:
-    """A library to compile: its title in messages, its source, and the compiler's options before and after it."""
+    """A library to compile: the title in messages, the source, and the compiler's options before and after it."""
 
     title: str
     source: Path
@@ -39,11 +39,11 @@ class CompiledLibrary:
     libraries: Sequence[str] = ()
     version: str = ""  # the version of the program that loads the library, such as torch's
 
-    def load(self, needs_cache: bool = True) -> ctypes.CDLL:
-        """Return the cached library if it can be trusted; else compile it, and cache it.
+    def load_library(self, needs_cache: bool = True) -> ctypes.CDLL:
+        """Return the cached library if the file can be trusted; else compile the library and cache it.
 
-        Without a folder that only this user can write, raise CannotCompileError, or compile for this process alone if
-        `needs_cache` is False.
+        If no cache folder is private to this user, raise CannotCompileError; with `needs_cache` False, compile for this
+        process alone.
         """
         compiler = find_compiler()
         command = [*compiler, *self.options, str(self.source), *self.libraries]
@@ -55,7 +55,7 @@ class CompiledLibrary:
                 with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
                     return self._compile(command, Path(temporary), self.source.stem)
             prefix = f"{self.source.stem}-{self._build_fingerprint(command)}"
-            return self._cached_library(folder, prefix) or self._compile(command, folder, prefix)
+            return self._load_cached_library(folder, prefix) or self._compile(command, folder, prefix)
         except subprocess.SubprocessError as error:
             raise CannotCompileError(str(error)) from error
 
@@ -64,17 +64,17 @@ class CompiledLibrary:
         text = "\0".join([self.version, sysconfig.get_platform(), *command]).encode() + self.source.read_bytes()
         return hashlib.sha256(text).hexdigest()[:16]
 
-    def _cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
-        """Return the cached library; its file name ends with its digest."""
+    def _load_cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
+        """Load the cached library that has the right digest in its file name; return None if there is none."""
         for path in sorted(folder.glob(f"{prefix}-*.so")):
             with suppress(OSError):
-                if is_private(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
+                if is_private_path(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
                     return ctypes.CDLL(str(path))
                 path.unlink()
         return None
 
     def _compile(self, command: Sequence[str], folder: Path, prefix: str) -> ctypes.CDLL:
-        """Compile into the folder atomically, and load; several processes may compile at once."""
+        """Compile the library, move the file into the folder atomically, and load it; processes may compete."""
         if not command[0]:
             raise CannotCompileError("no C++ compiler is found")
         with (
@@ -83,7 +83,11 @@ class CompiledLibrary:
         ):
             output = Path(temporary) / "library.so"
             done = subprocess.run(
-                [*command, "-o", str(output)], capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT
+                [*command, "-o", str(output)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMPILE_TIMEOUT_SECONDS,
             )
             if done.returncode:
                 lines = done.stderr.strip().splitlines()
@@ -95,7 +99,7 @@ class CompiledLibrary:
 
 
 def find_compiler() -> list[str]:
-    """Return the C++ compiler's command, CXX or the system's; [""] without one."""
+    """Return the command of the C++ compiler, from CXX or the system; [""] if there is no compiler."""
     try:
         return shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or ""]
     except ValueError as error:
@@ -103,27 +107,27 @@ def find_compiler() -> list[str]:
 
 
 def private_cache_folder() -> Path | None:
-    """Return the folder of cached libraries; None if users other than this one and root can write there."""
+    """Return the folder of cached libraries; None if other users than this user and root can write to the folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _owner_of_file(folder) == _current_user():
-            folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS)
-        return folder if is_private(folder) and os.access(folder, os.W_OK) else None
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        if _owner_of_file(folder) == _current_user_id():
+            folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS_MODE)
+        return folder if is_private_path(folder) and os.access(folder, os.W_OK) else None
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         return None
 
 
-def is_private(path: Path) -> bool:
-    """Return True if nobody but this user and root can write a file, or create files in a folder."""
-    return _owner_of_file(path) in (0, _current_user()) and not path.stat().st_mode & WRITABLE_BY_OTHERS
+def is_private_path(path: Path) -> bool:
+    """Return True if only this user and root can write the file, or create files in the folder."""
+    return _owner_of_file(path) in (0, _current_user_id()) and not path.stat().st_mode & WRITABLE_BY_OTHERS_MODE
 
 
 def _owner_of_file(path: Path) -> int:
     return path.stat().st_uid
 
 
-def _current_user() -> int:
+def _current_user_id() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user ids
 
 

@@ -1,6 +1,7 @@
-"""fmm in cupy.matmul (and cupy.einsum, which calls it), dot, inner, tensordot and the operator `@` of CuPy arrays.
+"""Installation of fmm in cupy.matmul, dot, inner, tensordot and the operator `@` of CuPy arrays.
 
-fmm computes products of two plain arrays; all others go to CuPy's own function.
+fmm computes products of two plain arrays; CuPy's own functions compute all other products. cupy.einsum calls
+cupy.matmul.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import Any
 
 from fmm.api import matmul
 from fmm.integrations.product_functions import (
-    array_product,
-    contraction,
-    dot_operands,
-    matmul_accepts,
+    accepts_matmul_call,
+    multiply_and_count,
     names_bound_to,
+    parse_contraction,
+    parse_dot_operands,
     replace_attributes,
-    replaced_function,
+    replacement_function,
 )
 from fmm.runtime.decisions.early_declines import is_small_on_device
 
@@ -25,7 +26,7 @@ def install() -> Callable[[], None]:
     """Replace CuPy's functions; return the function that restores them."""
     import cupy
 
-    return replace_attributes(CupyFunctions(cupy).replacements())
+    return replace_attributes(CupyFunctions(cupy).function_replacements())
 
 
 class CupyFunctions:
@@ -37,7 +38,7 @@ class CupyFunctions:
         self.own_inner, self.own_tensordot = cupy.inner, cupy.tensordot
         self.own_operator = cupy.ndarray.__matmul__
 
-    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+    def function_replacements(self) -> Iterator[tuple[Any, str, Any]]:
         answers = (
             (self.own_matmul, self.matmul),
             (self.own_dot, self.dot),
@@ -45,74 +46,74 @@ class CupyFunctions:
             (self.own_tensordot, self.tensordot),
         )
         for own, answer in answers:
-            replaced = replaced_function(own, answer)
+            replaced = replacement_function(own, answer)
             for owner, name in names_bound_to(own, self.cupy, self.cupy.linalg):
                 yield owner, name, replaced
         if is_mutable_type(self.ndarray):
-            yield self.ndarray, "__matmul__", self.operator()
+            yield self.ndarray, "__matmul__", self.matmul_operator()
 
-    def operator(self) -> Callable[[Any, Any], Any]:
+    def matmul_operator(self) -> Callable[[Any, Any], Any]:
         def __matmul__(self_: Any, other: Any) -> Any:  # noqa: N807 - becomes a method
             if type(self_) is type(other) is self.ndarray:
-                return array_product("cupy @", matmul, self_, other)
+                return multiply_and_count("cupy @", matmul, self_, other)
             return self.own_operator(self_, other)
 
         return __matmul__
 
-    def are_plain(self, operands: tuple[Any, ...]) -> bool:
+    def are_plain_arrays(self, operands: tuple[Any, ...]) -> bool:
         return len(operands) >= 2 and all(type(x) is self.ndarray for x in operands[:2])
 
     def matmul(self, *operands: Any, **options: Any) -> Any:
-        if self.are_plain(operands) and matmul_accepts(operands, options):
-            return array_product("cupy.matmul", matmul, *operands, **options)
+        if self.are_plain_arrays(operands) and accepts_matmul_call(operands, options):
+            return multiply_and_count("cupy.matmul", matmul, *operands, **options)
         return self.own_matmul(*operands, **options)
 
     def dot(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.dot's result; fmm multiplies two matrices (for other ranks dot is not a matrix product)."""
-        arguments = dot_operands(operands, options)
-        if arguments is not None and self.are_plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+        """Return cupy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
+        arguments = parse_dot_operands(operands, options)
+        if arguments is not None and self.are_plain_arrays(operands) and operands[0].ndim == operands[1].ndim == 2:
             a, b, out = arguments
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype and self.is_valid_out(out, a, b)
-            by_fmm = matches and not self.is_small(a, (*a.shape, b.shape[1]))
-            return array_product("cupy.dot", matmul if by_fmm else self.own_dot, *operands, **options)
+            by_fmm = matches and not self.is_small_product(a, (*a.shape, b.shape[1]))
+            return multiply_and_count("cupy.dot", matmul if by_fmm else self.own_dot, *operands, **options)
         return self.own_dot(*operands, **options)
 
     def inner(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.inner's result, for two matrices the product of the first and the second's transpose."""
+        """Return cupy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
         if (
             len(operands) == 2
             and not options
-            and self.are_plain(operands)
+            and self.are_plain_arrays(operands)
             and operands[0].ndim == operands[1].ndim == 2
         ):
             a, b = operands[0], operands[1].T
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype
-            by_fmm = matches and not self.is_small(a, (*a.shape, b.shape[1]))
-            return array_product("cupy.inner", matmul if by_fmm else self.inner_of_transposed, a, b)
+            by_fmm = matches and not self.is_small_product(a, (*a.shape, b.shape[1]))
+            return multiply_and_count("cupy.inner", matmul if by_fmm else self.inner_of_transposed, a, b)
         return self.own_inner(*operands, **options)
 
     def inner_of_transposed(self, a: Any, b: Any) -> Any:
         return self.own_inner(a, b.T)
 
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:
-        if self.are_plain((a, b)) and a.dtype == b.dtype:
-            matrices = contraction(a.shape, b.shape, axes)
-            if matrices is not None and not self.is_small(a, matrices.size):
+        if self.are_plain_arrays((a, b)) and a.dtype == b.dtype:
+            matrices = parse_contraction(a.shape, b.shape, axes)
+            if matrices is not None and not self.is_small_product(a, matrices.size):
                 m, k, n = matrices.size
                 left = a.transpose(matrices.left_axes).reshape(m, k)
                 right = b.transpose(matrices.right_axes).reshape(k, n)
-                return array_product("cupy.tensordot", matmul, left, right).reshape(matrices.shape)
+                return multiply_and_count("cupy.tensordot", matmul, left, right).reshape(matrices.shape)
         return self.own_tensordot(a, b, axes)
 
     def is_valid_out(self, out: Any, a: Any, b: Any) -> bool:
-        """Return True if cupy.dot writes to `out`; CuPy raises its own error for others."""
+        """Return True if cupy.dot can write to `out`; CuPy raises its own error for invalid arrays."""
         if out is None:
             return True
         valid = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
         return valid and bool(out.flags.c_contiguous)
 
-    def is_small(self, a: Any, size: tuple[int, int, int]) -> bool:
-        """Return True if no plan can pay, by the type or the size."""
+    def is_small_product(self, a: Any, size: tuple[int, int, int]) -> bool:
+        """Return True if the type or the size of the product is one for which no plan is faster than CuPy."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 
@@ -120,5 +121,5 @@ HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of types
 
 
 def is_mutable_type(kind: type) -> bool:
-    """Return True if methods can be set on the type; types written in C are immutable."""
+    """Return True if Python can set methods on the type; many types written in C are immutable."""
     return bool(kind.__flags__ & HEAP_TYPE and not kind.__flags__ & IMMUTABLE_TYPE)

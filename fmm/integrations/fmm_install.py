@@ -1,8 +1,8 @@
-"""Imports fmm after the program has imported NumPy, torch or CuPy; Python runs this at its start if FMM_INSTALL is set.
+"""Import fmm after the program has imported NumPy, torch or CuPy; Python runs this module at its start.
 
-A wheel has this module beside the package, where fmm_install.pth imports it. This module imports
-nothing else, so that programs without these libraries start as fast as without fmm. If fmm cannot be imported, the
-program runs without it.
+fmm_install.pth imports this module if FMM_INSTALL is set; a wheel contains both files beside the package. This module
+imports nothing but sys, so that programs without these libraries start as fast as without fmm. If fmm cannot be
+imported, an error of fmm must not end the program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_LIBRARIES = "numpy", "torch", "cupy"
 
 
-class Finder:
-    """An import finder that imports fmm after NumPy, torch or CuPy; the other finders find these libraries."""
+class LibraryFinder:
+    """An import finder that lets the loaders of NumPy, torch and CuPy import fmm; other finders find the loaders."""
 
     @classmethod
     def find_spec(
@@ -37,7 +37,7 @@ class Finder:
 
 
 def load_fmm_after(loader: object) -> None:
-    """Make a module's loader import fmm after the module."""
+    """Change a module's loader so that the loader imports fmm after the module."""
     execute = getattr(loader, "exec_module", None)
     if execute is None or not hasattr(loader, "__dict__"):
         return
@@ -53,19 +53,19 @@ def load_fmm_after(loader: object) -> None:
 def load_fmm(library: str) -> None:
     """Import fmm, which installs the targets named in FMM_INSTALL, and run fmm's callbacks for this library.
 
-    fmm is imported already if this library imported another one of the three.
+    fmm is imported already if this library has imported another of the three libraries.
     """
-    if Finder in sys.meta_path:
-        sys.meta_path.remove(Finder)
+    if LibraryFinder in sys.meta_path:
+        sys.meta_path.remove(LibraryFinder)
     elif "fmm" not in sys.modules:  # an earlier import of fmm failed, and printed the reason
         return
     try:
-        from fmm.integrations.on_import import run_callbacks
-    except Exception as error:  # the program runs without fmm
+        from fmm.integrations.on_import import run_import_callbacks
+    except Exception as error:  # an error of fmm must not end the program
         reason = f"{type(error).__name__}: {error}"
         print(f"fmm: FMM_INSTALL is set, but fmm cannot be imported: {reason}", file=sys.stderr)
     else:
-        run_callbacks(library)
+        run_import_callbacks(library)
 
 
-sys.meta_path.insert(0, Finder)
+sys.meta_path.insert(0, LibraryFinder)

@@ -1,7 +1,8 @@
-"""The libraries that fmm can be installed into, and the state of each: permanent, for a `with` block, or on import.
+"""The libraries that fmm can be installed into, and each library's state: permanent, for a `with` block, or on import.
 
-The state belongs to the process: what one thread installs is installed for all. A target is held by `install` once, and
-by every `with installed(...)` block that is running. When the last holder ends, the original objects are put back.
+The state belongs to the process: if one thread installs fmm, fmm is installed for all threads. `install` and each
+running `with installed(...)` block hold a target. When the last holder ends, the library's original objects are
+restored.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fmm.config.environment import log_once
-from fmm.integrations.on_import import after_import, is_loaded
+from fmm.integrations.on_import import call_after_import, is_module_loaded
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
-Undo = Callable[[], None]
+UndoFunction = Callable[[], None]
 INSTALL_VARIABLE = "FMM_INSTALL"
 
 
 class CannotInstallError(RuntimeError):
-    """fmm cannot be installed into a library here; nothing was changed."""
+    """fmm cannot be installed into this library; the library was not changed."""
 
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into it, and the present holders."""
+    """A library, the function that installs fmm into the library, and the present holders of the installation."""
 
     library: str
     module: str
-    function: str = "install"  # name of the module's function that installs fmm and returns the function that undoes it
+    # name of the module's function that installs fmm and returns the function that uninstalls fmm
+    function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of running `with installed(...)` blocks
-    undo: Undo | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
+    undo: UndoFunction | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
     was_installed: bool = False  # True if fmm was installed at any time in this process
 
     @property
@@ -55,28 +57,29 @@ INSTALL_TARGETS = {
     "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
     "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
 }
-DEFAULT_NAMES = "torch", "cupy", "numpy"
-_lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
+DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy"
+# the lock is reentrant, since an installation may import another target library
+_targets_lock = ForkSafeLock(threading.RLock)
 
 
 # ---- the public functions
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Let fmm compute the products of these libraries where a plan pays, from now on.
+    """Let fmm compute the products of these libraries from now on, where a plan is faster than the vendor.
 
     Parameters
     ----------
     *names : str
-        "torch" (on CUDA devices), "cupy", "numpy"; by default those of the three that are importable. Only by name:
-        "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
+        "torch" (on CUDA devices), "cupy" or "numpy"; by default all of the three that are importable. Two further
+        targets must be named: "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
         torch.compile(mode="max-autotune-no-cudagraphs").
 
     Returns
     -------
     tuple of str
-        The names of all targets that are installed now. Libraries that are not loaded yet are missing: they are
-        changed when they are imported.
+        The names of all targets that are installed now. Libraries that are not loaded yet are missing, since fmm is
+        installed when a library is imported.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def install(*names: str) -> tuple[str, ...]:
 
     Notes
     -----
-    Where fmm cannot be installed, one line in the log says why, and nothing is changed.
+    If fmm cannot be installed into a library, one line in the log gives the reason, and the library is not changed.
 
     Examples
     --------
@@ -95,16 +98,16 @@ def install(*names: str) -> tuple[str, ...]:
     >>> fmm.uninstall("numpy")
     """
     for target in _targets_by_name(names):
-        with _lock.now:
+        with _targets_lock.now:
             target.permanent = True
-            _settle_installation(target)
+            _update_installation(target)
     return tuple(name for name, target in INSTALL_TARGETS.items() if target.undo is not None)
 
 
 def uninstall(*names: str) -> None:
     """Undo `install` for these libraries, by default for all.
 
-    The libraries get their own objects back, once every running `with fmm.installed(...)` block has ended.
+    The libraries get their own objects back when all running `with fmm.installed(...)` blocks have ended.
 
     Parameters
     ----------
@@ -117,15 +120,15 @@ def uninstall(*names: str) -> None:
         If a name is unknown.
     """
     for target in _targets_by_name(names or tuple(INSTALL_TARGETS)):
-        with _lock.now:
+        with _targets_lock.now:
             if target.holders and not target.permanent:
                 log_once(f"nothing is uninstalled for {target.library} as long as fmm.installed holds it")
             target.permanent = False
-            _settle_installation(target)
+            _update_installation(target)
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
-    """Return a context manager that installs fmm while its block runs, in all threads.
+    """Return a context manager that installs fmm in all threads while the context manager's block runs.
 
     Parameters
     ----------
@@ -145,31 +148,32 @@ def installed(*names: str) -> _GeneratorContextManager[None]:
     array([[1., 1.],
            [1., 1.]])
     """
-    check_names(names)  # an unknown name raises here, before the block is entered
-    return _installed_in_block(*names)
+    check_target_names(names)  # an unknown name raises here, before the block is entered
+    return _install_for_block(*names)
 
 
 @contextmanager
-def _installed_in_block(*names: str) -> Iterator[None]:
+def _install_for_block(*names: str) -> Iterator[None]:
     held: list[InstallTarget] = []
     try:
         for target in _targets_by_name(names):  # an installation may take seconds, and Ctrl-C may interrupt it
-            with _lock.now:
+            with _targets_lock.now:
                 target.holders += 1
                 held.append(target)
-                _settle_installation(target)
+                _update_installation(target)
         yield
     finally:
         for target in held:
-            with _lock.now:
+            with _targets_lock.now:
                 target.holders -= 1
-                _settle_installation(target)
+                _update_installation(target)
 
 
 def install_from_env() -> None:
     """Install the names in the environment variable FMM_INSTALL.
 
-    Unknown names are logged in one line: a typo must not end a job, nor prevent the other names.
+    One line in the log lists unknown names: a typo must neither end a program nor prevent the installation of other
+    names.
     """
     names = [name.strip() for name in os.environ.get(INSTALL_VARIABLE, "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in INSTALL_TARGETS]:
@@ -181,7 +185,7 @@ def install_from_env() -> None:
 # ---- names
 
 
-def check_names(names: tuple[object, ...]) -> None:
+def check_target_names(names: tuple[object, ...]) -> None:
     """Raise ValueError for unknown names."""
     unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
@@ -197,13 +201,13 @@ def _unknown_names_message(names: Sequence[object]) -> str:
 
 
 def _targets_by_name(names: tuple[str, ...]) -> list[InstallTarget]:
-    check_names(names)
-    return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or default_targets())]
+    check_target_names(names)
+    return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or importable_default_targets())]
 
 
-def default_targets() -> tuple[str, ...]:
-    """Return the default names with an importable library; the others are skipped silently."""
-    return tuple(name for name in DEFAULT_NAMES if _is_importable(INSTALL_TARGETS[name].library))
+def importable_default_targets() -> tuple[str, ...]:
+    """Return the default targets with an importable library."""
+    return tuple(name for name in DEFAULT_TARGET_NAMES if _is_importable(INSTALL_TARGETS[name].library))
 
 
 def _is_importable(library: str) -> bool:
@@ -213,37 +217,37 @@ def _is_importable(library: str) -> bool:
 # ---- installing
 
 
-def _settle_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
+def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
+    """Install or uninstall fmm as the holders require; with `loaded` True, the library is certainly loaded.
 
-    If another thread is loading the library, the other thread installs afterwards. Waiting here for the other thread
-    would be a deadlock, since the other thread needs the lock that this thread holds.
+    If another thread is loading the library, the other thread installs fmm afterwards. Waiting for the other thread
+    here would be a deadlock, since the other thread needs the lock that this thread holds.
     """
     if not target.is_wanted and target.undo is not None:
         undo, target.undo = target.undo, None
         undo()
     elif target.is_wanted and target.undo is None:
-        if loaded or is_loaded(target.library):
+        if loaded or is_module_loaded(target.library):
             _install_target(target)
         elif sys.modules.get(target.library) is not None:
-            if not after_import(target.library, settle_loaded):
+            if not call_after_import(target.library, update_loaded_library):
                 _install_target(target)
         elif not _is_importable(target.library):
             log_once(f"nothing is installed for {target.library}: no library of this name can be imported")
         else:
-            after_import(target.library, settle_loaded)
+            call_after_import(target.library, update_loaded_library)
 
 
-def settle_loaded(library: str) -> None:
-    """Install the targets that wait for a library which has just been loaded, if they are still wanted."""
+def update_loaded_library(library: str) -> None:
+    """Install fmm into a library that has just been loaded, for all targets of this library that are still wanted."""
     for target in INSTALL_TARGETS.values():
-        with _lock.now:
+        with _targets_lock.now:
             if target.library == library:
-                _settle_installation(target, loaded=True)
+                _update_installation(target, loaded=True)
 
 
 def _install_target(target: InstallTarget) -> None:
-    """Install into one library; log any failure, as another version of a library must not end a program."""
+    """Install fmm into one library; log any failure, since an unusual version of a library must not end a program."""
     try:
         target.undo = getattr(importlib.import_module(target.module), target.function)()
         target.was_installed = True

@@ -1,8 +1,9 @@
-"""fmm in NumPy: in the loops of numpy.matmul and `@` (numpy_loops.py), and in numpy.dot and numpy.inner.
+"""Installation of fmm in numpy.dot and numpy.inner, and in the loops of numpy.matmul and `@` (numpy_loops.py).
 
-NumPy's einsum, cov and multi_dot call these functions, so their products are computed by fmm, too. dot and inner are
-replaced by name, also in NumPy's modules; methods such as a.dot(b) belong to a type written in C and stay NumPy's. fmm
-computes products of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
+NumPy's einsum, cov and multi_dot call these functions, so fmm computes their products, too. The names dot and inner are
+bound to fmm's functions, also in NumPy's modules. Methods such as a.dot(b) belong to a type written in C and do not
+change. fmm computes products of two plain arrays; NumPy's own dot handles lists, subclasses and other libraries'
+arrays.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fmm.arrays.numpy_library import NUMPY_DOT, TYPE_NAMES
 from fmm.config.environment import log_once
 from fmm.integrations import numpy_loops
 from fmm.integrations.product_functions import (
-    array_product,
-    dot_operands,
+    multiply_and_count,
     names_bound_to,
+    parse_dot_operands,
     replace_attributes,
-    replaced_function,
+    replacement_function,
 )
 from fmm.integrations.report import is_reporting
 from fmm.kernels.cpu.host_arrays import dot as numpy_dot
@@ -31,8 +32,8 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions whose modules import dot and inner by name; the names of these modules differ between versions.
-CALLING_FUNCTIONS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
+# NumPy functions in modules that import dot and inner by name; the names of these modules differ between versions.
+FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
 def install() -> Callable[[], None]:
@@ -47,24 +48,24 @@ def install() -> Callable[[], None]:
         undo_functions()
         raise
 
-    def undo() -> None:
+    def undo_installation() -> None:
         undo_loops()
         undo_functions()
 
-    return undo
+    return undo_installation
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
     modules = dict.fromkeys((np, *_calling_modules()))
-    for own, answer in ((numpy_dot, dot_answer), (numpy_inner, inner_answer)):
-        replaced = replaced_function(own, answer)
+    for own, answer in ((numpy_dot, compute_dot), (numpy_inner, compute_inner)):
+        replaced = replacement_function(own, answer)
         for owner, name in names_bound_to(own, *modules):
             yield owner, name, replaced
 
 
 def _calling_modules() -> Iterator[Any]:
     """Yield the modules of this NumPy version that import dot and inner by name."""
-    for caller in CALLING_FUNCTIONS:
+    for caller in FUNCTIONS_CALLING_DOT:
         function: Any = np
         for name in caller.split("."):
             function = getattr(function, name, None)
@@ -74,30 +75,30 @@ def _calling_modules() -> Iterator[Any]:
             yield module
 
 
-def dot_answer(*operands: Any, **options: Any) -> Any:
-    """Return numpy.dot's result; fmm multiplies two matrices (for other ranks dot is not a matrix product)."""
-    arguments = dot_operands(operands, options)
+def compute_dot(*operands: Any, **options: Any) -> Any:
+    """Return numpy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
+    arguments = parse_dot_operands(operands, options)
     if arguments is None:
         return numpy_dot(*operands, **options)
     a, b, out = arguments
-    by_fmm = _may_pay(a, b) and _is_valid_out(out, a, b)
-    if by_fmm or (is_reporting() and _are_matrices(a, b)):
-        return array_product("numpy.dot", _dot_product if by_fmm else numpy_dot, *operands, **options)
+    by_fmm = _may_plan_pay(a, b) and _is_valid_out(out, a, b)
+    if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
+        return multiply_and_count("numpy.dot", _dot_by_plan if by_fmm else numpy_dot, *operands, **options)
     return numpy_dot(*operands, **options)
 
 
-def inner_answer(*operands: Any, **options: Any) -> Any:
-    """Return numpy.inner's result, for two matrices the product of the first and the second's transpose."""
+def compute_inner(*operands: Any, **options: Any) -> Any:
+    """Return numpy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
     if len(operands) == 2 and not options and type(operands[1]) is ndarray:
         a, b = operands[0], operands[1].T
-        by_fmm = _may_pay(a, b)
-        if by_fmm or (is_reporting() and _are_matrices(a, b)):
-            return array_product("numpy.inner", _dot_product if by_fmm else _inner_of_transposed, a, b)
+        by_fmm = _may_plan_pay(a, b)
+        if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
+            return multiply_and_count("numpy.inner", _dot_by_plan if by_fmm else _inner_of_transposed, a, b)
     return numpy_inner(*operands, **options)
 
 
-def _dot_product(a: Any, b: Any, /, out: Any = None) -> Any:
-    """Return the product by a plan where one pays, else by numpy.dot, which numpy.inner calls too."""
+def _dot_by_plan(a: Any, b: Any, /, out: Any = None) -> Any:
+    """Return the product, computed by a plan if a plan is faster, else by numpy.dot (also for numpy.inner)."""
     if was_declined(NUMPY_DOT, a, b):
         return numpy_dot(a, b, out)
     return run_matmul(NUMPY_DOT, a, b, out, NO_CONSTRAINTS)
@@ -107,13 +108,13 @@ def _inner_of_transposed(a: Any, b: Any) -> Any:
     return numpy_inner(a, b.T)
 
 
-def _may_pay(a: Any, b: Any) -> bool:
-    """Return True for two matching matrices that are not too small for any plan."""
-    return not is_small_on_host(a, b) and _are_matrices(a, b) and a.shape[1] == b.shape[0]
+def _may_plan_pay(a: Any, b: Any) -> bool:
+    """Return True for two matrices of matching shapes that are large enough for a plan."""
+    return not is_small_on_host(a, b) and _are_plain_matrices(a, b) and a.shape[1] == b.shape[0]
 
 
-def _are_matrices(a: Any, b: Any) -> bool:
-    """Return True for two plain matrices of types that plans support."""
+def _are_plain_matrices(a: Any, b: Any) -> bool:
+    """Return True for two plain NumPy matrices of element types that plans support."""
     return (
         type(a) is ndarray
         and type(b) is ndarray
@@ -124,9 +125,9 @@ def _are_matrices(a: Any, b: Any) -> bool:
 
 
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:
-    """Return True if numpy.dot writes to `out`: unlike matmul it requires a C array of the exact type.
+    """Return True if numpy.dot can write to `out`: dot requires a row-major array of the exact result type.
 
-    For every other `out` NumPy raises its own error.
+    For any other `out`, NumPy raises its own error.
     """
     if out is None:
         return True

@@ -1,7 +1,8 @@
-"""fmm in numpy.matmul and the operator `@`: other inner loops in NumPy's own ufunc, for the types that plans multiply.
+"""Installation of fmm in numpy.matmul and `@`: NumPy's own ufunc gets other inner loops for the types of plans.
 
-The ufunc stays the same object, so other libraries recognize it, and NumPy itself checks, casts and allocates. The
-compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `computed_by_plan` for others.
+The ufunc stays the same object, so other libraries recognize the ufunc, and NumPy itself checks, casts and allocates
+arrays. The compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `compute_loop_product` for
+large products.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fmm.arrays.numpy_library import BLAS_DTYPES, INTEGER_DTYPES, NUMPY, TYPE_NA
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
 from fmm.integrations.report import (
-    Outcome,
     ProductKind,
+    ProductOutcome,
     count_outcome,
     count_product,
     is_reporting,
@@ -37,53 +38,53 @@ from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
-NEVER_SIDE = 0  # a type's shortest side with this value: NumPy computes all products of the type
-# Multiply-adds from which fmm decides already the first product of new sizes. A decision takes a millisecond, far less
-# than such a product; integer products are slower in NumPy, so their limit is lower. NumPy computes the first smaller
-# product of new sizes, and fmm decides the second one.
+NO_PLAN_SIDE = 0  # value of a type's smallest side with which NumPy computes all products of the type
+# Number of multiply-adds from which fmm decides even the first product of new sizes. A decision takes a millisecond,
+# far less than a product of this size. Integer products are slower in NumPy, so the limit for integers is lower. For
+# smaller products of new sizes, NumPy computes the first product, and fmm decides the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# Packages whose functions run inside fmm's calls.
-OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
-REPLACE_LOOP = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
+# Packages that have functions which run inside fmm's calls.
+OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
+REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
-FIRST_PRODUCT = "NumPy answers the first product of these sizes, since deciding might take longer"
-# Return values of `computed_by_plan`. Unless C is WRITTEN, NumPy's own loop runs. The compiled loops remember DECLINED
-# for a second, and forget DECLINED_NOW.
+FIRST_PRODUCT_REASON = "NumPy answers the first product of these sizes, since deciding might take longer"
+# Return values of `compute_loop_product`. NumPy's own loop runs unless the value is WRITTEN. The compiled loops
+# remember DECLINED for a second, and forget DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
-_installed: list[CompiledLoops] = []  # the installed loops, at most one
+_installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:
-    """Put fmm's loops into numpy.matmul; return the function that puts NumPy's own back. OSError if none compiles."""
+    """Put fmm's loops into numpy.matmul; return the function that undoes this; raise OSError if no loop compiles."""
     loops = compiled_loops()
-    _installed.append(loops)
-    stop_watching = watch_counting(update_limits)
+    _installed_loops.append(loops)
+    stop_watching = watch_counting(update_loop_limits)
 
-    def undo() -> None:
+    def undo_installation() -> None:
         stop_watching()
-        _installed.remove(loops)
+        _installed_loops.remove(loops)
         for number in DTYPES_BY_NUMBER:
-            loops.set_limits(number, NEVER_SIDE, 0.0)
-        loops.restore()
+            loops.set_limits(number, NO_PLAN_SIDE, 0.0)
+        loops.restore_loops()
 
     try:
-        update_limits()
-        loops.replace()
+        update_loop_limits()
+        loops.replace_loops()
     except BaseException:  # Ctrl-C
-        undo()
+        undo_installation()
         raise
-    return undo
+    return undo_installation
 
 
-def update_limits() -> None:
-    """Set the sizes from which plans may pay; while a report counts all products, no product is too small."""
+def update_loop_limits() -> None:
+    """Set the smallest sizes for which the loops call Python; while a report counts products, set the sizes to 1."""
     limits = (
         (BLAS_DTYPES, early_declines.MIN_PLAN_SIDE, FIRST_PRODUCT_WORK),
         (INTEGER_DTYPES, MIN_INTEGER_PLAN_SIDE, FIRST_INTEGER_PRODUCT_WORK),
     )
-    for loops in _installed:
+    for loops in _installed_loops:
         loops.set_call_always(is_reporting())
         for types, side, work in limits:
             for dtype in types:
@@ -94,7 +95,7 @@ def update_limits() -> None:
 
 
 class CompiledLoops:
-    """The functions of numpy_loops.cpp, and the types that have fmm's loops in numpy.matmul now."""
+    """The functions of numpy_loops.cpp, and the types for which numpy.matmul has fmm's loops now."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.fmm_limits.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_double
@@ -104,37 +105,39 @@ class CompiledLoops:
         self._set_main_thread = library.fmm_main_thread
         exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.py_object)  # under the GIL
         self._replace, self._restore = exchange(("fmm_replace", library)), exchange(("fmm_restore", library))
-        self._replace_loop = numpy_function(REPLACE_LOOP)
+        self._replace_loop = numpy_function_address(REPLACE_LOOP_INDEX)
         self._replaced: set[int] = set()  # numbers of the types whose loops are replaced
-        library.fmm_python_function(computed_by_plan)
-        self._find_main_thread()
-        after_fork_in_child(self._find_main_thread)
+        library.fmm_python_function(compute_loop_product)
+        self._record_main_thread()
+        after_fork_in_child(self._record_main_thread)
 
-    def _find_main_thread(self) -> None:
+    def _record_main_thread(self) -> None:
         self._set_main_thread(threading.main_thread().ident)
 
-    def replace(self) -> None:
+    def replace_loops(self) -> None:
         """Put fmm's loop in front of NumPy's for each type that does not have fmm's loop yet."""
         for number in DTYPES_BY_NUMBER.keys() - self._replaced:
             if self._replace(number, self._replace_loop, numpy_matmul) == 0:
                 self._replaced.add(number)
 
-    def restore(self) -> None:
-        """Put NumPy's loops back; a loop of another program that has replaced fmm's stays, and calls fmm's."""
+    def restore_loops(self) -> None:
+        """Restore NumPy's loops; if another package has replaced fmm's loop, its loop stays and calls fmm's loop."""
         self._replaced = {x for x in self._replaced if self._restore(x, self._replace_loop, numpy_matmul)}
 
 
 @lru_cache(maxsize=1)
 def compiled_loops() -> CompiledLoops:
-    """Return the loops, compiled if no cached ones can be trusted; OSError if they cannot be compiled."""
+    """Load the loops from the cache, or compile them; raise OSError if the loops cannot be compiled."""
     if not isinstance(numpy_matmul, np.ufunc):
         raise OSError("numpy.matmul is not NumPy's own")
     options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
     options += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    return CompiledLoops(CompiledLibrary("fmm's loop for numpy.matmul", CPP_SOURCE, options).load(needs_cache=False))
+    return CompiledLoops(
+        CompiledLibrary("fmm's loop for numpy.matmul", CPP_SOURCE, options).load_library(needs_cache=False)
+    )
 
 
-def numpy_function(number: int) -> int:
+def numpy_function_address(number: int) -> int:
     """Return the address of a function of NumPy's C interface for ufuncs, by its number in the table."""
     core = "numpy._core" if "numpy._core" in sys.modules else "numpy.core"  # NumPy 1.26
     capsule = sys.modules[f"{core}._multiarray_umath"]._UFUNC_API
@@ -147,46 +150,47 @@ def numpy_function(number: int) -> int:
 # ---- the products that the loops hand over
 
 
-def computed_by_plan(
+def compute_loop_product(
     number: int,
     pays: bool,
     addresses: tuple[int, int, int],
     sizes: tuple[int, int, int, int],
     steps: tuple[int, ...],
 ) -> int:
-    """Compute a stack of products into C by a plan; return WRITTEN, or why NumPy must compute it.
+    """Compute a stack of products into C with a plan; return WRITTEN, or DECLINED or DECLINED_NOW for NumPy's loop.
 
-    With `pays` False the product is only counted for a report, since a decision might take longer than the product.
+    If `pays` is False, the product is only counted for a report, since a decision might take longer than the product.
 
-    An exception of a signal handler leaves this function, and the loop raises it again once the product is complete.
-    Other exceptions are fmm's errors, and NumPy computes the product.
+    This function raises the exceptions of signal handlers; the loop raises them again when the product is complete.
+    After other exceptions, which are errors of fmm, NumPy computes the product.
     """
     try:
         if _is_called_by_fmm():
             return DECLINED_NOW
         a, b, c = _loop_operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps)
-        return _compute_by_plan(a, b, c, pays)
+        return _compute_and_count(a, b, c, pays)
     except Exception as error:
-        if _comes_from_a_signal_handler(error.__traceback__):
+        if _is_from_signal_handler(error.__traceback__):
             raise
         log_once(f"numpy.matmul multiplies without fmm: {type(error).__name__}: {error}")
         return DECLINED_NOW
 
 
 def _is_called_by_fmm() -> bool:
-    """Return True if fmm itself called numpy.matmul, for NumPy's own product.
+    """Return True if fmm itself has called numpy.matmul to compute the vendor's product.
 
-    NumPy is written in C, so the frame below `computed_by_plan` is that of numpy.matmul's caller.
+    NumPy's loops are written in C and have no frame, so the frame below `compute_loop_product` belongs to
+    numpy.matmul's caller.
     """
     caller = sys._getframe(1).f_back
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")
 
 
-def _comes_from_a_signal_handler(trace: TracebackType | None) -> bool:
-    """Return True if the traceback has a function outside OWN_MODULES: a signal handler that ran inside fmm."""
+def _is_from_signal_handler(trace: TracebackType | None) -> bool:
+    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler has run inside fmm."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in OWN_MODULES:
+        if module.partition(".")[0] not in OWN_PACKAGES:
             return True
         trace = trace.tb_next
     return False
@@ -209,7 +213,7 @@ def _loop_operands(
 
 
 class _LoopMemory:
-    """Memory that NumPy handed to a loop, from which NumPy makes an array without copying."""
+    """Memory that NumPy has passed to a loop; NumPy can view the memory as an array without a copy."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -221,22 +225,22 @@ class _LoopMemory:
         }
 
 
-def _compute_by_plan(a: Any, b: Any, c: Any, pays: bool) -> int:
-    """Compute C = A B by a plan where one pays, and count the product if a report is active."""
+def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
+    """Compute C = A B if a plan is faster than NumPy, and count the product if a report is active."""
     if not is_reporting():
-        return _multiply(a, b, c) if pays else DECLINED_NOW
+        return _multiply_by_plan(a, b, c) if pays else DECLINED_NOW
     kind = ProductKind("numpy.matmul", a.shape, b.shape, a.dtype.name)
     if not (pays or early_declines.is_small_on_host(a, b)):
-        count_outcome(kind, Outcome("", FIRST_PRODUCT))
+        count_outcome(kind, ProductOutcome("", FIRST_PRODUCT_REASON))
         return DECLINED_NOW
     answer: int = count_product(
-        kind, partial(_multiply, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
+        kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # The compiled loops must hand over the next product, so that a report counts it.
+    # The compiled loops must not remember the decline, so that a report counts the next product.
     return DECLINED_NOW if answer == DECLINED else answer
 
 
-def _multiply(a: Any, b: Any, c: Any) -> int:
+def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
     if early_declines.is_small_on_host(a, b) or early_declines.was_declined(NUMPY, a, b):
         return DECLINED
     library = LoopLibrary()
@@ -248,11 +252,12 @@ def _multiply(a: Any, b: Any, c: Any) -> int:
 
 
 class LoopLibrary(NumpyLibrary):
-    """The NumPy adapter for the products of one loop; the vendor's product is left to the compiled loop."""
+    """The NumPy adapter for the products of one loop; `vendor` only records that the compiled loop must multiply."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cached_calls = NUMPY.cached_calls  # shares the prepared calls of NUMPY: both run the same plans
+        # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
+        self.cached_calls = NUMPY.cached_calls
         self.is_declined = False
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:

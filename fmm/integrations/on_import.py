@@ -11,58 +11,60 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-Callback = Callable[[str], None]  # is called with the name of the imported module
+ImportCallback = Callable[[str], None]  # receives the name of the imported module
 
-_waiting: dict[str, list[Callback]] = {}
-_finished: set[str] = set()  # modules that are loaded and whose callbacks have all run
-_lock = ForkSafeLock()  # guards _waiting and _finished; no import happens while a thread has it
+_waiting_callbacks: dict[str, list[ImportCallback]] = {}
+_finished_modules: set[str] = set()  # modules that are loaded and whose callbacks have all run
+_callbacks_lock = (
+    ForkSafeLock()
+)  # guards _waiting_callbacks and _finished_modules; no thread imports a module while it holds the lock
 
 
-def is_loaded(module: str) -> bool:
-    """Return True if the module is loaded completely, and False also while a thread is still loading the module."""
+def is_module_loaded(module: str) -> bool:
+    """Return True if the module is loaded completely; return False while a thread is still loading the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
 
-def after_import(module: str, callback: Callback) -> bool:
-    """Call `callback` once after the module's import; if the import is finished, return False and call nothing."""
-    with _lock.now:
-        if module in _finished and module in sys.modules:
+def call_after_import(module: str, callback: ImportCallback) -> bool:
+    """Call `callback` once after the module is imported; if the module is imported already, return False instead."""
+    with _callbacks_lock.now:
+        if module in _finished_modules and module in sys.modules:
             return False
-        _finished.discard(module)
-        callbacks = _waiting.setdefault(module, [])
+        _finished_modules.discard(module)
+        callbacks = _waiting_callbacks.setdefault(module, [])
         if callback not in callbacks:
             callbacks.append(callback)
-        if _FINDER not in sys.meta_path:
-            sys.meta_path.insert(0, _FINDER)
+        if _CALLBACK_FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _CALLBACK_FINDER)
         return True
 
 
-def _take_callbacks(module: str) -> list[Callback]:
-    """Return the callbacks that wait for a loaded module; record the module as finished if no callback waits."""
-    with _lock.now:
-        callbacks = _waiting.pop(module, [])
+def _take_callbacks(module: str) -> list[ImportCallback]:
+    """Remove and return the callbacks that wait for a loaded module; if there are none, the module is finished."""
+    with _callbacks_lock.now:
+        callbacks = _waiting_callbacks.pop(module, [])
         if not callbacks:
-            _finished.add(module)
-            if not _waiting and _FINDER in sys.meta_path:
-                sys.meta_path.remove(_FINDER)
+            _finished_modules.add(module)
+            if not _waiting_callbacks and _CALLBACK_FINDER in sys.meta_path:
+                sys.meta_path.remove(_CALLBACK_FINDER)
         return callbacks
 
 
-def run_callbacks(module: str) -> None:
+def run_import_callbacks(module: str) -> None:
     """Run the callbacks that wait for this module, which has just been loaded."""
     while callbacks := _take_callbacks(module):  # a running callback may add another one
         for callback in callbacks:
             callback(module)
 
 
-class _Finder(MetaPathFinder):
-    """An import finder that wraps the loaders of modules with waiting callbacks; other finders find the modules."""
+class _CallbackFinder(MetaPathFinder):
+    """An import finder that wraps the loader of each module with waiting callbacks; other finders find the modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _waiting:
+        if fullname not in _waiting_callbacks:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)  # Python also skips finders without find_spec
@@ -70,13 +72,13 @@ class _Finder(MetaPathFinder):
             if find is not None and finder is not self:
                 spec = find(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader)
+                spec.loader = _CallbackLoader(spec.loader)
                 return spec
         return None
 
 
-class _Loader(Loader):
-    """A module's own loader, followed by the callbacks; the module does not see this wrapper."""
+class _CallbackLoader(Loader):
+    """A loader that calls the module's own loader and then runs the callbacks; the module does not see this wrapper."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -93,7 +95,7 @@ class _Loader(Loader):
             module.__spec__.loader = self.own
         module.__loader__ = self.own
         self.own.exec_module(module)
-        run_callbacks(module.__name__)
+        run_import_callbacks(module.__name__)
 
 
-_FINDER = _Finder()
+_CALLBACK_FINDER = _CallbackFinder()

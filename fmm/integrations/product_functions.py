@@ -1,4 +1,4 @@
-"""Replacement of a library's product functions, and the arguments of matmul, dot and tensordot."""
+"""Replace a library's product functions, and check the arguments of matmul, dot and tensordot."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-NOT_DEFINED = object()  # value of a name that the module or class did not define itself
+NOT_DEFINED = object()  # value for a name that the module or class has not defined
 
 
-def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
-    """Return a function that calls `answer`, and can be weakly referenced if the library's own function can.
+def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
+    """Return a function that calls `answer`; weak references to the function work if they work for `own`.
 
-    Numba keeps a table of functions, by weak references where possible.
+    Numba keeps a table of functions, with weak references to all functions that allow them.
     """
-    kind = WeakReplacedFunction if type(own).__weakrefoffset__ else ReplacedFunction
+    kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
 
 
-class ReplacedFunction:
-    """A function that calls `answer`, with the attributes, hash, equality and pickle of the library's own function."""
+class ReplacementFunction:
+    """A function that calls `answer`; attributes, hash, equality and pickle format are those of the library's own."""
 
     __slots__ = ("__dict__",)
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
-        self.__wrapped__, self._torch_answer = own, answer
+        self.__wrapped__, self._answer = own, answer
         # Ufuncs of NumPy 1.26 have no __module__; with None, pickle searches all modules instead of this one.
         own_module: Any = getattr(own, "__module__", None)
         self.__module__ = own_module
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
-        return self._torch_answer(*operands, **options)
+        return self._answer(*operands, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
@@ -49,14 +49,14 @@ class ReplacedFunction:
         return type(self.__wrapped__)
 
     def __eq__(self, other: object) -> Any:  # `==` of an array would compare entry by entry
-        """Return True for the library's own function, too, so that a program's tables of functions find this one."""
+        """Return True also for the library's own function, so that a program's tables find this function."""
         return self.__wrapped__ == other
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
     def __reduce__(self) -> str:
-        return str(self.__wrapped__.__name__)  # pickled by name, like the own function
+        return str(self.__wrapped__.__name__)  # pickled by name, like the library's own function
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__reduce__()
@@ -65,25 +65,25 @@ class ReplacedFunction:
         return f"{self.__wrapped__!r}, by fmm where a plan pays"
 
 
-class WeakReplacedFunction(ReplacedFunction):
-    """A replaced function that can be weakly referenced."""
+class WeakReplacementFunction(ReplacementFunction):
+    """A replacement function to which weak references are possible."""
 
     __slots__ = ("__weakref__",)
 
 
 def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
-    """Return the modules and names that are bound to an object."""
+    """Return (module or class, name) for each name that is bound to this object."""
     return [(owner, name) for owner in owners for name, bound in list(vars(owner).items()) if bound is value]
 
 
 def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes of modules and classes; return the function that restores the original objects.
 
-    Attributes that somebody else has replaced since are not restored.
+    Attributes that another package has replaced in the meantime are not restored.
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 
-    def undo() -> None:
+    def restore_attributes() -> None:
         for owner, name, before, ours in reversed(replaced):
             if vars(owner).get(name, NOT_DEFINED) is not ours:
                 continue
@@ -98,34 +98,34 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
             setattr(owner, name, value)
             replaced.append((owner, name, before, value))
     except BaseException:
-        undo()
+        restore_attributes()
         raise
-    return undo
+    return restore_attributes
 
 
 # ---- arguments of matmul
 
 # Options of fmm.matmul that no library's matmul has.
-OWN_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
+FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
 
 
-def matmul_accepts(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second out."""
+def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second `out`."""
     if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
         return False
-    return not options or OWN_OPTIONS.isdisjoint(options)
+    return not options or FMM_OPTIONS.isdisjoint(options)
 
 
-def array_product(where: str, product: Callable[..., Any], a: Any, b: Any, /, *rest: Any, **options: Any) -> Any:
+def multiply_and_count(where: str, product: Callable[..., Any], a: Any, b: Any, /, *rest: Any, **options: Any) -> Any:
     """Return the product of two arrays, and count it if a report is active."""
     if not is_reporting():
         return product(a, b, *rest, **options)
-    kind = ProductKind(where, a.shape, b.shape, str(compute_type(a, b, options)))
+    kind = ProductKind(where, a.shape, b.shape, str(computation_type(a, b, options)))
     return count_product(kind, partial(product, a, b, *rest, **options), partial(explain, a, b, *rest, **options))
 
 
-def compute_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
-    """Return the type in which the library multiplies, whatever the type of `out`."""
+def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
+    """Return the type in which the library multiplies, which does not depend on the type of `out`."""
     dtype = options.get("dtype")
     try:
         return np.result_type(a.dtype, b.dtype) if dtype is None else np.dtype(dtype)
@@ -136,8 +136,8 @@ def compute_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
 # ---- arguments of dot and tensordot
 
 
-def dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
-    """Return a, b and out of a dot call; None for other arguments, which the library must judge."""
+def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+    """Return a, b and out of a dot call; return None for other arguments, which the library must check."""
     if not options:
         if len(operands) == 2:
             return operands[0], operands[1], None
@@ -146,7 +146,7 @@ def dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple
 
 
 class Contraction(NamedTuple):
-    """A tensordot as a matrix product: the order of both arrays' axes, m, k and n, and the result's shape."""
+    """A tensordot as a matrix product: the order of each array's axes, the sizes m, k and n, and the result's shape."""
 
     left_axes: tuple[int, ...]
     right_axes: tuple[int, ...]
@@ -154,8 +154,8 @@ class Contraction(NamedTuple):
     shape: tuple[int, ...]
 
 
-def contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
-    """Return the contraction of numpy.tensordot's axes; None where it raises, or sums over no axis."""
+def parse_contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
+    """Return the matrix product for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
     pairs = _summed_axes(len(left), len(right), axes)
     if not pairs or any(not (-len(left) <= i < len(left) and -len(right) <= j < len(right)) for i, j in pairs):
         return None

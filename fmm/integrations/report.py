@@ -1,6 +1,7 @@
-"""A report of a program's products: which ran by plans, how many, how much faster, and why others did not.
+"""A report of a program's products: the plans that ran, their speedups, and the reasons why other products ran no plan.
 
-Products are counted by kind and outcome while a report is active (`report`, FMM_REPORT, `python -m fmm --report`).
+Products are counted by kind and outcome while a report is active, after `report`, FMM_REPORT or `python -m fmm
+--report`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.call_record import RECORDING_SWITCH, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
-REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
+MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: the library's products that a report does not count, and the targets that would count them.
+# For each install target: the library's products that a report does not count, and the targets with which it would.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
@@ -44,7 +45,7 @@ UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 
 class ProductKind(NamedTuple):
-    """The function, shapes and type that make two products one kind."""
+    """The function, shapes and type that all products of one kind share."""
 
     where: str  # name of the library's function that the program called
     left: tuple[int, ...]
@@ -57,12 +58,12 @@ class ProductKind(NamedTuple):
         return 2 * stack * prod(self.left[-2:]) * (self.right[-1] if len(self.right) > 1 else 1)
 
     @property
-    def sizes(self) -> str:
+    def sizes_text(self) -> str:
         return f"{' x '.join(map(str, self.left))} by {' x '.join(map(str, self.right))}"
 
 
-class Outcome(NamedTuple):
-    """How a product was computed."""
+class ProductOutcome(NamedTuple):
+    """The plan that computed a product, the reason, and the expected speedup."""
 
     plan: str  # text of the plan that ran; empty if the library's own product ran
     reason: str  # the expected speedup, or the reason why no plan ran
@@ -77,15 +78,15 @@ class ProductCount(NamedTuple):
 
     times: int
     kind: ProductKind
-    outcome: Outcome
+    outcome: ProductOutcome
 
     @property
     def flops(self) -> int:
         return self.times * self.kind.flops
 
     @property
-    def line(self) -> str:
-        return f"  {self.times:7d}  {self.kind.where}, {self.kind.dtype}, {self.kind.sizes}: {self.outcome}"
+    def report_line(self) -> str:
+        return f"  {self.times:7d}  {self.kind.where}, {self.kind.dtype}, {self.kind.sizes_text}: {self.outcome}"
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class ProductCount(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counted products, those with the most flops first; str() of a report has the first 30 kinds.
+    """The counted products, in decreasing order of flops; str(report) lists the first 30 kinds.
 
     Attributes
     ----------
@@ -103,11 +104,11 @@ class Report:
     unseen : str
         The products that were not counted.
     calls, by_plans : int
-        The number of products, and of those that ran by plans.
+        The number of all products, and the number of products that ran by plans.
     share : float
-        The share of the arithmetic that ran by plans.
+        The share of all flops in products that ran by plans.
     fields : dict
-        The report for json.dumps.
+        The report as a dictionary that json.dumps accepts.
     """
 
     products: tuple[ProductCount, ...]
@@ -133,17 +134,17 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"fmm: {self.by_plans} of {self.calls} products ran by plans, {self.share:.0%} of the arithmetic"]
-        lines += [product.line for product in self.products[:REPORT_LINES]]
-        if len(self.products) > REPORT_LINES:
-            lines.append(f"  and {len(self.products) - REPORT_LINES} kinds of smaller products")
+        lines += [product.report_line for product in self.products[:MAX_REPORT_LINES]]
+        if len(self.products) > MAX_REPORT_LINES:
+            lines.append(f"  and {len(self.products) - MAX_REPORT_LINES} kinds of smaller products")
         return "\n".join([*lines, f"  not seen: {self.unseen}"] if self.unseen else lines)
 
 
 def report() -> Report:
-    """Return which products of the program ran by plans so far, and why the others did not; print it.
+    """Return a report of the program's products so far: the plans that ran, and the reasons for products without plan.
 
-    Counting begins with the first call, unless FMM_REPORT or `python -m fmm --report` has begun it. A forked process
-    counts its own products.
+    Counting begins with the first call of this function, or earlier with FMM_REPORT or `python -m fmm --report`. A
+    forked process counts its own products.
 
     Returns
     -------
@@ -156,12 +157,14 @@ def report() -> Report:
     >>> fmm.report().by_plans >= 0
     True
     """
-    counts = _counts or begin_report()
-    return counts.report(unseen_products([name for name, x in INSTALL_TARGETS.items() if x.was_installed]))
+    counts = _active_counts or begin_report()
+    return counts.build_report(
+        uncounted_products_text([name for name, x in INSTALL_TARGETS.items() if x.was_installed])
+    )
 
 
-def unseen_products(targets: Collection[str]) -> str:
-    """Return the text of the products that are not counted, with fmm installed in these targets."""
+def uncounted_products_text(targets: Collection[str]) -> str:
+    """Return, as text, the products that are not counted if fmm is installed in these targets."""
     if not targets:
         return "any product, since fmm was installed for no library that the program loaded"
     unseen = (each for target, products in UNCOUNTED_PRODUCTS.items() if target in targets for each in products)
@@ -173,62 +176,62 @@ def unseen_products(targets: Collection[str]) -> str:
 
 # ---- counting
 
-_lock = ForkSafeLock()  # guards all counts
+_counts_lock = ForkSafeLock()  # guards all counts
 
 
 @dataclass
-class Counts:
+class ReportCounts:
     """The counts of an active report."""
 
-    counts: Counter[tuple[ProductKind, Outcome]] = field(default_factory=Counter)
-    # Outcomes of kinds of products that fmm declined without a decision.
-    unrecorded: dict[ProductKind, Outcome] = field(default_factory=dict)
+    counts: Counter[tuple[ProductKind, ProductOutcome]] = field(default_factory=Counter)
+    # Outcomes of the kinds of products that fmm declined without a decision.
+    unrecorded: dict[ProductKind, ProductOutcome] = field(default_factory=dict)
 
-    def add(self, kind: ProductKind, outcome: Outcome) -> None:
-        with _lock.now:
+    def add_product(self, kind: ProductKind, outcome: ProductOutcome) -> None:
+        with _counts_lock.now:
             self.counts[kind, outcome] += 1
 
-    def report(self, unseen: str = "") -> Report:
-        with _lock.now:  # other threads may add counts meanwhile
+    def build_report(self, unseen: str = "") -> Report:
+        with _counts_lock.now:  # other threads may add counts meanwhile
             products = [ProductCount(times, *key) for key, times in self.counts.items()]
         return Report(tuple(sorted(products, key=lambda product: -product.flops)), unseen)
 
     def __str__(self) -> str:
-        return str(self.report())
+        return str(self.build_report())
 
 
-_counts: Counts | None = None
-_watchers: list[Callable[[], None]] = []
+_active_counts: ReportCounts | None = None
+_counting_watchers: list[Callable[[], None]] = []
 
 
-def begin_report() -> Counts:
+def begin_report() -> ReportCounts:
     """Start to count products, from zero."""
-    global _counts
-    _counts = Counts()
+    global _active_counts
+    _active_counts = ReportCounts()
     _notify_watchers()
-    return _counts
+    return _active_counts
 
 
 def end_report() -> None:
     """Stop counting."""
-    global _counts
-    _counts = None
+    global _active_counts
+    _active_counts = None
     _notify_watchers()
 
 
 def is_reporting() -> bool:
-    return _counts is not None
+    return _active_counts is not None
 
 
 def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` whenever counting begins or ends; return the function that stops this."""
-    _watchers.append(callback)
-    return lambda: _watchers.remove(callback)
+    """Call `callback` each time counting begins or ends; return the function that ends these calls."""
+    _counting_watchers.append(callback)
+    return lambda: _counting_watchers.remove(callback)
 
 
 def _notify_watchers() -> None:
     RECORDING_SWITCH.on = is_reporting()
-    for callback in tuple(_watchers):
+    for callback in tuple(_counting_watchers):
         callback()
 
 
@@ -241,76 +244,78 @@ after_fork_in_child(_restart_in_child)
 
 
 def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callable[[], Decision]) -> Any:
-    """Return the product and count its outcome; `decide` gives the decision of a product without a record."""
+    """Return the product and count its outcome; `decide` returns the decision for a product without a record."""
     clear_record()
     try:
         c = product()
-    except Exception as error:  # the library rejects the call
-        count_outcome(kind, Outcome("", str(error)))
+    except Exception as error:  # the library has rejected the call
+        count_outcome(kind, ProductOutcome("", str(error)))
         raise
     record = last_record()
     if record is None:
-        count_outcome(kind, _unrecorded_outcome(kind, decide))
+        count_outcome(kind, _cached_unrecorded_outcome(kind, decide))
     else:
         count_record(kind, record)
     return c
 
 
-def count_outcome(kind: ProductKind, outcome: Outcome) -> None:
-    if (counts := _counts) is not None:
-        counts.add(kind, outcome)
+def count_outcome(kind: ProductKind, outcome: ProductOutcome) -> None:
+    if (counts := _active_counts) is not None:
+        counts.add_product(kind, outcome)
 
 
 def count_record(kind: ProductKind, record: CallRecord) -> None:
-    """Count a recorded product, in the type of its decision, which may differ from the operands' (TF32)."""
+    """Count a recorded product with the type of its decision, which may differ from the operands' type (TF32)."""
     problem = record.decision.problem
-    count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), record_outcome(record))
+    count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_record(record))
 
 
-def record_outcome(record: CallRecord) -> Outcome:
+def outcome_of_record(record: CallRecord) -> ProductOutcome:
     """Return the outcome of a recorded product."""
     decision, plan, fallback_reason = record
     if plan is not None and plan != VENDOR:
         speedup = expected_speedup(decision) if plan == decision.plan else None
-        return Outcome(str(plan), f"{speedup:.2f} times as fast is expected" if speedup else decision.reason, speedup)
-    return Outcome("", f"{fallback_reason}; {decision.plan} was chosen" if fallback_reason else decision.reason)
+        return ProductOutcome(
+            str(plan), f"{speedup:.2f} times as fast is expected" if speedup else decision.reason, speedup
+        )
+    return ProductOutcome("", f"{fallback_reason}; {decision.plan} was chosen" if fallback_reason else decision.reason)
 
 
 def expected_speedup(decision: Decision) -> float | None:
-    """Return the predicted speedup; None for a certified plan, which has a measured one in its reason."""
+    """Return the predicted speedup; None for a certified plan, since the plan's reason contains a measured speedup."""
     times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
     return next((1 / time for time in times if time > 0), None)
 
 
-def _unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> Outcome:
-    """Return the outcome of a product that went to the library without a decision; decide once for each kind."""
-    cache = {} if _counts is None else _counts.unrecorded
+def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> ProductOutcome:
+    """Return the outcome of a product that the library computed without a decision; decide once for each kind."""
+    cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:
         try:
             cache[kind] = unrecorded_outcome(decide())
         except Exception as error:  # an error of the report must not fail the program's call
-            cache[kind] = Outcome("", str(error))
+            cache[kind] = ProductOutcome("", str(error))
     return cache[kind]
 
 
-def unrecorded_outcome(decision: Decision) -> Outcome:
+def unrecorded_outcome(decision: Decision) -> ProductOutcome:
     if decision.plan == VENDOR:
-        return Outcome("", decision.reason)
-    return Outcome("", "the library answered a product of these sizes a moment ago")
+        return ProductOutcome("", decision.reason)
+    return ProductOutcome("", "the library answered a product of these sizes a moment ago")
 
 
 # ---- reports at the end of a process
 
 REPORT_VARIABLE = "FMM_REPORT"
-PROCESS_MARK = "%p"  # in a file name, stands for the process id
+PROCESS_ID_MARK = "%p"  # in a file name, this mark stands for the process id
 STDERR_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
-_destinations: dict[str, int] = {}  # by file name: the id of the process that requested the report
+_report_files: dict[str, int] = {}  # file name -> id of the process that requested the report
 
 
 def report_from_env() -> None:
-    """Report at exit to the file in the environment variable FMM_REPORT, if the variable is set."""
+    """Write a report at exit to the file that the environment variable FMM_REPORT names, if the variable is set."""
     if name := os.environ.get(REPORT_VARIABLE, ""):
         report_at_exit(name)
 
@@ -318,28 +323,28 @@ def report_from_env() -> None:
 def report_at_exit(name: str = STDERR_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
-    The report is written after the process's threads have ended, and after what the program registers with atexit
-    later: atexit runs the first registered function last.
+    The report is written after the process's threads have ended. Functions that the program registers with atexit later
+    run before the report is written, since atexit runs the first registered function last.
     """
     with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
         name = os.path.abspath(name) if name else STDERR_NAME  # the program may change its working directory
     if not is_reporting():
         begin_report()
-    if name not in _destinations:
-        _destinations[name] = os.getpid()
-        atexit.register(_write, name)
+    if name not in _report_files:
+        _report_files[name] = os.getpid()
+        atexit.register(_write_at_exit, name)
 
 
-def _write(name: str) -> None:
+def _write_at_exit(name: str) -> None:
     """Write the report to a file or to stderr; forked processes write nothing to stderr."""
     if name:
-        write_report(Path(name.replace(PROCESS_MARK, str(os.getpid()))))
-    elif _destinations[STDERR_NAME] == os.getpid():
+        write_report(Path(name.replace(PROCESS_ID_MARK, str(os.getpid()))))
+    elif _report_files[STDERR_NAME] == os.getpid():
         print(report(), file=sys.stderr)
 
 
 def write_report(path: Path) -> None:
-    """Write the report, as JSON for a file name that ends in .json, else as text."""
+    """Write the report as JSON if the file name ends in .json, else as text."""
     result = report()
     text = json.dumps(result.fields, indent=1) if path.suffix == ".json" else str(result)
     try:
@@ -348,19 +353,21 @@ def write_report(path: Path) -> None:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# Forked processes of multiprocessing end without atexit (up to Python 3.13), but run multiprocessing's finalizers.
+# Up to Python 3.13, multiprocessing's forked processes end without atexit, but they run multiprocessing's finalizers.
 
 
-def _write_files() -> None:
-    for name in filter(None, _destinations):
-        _write(name)
+def _write_report_files() -> None:
+    for name in filter(None, _report_files):
+        _write_at_exit(name)
 
 
 def _finalize_forked_child() -> None:
-    """Register a finalizer in a forked child, after multiprocessing has cleared those of its parent."""
+    """Register a finalizer in a forked child, after multiprocessing has cleared the parent's finalizers."""
     util = sys.modules.get("multiprocessing.util")
-    if util is not None and _destinations:
-        util.register_after_fork(_write_files, lambda write: util.Finalize(None, write, exitpriority=EXIT_PRIORITY))
+    if util is not None and _report_files:
+        util.register_after_fork(
+            _write_report_files, lambda write: util.Finalize(None, write, exitpriority=EXIT_PRIORITY)
+        )
 
 
 after_fork_in_child(_finalize_forked_child)

@@ -21,18 +21,18 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, default_targets, install
-from fmm.integrations.report import PROCESS_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
+from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
+from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
 
 USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program of the command line, as Python itself would."""
+    """Run the program that the command line names, as Python itself would."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS_MARK in options.report:  # else child processes would overwrite the file
+        if PROCESS_ID_MARK in options.report:  # without the mark, child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # The exception is shown already. Python sets the exit status, or ends by the signal.
+        # The exception has been shown. Python sets the exit status, or ends the process with the signal.
         sys.excepthook = _silent_excepthook
         raise
     return 0
@@ -67,27 +67,27 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     """Set sys.argv, sys.path and `__main__`; return the function that runs the program."""
     if options.module:
         sys.argv = [program, *rest]
-        _main_module()
-        return partial(_run_module, program)  # runpy itself prints the error for a missing module
+        _create_main_module()
+        return partial(_run_module, program)  # runpy itself prints an error if the module is missing
     if options.code:
         _set_first_path("")
         sys.argv = ["-c", *rest]
-        return partial(_run_source, _main_module(), program, "<string>")
+        return partial(_run_source, _create_main_module(), program, "<string>")
     sys.argv = [program, *rest]
     if program == "-":
         _set_first_path("")
-        return partial(_run_source, _main_module("<stdin>"), sys.stdin.read(), "<stdin>")
+        return partial(_run_source, _create_main_module("<stdin>"), sys.stdin.read(), "<stdin>")
     return _prepare_file(program)
 
 
 def _prepare_file(program: str) -> Callable[[], object]:
-    """Prepare a script, a folder or zip archive with a module `__main__`, or a compiled script."""
+    """Prepare a script, a compiled script, or a folder or zip archive with a module `__main__`."""
     path = Path(program).absolute()
     if path.is_dir() or is_zipfile(path):
         sys.path.insert(0, str(path))
         if not sys.flags.safe_path:
             del sys.path[1]
-        _main_module()
+        _create_main_module()
         return partial(_run_module, "__main__", False)
     _set_first_path(str(path.resolve().parent))
     try:
@@ -98,12 +98,12 @@ def _prepare_file(program: str) -> Callable[[], object]:
         raise SystemExit(2) from None
     if source.startswith(MAGIC_NUMBER):
         return partial(runpy.run_path, program, run_name="__main__")
-    module = _main_module(str(path), SourceFileLoader("__main__", str(path)))
+    module = _create_main_module(str(path), SourceFileLoader("__main__", str(path)))
     return partial(_run_source, module, source, str(path))
 
 
 def _run_module(name: str, changes_arguments: bool = True) -> None:
-    """Run a module by the function that the interpreter itself uses."""
+    """Run a module with the function of runpy that the interpreter itself uses."""
     run: Callable[[str, bool], Any] = vars(runpy)["_run_module_as_main"]
     run(name, changes_arguments)
 
@@ -112,7 +112,7 @@ def _run_source(module: ModuleType, source: str | bytes, name: str) -> None:
     exec(compile(source, name, "exec", dont_inherit=True), vars(module))
 
 
-def _main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
+def _create_main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
     """Create the module `__main__` as Python does for a program."""
     module = ModuleType("__main__")
     attributes: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
@@ -122,7 +122,7 @@ def _main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
 
 
 def _set_first_path(folder: str) -> None:
-    """Replace the first entry of sys.path, the current folder; in safe-path mode Python has not added one."""
+    """Replace the first entry of sys.path; do nothing in safe-path mode, in which Python adds no entry."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -137,7 +137,7 @@ def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, lis
     parser.add_argument("--report", metavar="FILE", help=report_help)
     parser.add_argument(
         "--install",
-        default=",".join(default_targets()),
+        default=",".join(importable_default_targets()),
         help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
@@ -160,7 +160,7 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Give a bare `--report` an empty file name: argparse would take the program for the file."""
+    """Give a bare `--report` an empty file name, since argparse would read the program's name as the file name."""
     words, i = list(arguments), 0
     while i < len(words) and words[i].startswith("--"):
         if words[i] == "--report=":

@@ -1,4 +1,4 @@
-"""Products of torch's dispatcher in Python: the result by a plan, or None if torch's own kernel must run."""
+"""Functions for torch's product operators: each returns a plan's result, or None if torch's own kernel must run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fmm.arrays.torch_calls import (
     resolve_marks,
 )
 from fmm.integrations.report import (
-    Outcome,
     ProductKind,
+    ProductOutcome,
     count_outcome,
     count_product,
     count_record,
     is_reporting,
 )
-from fmm.integrations.torch_kernels import HookedLibrary, Operator, bypass, bypass_fmm
+from fmm.integrations.torch_kernels import HookedLibrary, TorchOperator, bypass_fmm, bypass_state
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.call_record import CallRecord
@@ -33,8 +33,8 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
-PLAIN_PRODUCT = BlasGemmParams()
-# Reasons in a report for products that go to torch's own kernel without a decision.
+PLAIN_PRODUCT_PARAMS = BlasGemmParams()
+# Reasons in a report for products that torch's own kernel computes without a decision.
 SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
 INVALID_ADDEND_REASON = (
@@ -43,62 +43,63 @@ INVALID_ADDEND_REASON = (
 
 
 class DispatcherProducts:
-    """The product operators of torch's dispatcher at one key, computed by fmm where a plan pays."""
+    """The product operators at one key of torch's dispatcher, computed by fmm where a plan is faster than torch."""
 
     def __init__(self, library: HookedLibrary, hook: Any) -> None:
         self.library = library
-        self.hook = hook  # the C++ hook, which declines small products beforehand; None without one
+        # the C++ hook, which declines small products before Python is called; None if there is no hook
+        self.hook = hook
 
-    def answer(self, operator: Operator) -> Callable[..., Any]:
-        """Return the operator's function: it returns a tensor, or None for torch's own kernel."""
+    def operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
+        """Return the operator's function, which returns a tensor, or None if torch's own kernel must run."""
         if operator.in_place:
             return partial(self.gemm_in_place, operator.python_name)
-        return partial(self.gemm if operator.left_index else self.product, operator.python_name)
+        return partial(self.gemm if operator.left_index else self.compute_product, operator.python_name)
 
-    def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the product of two matrices, or of two equal stacks."""
-        return None if self._must_decline(where, a, b) else self._torch_answer(a, b, out, where)
+    def compute_product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
+        """Return the product of two matrices, or of two stacks of equal length; None if torch's own kernel must run."""
+        return None if self._must_decline(where, a, b) else self._compute_or_decline(a, b, out, where)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b.
 
-        Alpha and beta are factors of the plan's last sums, which read the addend in place (it may be broadcast). With
-        beta = 0 the addend is not read, even if it is inf or NaN.
+        Alpha and beta are factors in the plan's last sums. These sums read the addend in place, also if the addend is
+        broadcast. With beta = 0 the addend is not read, even if it contains inf or NaN.
         """
         if self._must_decline(where, a, b):
             return None
         if not (is_valid_addend(addend, a, b) and are_valid_factors(alpha, beta, a)):
             _count_decline(where, a, b, INVALID_ADDEND_REASON)
             return None
-        return self._torch_answer(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
+        return self._compute_or_decline(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Overwrite the addend with beta * addend + alpha * a @ b."""
         return self.gemm(where, addend, a, b, beta, alpha, addend)
 
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
-        """Return True if torch must compute every product now: fmm itself is calling torch, or torch records its calls.
+        """Return True if torch must compute every product now, since fmm itself calls torch or torch records its calls.
 
         The hook must not remember these products as declined.
         """
-        own = getattr(bypass, "on", False)
+        own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
         if self.hook is not None and (declined or is_reporting()):  # a report counts each product
-            self.hook.only_now()
+            self.hook.forget_decline()
         if declined and not own:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
-    def _torch_answer(
-        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, addend: Any = None
+    def _compute_or_decline(
+        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT_PARAMS, addend: Any = None
     ) -> Any:
-        """Return alpha a b + beta addend, or None for torch's own kernel."""
-        if _is_small(a, b):  # the hook declines these products itself, unless a report counts them
+        """Return alpha * a @ b + beta * addend, or None if torch's own kernel must run."""
+        if _is_small_product(a, b):  # the hook itself declines small products, unless a report counts them
             _count_decline(where, a, b, SMALL_REASON)
             return None
         if self.hook is None and not is_reporting() and a.dim() == 2 and was_declined(self.library, a, b):
             return None
-        if not plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
+        if not are_plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
             if is_reporting():
                 _count_decline(where, a, b, decline_reason(a, b, out))
             return None
@@ -106,44 +107,46 @@ class DispatcherProducts:
         if addend is not None and addend is not out:
             addend = resolve_marks(addend, addend)[0]
         constraints = (
-            gemm_constraints(self.library, a, b, addend, out, update) if update != PLAIN_PRODUCT else NO_CONSTRAINTS
+            gemm_constraints(self.library, a, b, addend, out, update)
+            if update != PLAIN_PRODUCT_PARAMS
+            else NO_CONSTRAINTS
         )
         call = prepare_call(self.library, a, b, out, constraints)
         if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
-            if update == PLAIN_PRODUCT:
+            if update == PLAIN_PRODUCT_PARAMS:
                 remember_decline(self.library, a, b, call.decision)
             if is_reporting():
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))
             return None
         if not is_reporting():
-            return self._multiply(a, b, out, update, addend, constraints)
-        product = partial(self._multiply, a, b, out, update, addend, constraints)
+            return self._multiply_by_plan(a, b, out, update, addend, constraints)
+        product = partial(self._multiply_by_plan, a, b, out, update, addend, constraints)
         return count_product(product_kind(where, a, b), product, lambda: call.decision)
 
-    def _multiply(
+    def _multiply_by_plan(
         self, a: Any, b: Any, out: Any, update: BlasGemmParams, addend: Any, constraints: PlanConstraints
     ) -> Any:
-        if update == PLAIN_PRODUCT:
+        if update == PLAIN_PRODUCT_PARAMS:
             return matmul.run_matmul(self.library, a, b, out, constraints)
-        with bypass_fmm():  # torch's functions that run_gemm calls must not come back to fmm
+        with bypass_fmm():  # torch's functions that run_gemm calls must not call fmm again
             return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
 
 
-def _is_small(a: Any, b: Any) -> bool:
-    """Return True if a product is too small for a plan, by the limits of the C++ hook."""
+def _is_small_product(a: Any, b: Any) -> bool:
+    """Return True if a product is too small for a plan; the limits are the limits of the C++ hook."""
     return small_enough(a.shape[-2], a.shape[-1], b.shape[-1], a.element_size())
 
 
 def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:
     """Count a product that torch computes, if a report is active."""
     if is_reporting():
-        count_outcome(product_kind(where, a, b), Outcome("", reason))
+        count_outcome(product_kind(where, a, b), ProductOutcome("", reason))
 
 
 # ---- operands
 
 
-def plain_operands(a: Any, b: Any) -> bool:
+def are_plain_operands(a: Any, b: Any) -> bool:
     """Return True for two plain tensors of one type on one device with matching shapes."""
     return (
         type(a) in PLAIN_TENSORS
@@ -159,7 +162,7 @@ def plain_operands(a: Any, b: Any) -> bool:
 
 
 def decline_reason(a: Any, b: Any, out: Any) -> str:
-    """Return why torch computes a product with operands that are not plain, or an unsuitable `out`."""
+    """Return the reason why torch must compute a product: operands that are not plain, or an unsuitable `out`."""
     if is_deterministic():
         return "torch answers: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
@@ -167,19 +170,19 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
             return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
         if not has_plain_keys(dispatch_keys(x).raw_repr()):
             return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
-    if plain_operands(a, b):
+    if are_plain_operands(a, b):
         assert out is not None
         return "torch answers: out is of another type or shape, or torch cannot write there as it is"
     return "torch answers: the operands are of two types or on two devices, or their sizes do not match"
 
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
-    """Return True if `out` can receive the product as it is; torch resizes others, or raises."""
+    """Return True if `out` can receive the product without a change of its size; torch handles any other `out`."""
     return is_writable_out(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
 def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
-    """Return True for a plain tensor of the product's type and device, of its shape or broadcastable to it."""
+    """Return True for a plain tensor of the product's type and device that can be broadcast to the product's shape."""
     shape = *a.shape[:-1], b.shape[-1]
     return (
         type(addend) in PLAIN_TENSORS
@@ -192,11 +195,11 @@ def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
 
 
 def are_valid_factors(alpha: Any, beta: Any, a: Any) -> bool:
-    """Return True for numbers by which torch multiplies a matrix of this type."""
+    """Return True if alpha and beta are numbers by which torch can multiply a matrix of the type of `a`."""
     factors = alpha, beta
     return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
 
 
 def product_kind(where: str, a: Any, b: Any) -> ProductKind:
-    """Return the kind that a report counts the product as."""
+    """Return the kind under which a report counts the product."""
     return ProductKind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

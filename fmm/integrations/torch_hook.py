@@ -1,4 +1,4 @@
-"""The C++ hook in front of torch's kernels: compiled once for each version of torch, and loaded."""
+"""The C++ hook that torch calls before its own kernels; the hook is compiled once for each version of torch."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ class CompiledHook:
         self.library.fmm_failure.restype = ctypes.c_char_p
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
-    def least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
-        """Set the number of multiply-adds from which the hook calls Python."""
+    def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
+        """Set the smallest numbers of multiply-adds for which the hook calls Python."""
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
-    def only_now(self) -> None:
-        """Make the hook forget the present decline; called by the Python function that the hook has called."""
+    def forget_decline(self) -> None:
+        """Make the hook forget that the current product is declined; called only by the Python function of the hook."""
         self.library.fmm_only_now()
 
-    def install(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
-        """Install operators (name, index of the left operand); return the error, empty on success."""
+    def install_operators(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
+        """Install the operators (name, index of the left operand); return an error message, empty on success."""
         count = len(operators)
         names = (ctypes.c_char_p * count)(*(name.encode() for name, _ in operators))
         first = (ctypes.c_int * count)(*(index for _, index in operators))
         failed = self.library.fmm_install(int(on_cuda), count, names, first)
         return str(self.library.fmm_failure().decode()) if failed else ""
 
-    def uninstall(self, on_cuda: bool) -> None:
+    def uninstall_operators(self, on_cuda: bool) -> None:
         self.library.fmm_uninstall(int(on_cuda))
 
 
 @lru_cache(maxsize=1)
 def loaded_hook() -> CompiledHook | None:
-    """Return the hook, compiled if no cached one can be trusted; None if it cannot be compiled."""
+    """Load the hook from the cache, or compile it; return None if the hook cannot be compiled."""
     try:
-        return CompiledHook(_library().load())
+        return CompiledHook(_compiled_hook_library().load_library())
     except OSError as error:
         reason = f"the hook for torch cannot be compiled ({error})"
         log_once(f"{reason}: each small product of torch waits some microseconds for Python")
         return None
 
 
-def _library() -> CompiledLibrary:
+def _compiled_hook_library() -> CompiledLibrary:
     home = Path(torch.__file__).parent
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     options = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]

@@ -1,9 +1,9 @@
-"""fmm as a candidate of Inductor's autotuning: torch.compile times it beside its own kernels of mm.
+"""fmm as a candidate of Inductor's autotuning: torch.compile times fmm and its own kernels for mm.
 
-With fmm installed in torch's dispatcher, Inductor's calls of torch's kernels already come to fmm. This candidate is for
-programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured, as the modes
-reduce-overhead and max-autotune do (max-autotune-no-cudagraphs does not). Inductor takes candidates for mm alone, not
-for addmm or bmm. The candidate has no C++ name, so it is unavailable for functions that are compiled to C++.
+If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. This candidate is for
+programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured; the modes reduce-overhead
+and max-autotune capture graphs, max-autotune-no-cudagraphs does not. Inductor accepts candidates for mm only, not for
+addmm or bmm. The candidate has no C++ name, so functions that are compiled to C++ cannot use it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Any
 
 from fmm.arrays.torch_calls import resolve_marks
 from fmm.arrays.torch_library import torch_library_of
-from fmm.integrations.report import Outcome, count_outcome, count_product, is_reporting
-from fmm.integrations.torch_answers import decline_reason, is_valid_out, plain_operands, product_kind
+from fmm.integrations.report import ProductOutcome, count_outcome, count_product, is_reporting
+from fmm.integrations.torch_answers import are_plain_operands, decline_reason, is_valid_out, product_kind
 from fmm.integrations.torch_kernels import vendor_matmul
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 
-REPORTED_PLACE = "torch.compile, mm"
+REPORTED_FUNCTION = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
-    """Write the product of two matrices to `out`, during Inductor's timing and in compiled code."""
+    """Write the product of two matrices to `out`; Inductor calls this function while it times and in compiled code."""
     is_counted = is_reporting() and not _is_compiling_here()
-    if not (plain_operands(a, b) and is_valid_out(out, a, b)):
+    if not (are_plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:
-            count_outcome(product_kind(REPORTED_PLACE, a, b), Outcome("", decline_reason(a, b, out)))
+            count_outcome(product_kind(REPORTED_FUNCTION, a, b), ProductOutcome("", decline_reason(a, b, out)))
         return vendor_matmul(a, b, out)
     arguments = torch_library_of(a), *resolve_marks(a, b), out, NO_CONSTRAINTS
     if not is_counted:
         return matmul.run_matmul(*arguments)
     product, decide = partial(matmul.run_matmul, *arguments), partial(matmul.explain_matmul, *arguments)
-    return count_product(product_kind(REPORTED_PLACE, a, b), product, decide)
+    return count_product(product_kind(REPORTED_FUNCTION, a, b), product, decide)
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread and times candidates on its own numbers."""
+    """Return True while Inductor compiles in this thread and times candidates on its own test data."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 
@@ -47,14 +47,14 @@ def _is_compiling_here() -> bool:
 def install() -> Callable[[], None]:
     """Register the candidate; return the function that removes it.
 
-    The function stays among Inductor's external kernels, since compiled code cached on disk refers to it.
+    `fmm_product` stays in Inductor's table of external kernels, since compiled code on disk refers to the function.
     """
     import_module("torch._inductor.kernel.mm").lazy_register_extern_choice(fmm_product)
     candidates = import_module("torch._inductor.config").external_matmul
     candidates.append(fmm_product)
 
-    def undo() -> None:
+    def remove_candidate() -> None:
         if fmm_product in candidates:
             candidates.remove(fmm_product)
 
-    return undo
+    return remove_candidate

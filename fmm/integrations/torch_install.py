@@ -1,9 +1,9 @@
-"""fmm in torch's dispatcher, below autograd: installation on CUDA devices or on the host, and its removal.
+"""Installation of fmm in torch's dispatcher, below autograd, on CUDA devices or on the host.
 
-fmm registers a kernel at the device's dispatch key and calls torch's own kernel where no plan pays. Gradients,
-nn.Linear, mixed precision, checkpoints and sharded tensors come down to these operators, so they need nothing of fmm.
-A hook in C++ (torch_hook.cpp) declines small products without calling Python. Where the hook cannot be compiled, a
-kernel in Python declines them in some microseconds.
+fmm registers a kernel at the device's dispatch key and calls torch's own kernel if no plan is faster. Gradients,
+nn.Linear, mixed precision, checkpoints and sharded tensors all call these operators, so fmm needs no code for them. A
+hook in C++ (torch_hook.cpp) declines small products without calling Python. If the hook cannot be compiled, a kernel in
+Python declines small products in a few microseconds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from fmm.integrations import torch_hook
-from fmm.integrations.install_targets import CannotInstallError, Undo
+from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 from fmm.integrations.report import is_reporting, watch_counting
 from fmm.integrations.torch_answers import DispatcherProducts
 from fmm.integrations.torch_hook import CompiledHook
 from fmm.integrations.torch_kernels import (
-    OPERATORS,
-    HookedDevice,
-    HookedHost,
-    Operator,
-    bypass_for_vendor,
+    TORCH_OPERATORS,
+    HookedDeviceLibrary,
+    HookedHostLibrary,
+    TorchOperator,
+    bypass_fmm_for_vendor,
     vendor_kernels,
 )
 from fmm.runtime.decisions.early_declines import (
@@ -36,57 +36,59 @@ from fmm.runtime.decisions.early_declines import (
 )
 
 
-def install_on_cuda() -> Undo:
-    """Install on CUDA devices without touching one: a process that forks or starts others must not have a context."""
+def install_on_cuda() -> UndoFunction:
+    """Install fmm on CUDA devices; create no CUDA context, since a process that forks must not have a context."""
     if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
     if find_spec("cupy") is None:
         raise CannotInstallError("fmm's kernels need CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)")
-    return install_at("CUDA")
+    return install_at_key("CUDA")
 
 
-def install_on_host() -> Undo:
-    """Install on the host."""
-    return install_at("CPU")
+def install_on_host() -> UndoFunction:
+    """Install fmm on the host."""
+    return install_at_key("CPU")
 
 
-def install_at(key: str, compiled: bool = True) -> Undo:
-    """Install at this dispatch key, with the C++ hook if possible; raise CannotInstallError with nothing changed."""
+def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
+    """Install fmm at this dispatch key, with the C++ hook if possible; raise CannotInstallError before any change."""
     kernels = vendor_kernels(key)
     hook = torch_hook.loaded_hook() if compiled else None
-    answers = DispatcherProducts(HookedDevice(kernels) if key == "CUDA" else HookedHost(kernels), hook)
-    return bypass_for_vendor(install_compiled(answers, key) if hook else install_python(answers, key))
+    answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
+    return bypass_fmm_for_vendor(install_compiled_hook(answers, key) if hook else install_python_kernels(answers, key))
 
 
 # ---- with the hook in C++
 
 
-_active: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
+_active_products: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
 _hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
 _implemented_keys: set[str] = set()  # dispatch keys for which fmm_hook has kernels
 
 
-def install_compiled(answers: DispatcherProducts, key: str) -> Undo:
-    """Install the hook; Python computes the products that the hook does not decline."""
+def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction:
+    """Install the C++ hook, which calls `answers` for the products that the hook does not decline."""
     hook = answers.hook
     _define_hook_operators(key)
-    _active[key] = answers
+    _active_products[key] = answers
     _set_least_work(hook)
-    if failure := hook.install(key == "CUDA", [(operator.name, operator.left_index) for operator in OPERATORS]):
+    if failure := hook.install_operators(
+        key == "CUDA", [(operator.name, operator.left_index) for operator in TORCH_OPERATORS]
+    ):
         raise CannotInstallError(failure)
     stop_watching = watch_counting(partial(_set_least_work, hook))
 
-    def undo() -> None:
+    def undo_installation() -> None:
         stop_watching()
-        hook.uninstall(key == "CUDA")
-        _active.pop(key, None)
+        hook.uninstall_operators(key == "CUDA")
+        _active_products.pop(key, None)
 
-    return undo
+    return undo_installation
 
 
 def _set_least_work(hook: CompiledHook) -> None:
-    """Set the multiply-adds from which the hook calls Python; zero while a report counts all products."""
-    hook.least_work(
+    """Set the smallest multiply-adds for which the hook calls Python; zero while a report counts all products."""
+    hook.set_least_work(
         *(
             (0, 0, 0)
             if is_reporting()
@@ -96,52 +98,52 @@ def _set_least_work(hook: CompiledHook) -> None:
 
 
 def _define_hook_operators(key: str) -> None:
-    """Define the operators that the hook calls, once in a process: a thread may call one just after the removal."""
+    """Define the operators that the hook calls; they stay defined, since a thread may call one after uninstallation."""
     if not _hook_library:
         _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
-        for operator in OPERATORS:
+        for operator in TORCH_OPERATORS:
             _hook_library[0].define(operator.schema)
     if key not in _implemented_keys:
-        for operator in OPERATORS:
-            _hook_library[0].impl(operator.schema.partition("(")[0], _hook_operator(operator, key), key)
+        for operator in TORCH_OPERATORS:
+            _hook_library[0].impl(operator.schema.partition("(")[0], _make_hook_operator(operator, key), key)
         _implemented_keys.add(key)
 
 
-def _hook_operator(operator: Operator, key: str) -> Callable[..., Any]:
-    def compute(*operands: Any) -> Any:
-        answers = _active.get(key)
-        return None if answers is None else answers.answer(operator)(*operands)
+def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]:
+    def compute_operator(*operands: Any) -> Any:
+        answers = _active_products.get(key)
+        return None if answers is None else answers.operator_function(operator)(*operands)
 
-    return compute
+    return compute_operator
 
 
 # ---- without the hook
 
 
-# All kernels that were ever registered, so that none is freed: a thread may still run one when it is removed.
-_ever_registered: list[Any] = []
+# All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
+_registered_kernels: list[Any] = []
 
 
-def install_python(answers: DispatcherProducts, key: str) -> Undo:
-    """Install kernels in Python, which call torch's own kernel for the products that they decline."""
+def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunction:
+    """Install kernels written in Python; they call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warning that a kernel replaces another one
-        for operator in OPERATORS:
+        warnings.simplefilter("ignore")  # torch warns that a kernel replaces another kernel
+        for operator in TORCH_OPERATORS:
             library.impl(
                 operator.name,
-                _python_kernel(operator, answers.answer(operator), kernels[operator.name]),
+                _make_python_kernel(operator, answers.operator_function(operator), kernels[operator.name]),
                 key,
                 with_keyset=True,
             )
-    _ever_registered.extend(vendor_kernels(key).values())
+    _registered_kernels.extend(vendor_kernels(key).values())
     return library._destroy  # type: ignore[no-any-return]
 
 
-def _python_kernel(operator: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
-    def kernel(keys: Any, *operands: Any, **options: Any) -> Any:
+def _make_python_kernel(operator: TorchOperator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
+    def run_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
         rest = (options.get("beta", 1), options.get("alpha", 1)) if operator.left_index else ()
         result = answer(*operands, *rest, options.get("out"))
         return own.call_boxed(keys, *operands, **options) if result is None else result
 
-    return kernel
+    return run_kernel

@@ -1,6 +1,6 @@
-"""torch's product operators, torch's own kernels of them, and calls that bypass fmm while it is installed.
+"""torch's product operators, torch's own kernels for them, and calls of torch that bypass an installed fmm.
 
-Every product of torch ends in a call of aten::mm, addmm, bmm, baddbmm or their forms with `out` or in place.
+Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a form of these operators with `out` or in place.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 
 from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
-from fmm.integrations.install_targets import CannotInstallError, Undo
+from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
 # ---- the operators
 
 
 @dataclass(frozen=True)
-class Operator:
-    """An operator of aten, and its schema in fmm_hook: the result is a tensor, or None if torch's kernel must run."""
+class TorchOperator:
+    """An operator of aten, and the schema of its counterpart in torch's library fmm_hook, which may return None."""
 
     name: str  # the operator's name in aten
     axes: int  # number of axes of each operand
@@ -32,83 +32,83 @@ class Operator:
 
     @property
     def python_name(self) -> str:
-        """The name of the function in Python, which is the same for the form with `out`."""
+        """The name of torch's function in Python; the form with `out` has the same name."""
         return f"torch.{self.name.removesuffix('.out')}"
 
 
 _FACTORS_SCHEMA = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
 _ADDEND_SCHEMA = f"Tensor addend, {_FACTORS_SCHEMA}"
-OPERATORS = (
-    Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
-    Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
-    Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("addmm", 2, f"addmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
-    Operator("addmm.out", 2, f"addmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
-    Operator("baddbmm", 3, f"baddbmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
-    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
+TORCH_OPERATORS = (
+    TorchOperator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
+    TorchOperator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
+    TorchOperator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
+    TorchOperator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
+    TorchOperator("addmm", 2, f"addmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    TorchOperator("addmm.out", 2, f"addmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    TorchOperator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
+    TorchOperator("baddbmm", 3, f"baddbmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    TorchOperator("baddbmm.out", 3, f"baddbmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    TorchOperator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
 )
 
 
 def vendor_kernels(key: str) -> dict[str, Any]:
-    """Return torch's own kernels at this key of its dispatcher, by operator."""
+    """Return operator name -> torch's own kernel at this dispatch key."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
     try:
-        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in OPERATORS}
-    except RuntimeError as error:  # this torch was built without the operator's kernel for the key
+        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in TORCH_OPERATORS}
+    except RuntimeError as error:  # torch was built without a kernel of the operator for this key
         raise CannotInstallError(str(error)) from error
 
 
 # ---- fmm's own calls of torch
 
-bypass = threading.local()  # while its attribute `on` is True, this thread's calls of torch bypass fmm
+bypass_state = threading.local()  # while the attribute `on` is True, this thread's calls of torch bypass fmm
 
 
 @contextmanager
 def bypass_fmm() -> Iterator[None]:
     """Let this thread's calls of torch run as if fmm were not installed."""
-    before, bypass.on = getattr(bypass, "on", False), True
+    before, bypass_state.on = getattr(bypass_state, "on", False), True
     try:
         yield
     finally:
-        bypass.on = before
+        bypass_state.on = before
 
 
 def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
-    """Return torch.matmul's result by torch's own kernels."""
+    """Return torch.matmul's result, computed by torch's own kernels."""
     if is_compiling():
         return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
     with bypass_fmm():
         return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
 
 
-_installed: list[Undo] = []
+_active_undos: list[UndoFunction] = []
 
 
-def bypass_for_vendor(undo: Undo) -> Undo:
-    """Let fmm.matmul's fallback to torch bypass fmm while anything is installed; return the extended `undo`."""
+def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
+    """Let fmm.matmul's fallback to torch bypass fmm until the returned function, an extension of `undo`, is called."""
 
-    def leave_to_torch() -> None:
+    def undo_installation() -> None:
         undo()
-        _installed.remove(undo)
-        for library in (TORCH, TORCH_ON_HOST) if not _installed else ():
+        _active_undos.remove(undo)
+        for library in (TORCH, TORCH_ON_HOST) if not _active_undos else ():
             library.fast_vendor_product = TORCH_MATMUL
 
-    _installed.append(undo)
+    _active_undos.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
         library.fast_vendor_product = vendor_matmul
-    return leave_to_torch
+    return undo_installation
 
 
 # ---- the libraries of tensors that come from the dispatcher
 
 
-class HookedDevice(TorchLibrary):
-    """The adapter of CUDA tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
+class HookedDeviceLibrary(TorchLibrary):
+    """The adapter for CUDA tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
@@ -116,11 +116,11 @@ class HookedDevice(TorchLibrary):
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        return _call_kernel(self, a, b, out)
+        return _call_torch_kernel(self, a, b, out)
 
 
-class HookedHost(TorchHostLibrary):
-    """The adapter of host tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
+class HookedHostLibrary(TorchHostLibrary):
+    """The adapter for host tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
@@ -128,13 +128,13 @@ class HookedHost(TorchHostLibrary):
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        return _call_kernel(self, a, b, out)
+        return _call_torch_kernel(self, a, b, out)
 
 
-HookedLibrary = HookedDevice | HookedHost
+HookedLibrary = HookedDeviceLibrary | HookedHostLibrary
 
 
-def _call_kernel(library: HookedLibrary, a: Any, b: Any, out: Any) -> Any:
+def _call_torch_kernel(library: HookedLibrary, a: Any, b: Any, out: Any) -> Any:
     name = "mm" if a.dim() == 2 else "bmm"
     if out is None:
         return library.kernels[name].call_boxed(library.keys, a, b)

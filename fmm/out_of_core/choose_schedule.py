@@ -1,4 +1,4 @@
-"""The choice of a schedule: the fastest predicted schedule among those that fit into the device's memory."""
+"""The choice of the fastest predicted schedule among the candidates that fit into the device's memory."""
 
 from __future__ import annotations
 
@@ -10,37 +10,40 @@ from fmm.out_of_core.schedule import (
     ProductCut,
     Schedule,
     ScheduleTimes,
-    block_bytes,
+    block_slot_bytes,
     build_schedule,
     cut_ranges,
-    tile_bytes,
+    tile_slot_bytes,
 )
 from fmm.problem import Shape
 
 # candidate counts of parts into which a side of C is cut
-CANDIDATE_SIDE_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# least length of equal pieces of the inner dimension; shorter pieces only if longer ones do not fit
-MIN_PIECE_LENGTH = 2048
-CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this
+CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# smallest length of equal pieces of the inner dimension; shorter pieces are used only if longer pieces do not fit
+MIN_INNER_PIECE_LENGTH = 2048
+# lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number number
+CUT_LENGTH_MULTIPLE = 64
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
-# pieces. A short first piece is loaded quickly; while a piece is multiplied, the next, longer piece is loaded.
+# pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
-MIN_FIRST_PIECE_LENGTH = 256  # least length of the first growing piece
-# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Few large bands are
+MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
+# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Large bands are
 # multiplied faster; a small last band is stored sooner.
-BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-# candidate counts of tiles of one matrix on the device: one is multiplied, one is loading, a third may be loaded
-# already
+CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
+# candidate counts of tiles of one matrix on the device: one tile is multiplied, one is being loaded, and a third may be
+# ready
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
-FEW_TILE_PRODUCTS = 64  # number of tile products from which the start and the end of a schedule no longer matter
+MIN_PRODUCTS_FOR_ONE_BAND = (
+    64  # with this number of tile products or more, the start and the end of a schedule no longer matter
+)
 
 # workspace bytes -> function that returns the seconds of a tile product of a given size
 ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
-class DoesNotFitError(MemoryError):
-    """Error: the device's memory is too small for tiles of any size."""
+class TilesDoNotFitError(MemoryError):
+    """The device's memory is too small for tiles of any size."""
 
 
 def choose_schedule(
@@ -49,34 +52,34 @@ def choose_schedule(
     """Return the fastest schedule that needs at most `memory_limit` bytes on the device, including workspace."""
     best: tuple[Schedule, ScheduleTimes] | None = None
     for schedule in candidate_schedules(size, dtype, memory_limit):
-        times = schedule.predict_times(rates, product_seconds(memory_limit - schedule.memory))
+        times = schedule.predict_times(rates, product_seconds(memory_limit - schedule.total_slot_bytes))
         if best is None or times.seconds < best[1].seconds:
             best = schedule, times
     if best is None:
-        raise DoesNotFitError(f"{memory_limit} bytes of device memory are too few for tiles of a product of {size}")
+        raise TilesDoNotFitError(f"{memory_limit} bytes of device memory are too few for tiles of a product of {size}")
     return best
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield candidate schedules: for each cut of the inner dimension, the fewest blocks that fit, in several bands.
+    """Yield schedules with several bands: for each cut of the inner dimension, with the fewest blocks that fit.
 
-    Adding the product of each further piece to C rounds C once more. 16-bit types lose accuracy by this rounding, and
-    integers need an extra pass over memory for each piece, so these types get one piece if it fits.
+    The addition of each further piece's product rounds C once more. 16-bit types lose accuracy in this rounding, and
+    integers need an extra pass over memory for each piece. These types therefore get one piece if one piece fits.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
-        if fits and (row.exact or row.itemsize == 2 or max(pieces) < MIN_PIECE_LENGTH):
+        if fits and (row.exact or row.itemsize == 2 or max(pieces) < MIN_INNER_PIECE_LENGTH):
             return
-        for cut in _cuts_that_fit(size, pieces, row.itemsize, memory_limit, row.exact):
+        for cut in _cuts_within_memory(size, pieces, row.itemsize, memory_limit, row.exact):
             fits = True
             products = -(-size[0] // cut.rows) * -(-size[2] // cut.cols) * len(cut_ranges(size[1], cut.pieces))
-            for shares in BAND_SHARES if products < FEW_TILE_PRODUCTS else BAND_SHARES[:1]:
+            for shares in CANDIDATE_BAND_SHARES if products < MIN_PRODUCTS_FOR_ONE_BAND else CANDIDATE_BAND_SHARES[:1]:
                 bands = tuple(_rounded_cut_length(cut.rows * share, cut.rows) for share in shares)
                 yield build_schedule(size, row.itemsize, cut._replace(bands=bands))
 
 
 def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, ever smaller equal pieces."""
+    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, then shorter equal pieces."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
@@ -88,7 +91,7 @@ def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
     while parts < 2 * k:
         equal = _rounded_cut_length(k / parts, k) if k / parts >= CUT_LENGTH_MULTIPLE else -(-k // parts)
         yield (equal,)
-        if equal >= MIN_PIECE_LENGTH:
+        if equal >= MIN_INNER_PIECE_LENGTH:
             yield (equal // 4, equal // 2, equal)
         parts *= 2
 
@@ -97,13 +100,13 @@ def _rounded_cut_length(length: float, most: int) -> int:
     return min(max(-(-int(length) // CUT_LENGTH_MULTIPLE), 1) * CUT_LENGTH_MULTIPLE, most)
 
 
-def _cuts_that_fit(
+def _cuts_within_memory(
     size: Shape, pieces: tuple[int, ...], itemsize: int, memory_limit: int, exact: bool
 ) -> Iterator[ProductCut]:
     """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
 
-    If C has several columns of blocks, one candidate holds all of A's tiles of a row of blocks on the device, so that
-    each of these tiles is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate keeps all tiles of A for a row of blocks on the device, so that
+    each tile of A is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
@@ -119,8 +122,8 @@ def _cut_with_fewest_blocks(
 ) -> ProductCut | None:
     """Return the cut that fits with the fewest blocks of C, as square as possible; None if no cut fits."""
     (m, _, n), count = size, len(cut_ranges(size[1], pieces))
-    for parts in CANDIDATE_SIDE_PARTS:
-        for parts_across in CANDIDATE_SIDE_PARTS:
+    for parts in CANDIDATE_PART_COUNTS:
+        for parts_across in CANDIDATE_PART_COUNTS:
             if parts_across > parts:
                 continue
             # The longer side of C is cut into `parts`, the shorter side into `parts_across`.
@@ -133,17 +136,17 @@ def _cut_with_fewest_blocks(
             cut = ProductCut(rows, cols, pieces, (rows,), tiles)
             # A product of integers is written to a separate matrix and then added to C, which needs memory for a
             # further block.
-            limit = memory_limit - (block_bytes(rows, cols, itemsize) if exact else 0)
-            if _slot_bytes_estimate(size, cut, itemsize) > limit:
+            limit = memory_limit - (block_slot_bytes(rows, cols, itemsize) if exact else 0)
+            if _estimate_slot_bytes(size, cut, itemsize) > limit:
                 continue
-            if build_schedule(size, itemsize, cut).memory <= limit:
+            if build_schedule(size, itemsize, cut).total_slot_bytes <= limit:
                 return cut
     return None
 
 
-def _slot_bytes_estimate(size: Shape, cut: ProductCut, itemsize: int) -> int:
-    """Return an estimate of the bytes of all slots: slots times the largest tile, at most the whole matrix."""
+def _estimate_slot_bytes(size: Shape, cut: ProductCut, itemsize: int) -> int:
+    """Return an upper estimate of the bytes of all slots, from the largest tile and the size of each matrix."""
     (m, k, n), (slots_a, slots_b, slots_c), depth = size, cut.slots, max(cut.pieces)
-    bytes_a = min(m * k * itemsize, slots_a * tile_bytes(cut.rows, depth, itemsize))
-    bytes_b = min(k * n * itemsize, slots_b * tile_bytes(depth, cut.cols, itemsize))
-    return bytes_a + bytes_b + slots_c * block_bytes(cut.rows, cut.cols, itemsize)
+    bytes_a = min(m * k * itemsize, slots_a * tile_slot_bytes(cut.rows, depth, itemsize))
+    bytes_b = min(k * n * itemsize, slots_b * tile_slot_bytes(depth, cut.cols, itemsize))
+    return bytes_a + bytes_b + slots_c * block_slot_bytes(cut.rows, cut.cols, itemsize)

@@ -1,4 +1,4 @@
-"""The engine that runs schedules on a CUDA device: CuPy arrays and products, on three streams."""
+"""The engine that runs schedules on a CUDA device, with CuPy arrays and three streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ cuda_runtime = cupy.cuda.runtime
 # extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
 POOL_ROUNDING_BYTES = 1 << 16
 # arguments: A, B, C, whether the product is added to C, workspace bytes
-TileProduct = Callable[[Any, Any, Any, bool, int], None]
+MultiplyTiles = Callable[[Any, Any, Any, bool, int], None]
 
 
 class CudaEvent:
@@ -33,11 +33,11 @@ class CudaEvent:
 
 
 class PinnedBuffer:
-    """Page-locked host memory, and the event of the last copy from this memory to the device."""
+    """Page-locked host memory, and the event at the end of the last copy from this memory to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
-        self.bytes: Array = np.frombuffer(self.memory, np.uint8, nbytes)
+        self.byte_array: Array = np.frombuffer(self.memory, np.uint8, nbytes)
         self.sent: CudaEvent | None = None
 
     def wait(self) -> None:
@@ -52,11 +52,11 @@ _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """Engine on one CUDA device, a context manager; `product` multiplies on the current stream."""
+    """Engine on one CUDA device, a context manager; the function `product` multiplies tiles on the current stream."""
 
-    def __init__(self, number: int, product: TileProduct) -> None:
+    def __init__(self, number: int, product: MultiplyTiles) -> None:
         self.number, self.product = number, product
-        self.computing, self.sending, self.fetching = self.streams = _take_streams(number)
+        self.computing, self.sending, self.fetching = self.streams = _acquire_streams(number)
         self.current = ExitStack()
 
     def __enter__(self) -> CudaEngine:
@@ -68,19 +68,19 @@ class CudaEngine:
         self.current.close()
         _idle_streams.setdefault(self.number, []).append(self.streams)
 
-    def begin_thread(self) -> None:
+    def prepare_thread(self) -> None:
         cupy.cuda.Device(self.number).use()
 
-    def allocate(self, nbytes: int) -> tuple[int, Any]:
+    def allocate_memory(self, nbytes: int) -> tuple[int, Any]:
         memory = cupy.cuda.alloc(nbytes)
         return int(memory.ptr), memory
 
     def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
-            # freed at once into CuPy's pool, from which the products allocate their workspaces
+            # the memory returns at once to CuPy's pool, from which the products allocate their workspaces
             cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
-    def new_buffer(self, nbytes: int) -> PinnedBuffer:
+    def create_buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
     def send_buffer(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
@@ -91,7 +91,7 @@ class CudaEngine:
         cuda_runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, cuda_runtime.memcpyDeviceToHost, self.fetching.ptr)
         CudaEvent(self.fetching).wait()
 
-    def sent_event(self) -> CudaEvent:
+    def arrival_event(self) -> CudaEvent:
         return CudaEvent(self.sending)
 
     def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
@@ -99,16 +99,16 @@ class CudaEngine:
         strides = (leading * dtype.itemsize, dtype.itemsize)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
-    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> CudaEvent:
+    def multiply_matrices(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> CudaEvent:
         self.product(a, b, c, adds, workspace)
         return CudaEvent(self.computing)
 
-    def wait_until_done(self) -> None:
+    def wait_until_idle(self) -> None:
         for stream in (self.computing, self.sending, self.fetching):
             stream.synchronize()
 
 
-def _take_streams(number: int) -> tuple[Any, Any, Any]:
+def _acquire_streams(number: int) -> tuple[Any, Any, Any]:
     """Return three streams (for computing, sending and fetching) that no other engine uses."""
     with suppress(KeyError, IndexError):
         return _idle_streams[number].pop()

@@ -1,4 +1,4 @@
-"""Devices that products are streamed through: the interface StreamingDevice, and its implementation for CUDA."""
+"""The interface of a device that runs streamed products of host arrays, and the interface's implementation for CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fmm.arrays.select_library import cupy_library
 from fmm.out_of_core.schedule import CopyRates
-from fmm.out_of_core.transfers import Engine, Transfers, measure_rates
+from fmm.out_of_core.transfers import CopyThreads, DeviceEngine, measure_copy_rates
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import PlanConstraints, count_gpu_processes
 from fmm.runtime.devices import Device, cuda_device
@@ -18,20 +18,20 @@ from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
 class StreamingDevice(Protocol):
-    """Interface of a device on which schedules run."""
+    """Interface of a device that runs the schedules of streamed products."""
 
     @property
     def device(self) -> Device: ...
 
     @property
-    def rates(self) -> CopyRates: ...
+    def copy_rates(self) -> CopyRates: ...
 
     def free_bytes(self) -> int: ...
 
-    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]: ...
+    def open_engine(self, constraints: PlanConstraints) -> AbstractContextManager[DeviceEngine]: ...
 
     @property
-    def out_of_memory(self) -> type[BaseException]: ...
+    def out_of_memory_error(self) -> type[BaseException]: ...
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class CudaStreamingDevice:
         return cuda_device(self.number)
 
     @property
-    def rates(self) -> CopyRates:
-        return _cuda_rates(self.number)
+    def copy_rates(self) -> CopyRates:
+        return _measured_cuda_rates(self.number)
 
     @property
-    def out_of_memory(self) -> type[BaseException]:
+    def out_of_memory_error(self) -> type[BaseException]:
         return cupy_library().out_of_memory_error
 
     def free_bytes(self) -> int:
         return cupy_library().free_bytes(self.number) // count_gpu_processes(self.number)
 
-    def engine(self, constraints: PlanConstraints) -> AbstractContextManager[Engine]:
+    def open_engine(self, constraints: PlanConstraints) -> AbstractContextManager[DeviceEngine]:
         from fmm.out_of_core import cuda_engine  # loads CuPy
 
         product = partial(_multiply_tiles, cupy_library(), constraints)
@@ -75,11 +75,11 @@ def _multiply_tiles(
 
 
 @lru_cache(maxsize=16)
-def _cuda_rates(number: int) -> CopyRates:
-    with CudaStreamingDevice(number).engine(PlanConstraints()) as engine:
-        transfers = Transfers(engine)
+def _measured_cuda_rates(number: int) -> CopyRates:
+    with CudaStreamingDevice(number).open_engine(PlanConstraints()) as engine:
+        transfers = CopyThreads(engine)
         try:
-            return measure_rates(engine, transfers, time.perf_counter)
+            return measure_copy_rates(engine, transfers, time.perf_counter)
         finally:
-            engine.wait_until_done()
+            engine.wait_until_idle()
             transfers.close()

@@ -1,7 +1,7 @@
-"""fmm.matmul of NumPy arrays on a CUDA device: checks of the arrays, choice, explanation and execution of the schedule.
+"""fmm.matmul of NumPy arrays on a CUDA device: check the arrays, and choose, explain and execute a schedule.
 
 NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
-tile by tile in the type of NumPy's result; each tile product uses the plan that fmm.matmul would choose on the device.
+tile by tile in the type of NumPy's result. Each tile product uses the plan that fmm.matmul would choose on the device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.parallel_products import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
+from fmm.out_of_core.choose_schedule import TilesDoNotFitError, choose_schedule
 from fmm.out_of_core.machine import StreamingDevice
 from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_launch_unit, whole_launch_unit
 from fmm.out_of_core.schedule import CopyRates, Schedule, ScheduleTimes, cut_ranges
-from fmm.out_of_core.transfers import Array, Transfers
+from fmm.out_of_core.transfers import Array, CopyThreads
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import matmul
@@ -36,14 +36,14 @@ from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.progress import Progress, show_progress
 
-MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
+FREE_MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
 ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
-# bits that a memory limit keeps after its leading bit when rounded down, so that similar limits share a cached schedule
+# number of bits that a rounded memory limit keeps after its leading bit, so that similar limits share a cached schedule
 LIMIT_SIGNIFICANT_BITS = 3
-# candidate shares of the memory limit for tiles, tried in order if a required plan needs more workspace than its limit
+# candidate shares of the memory limit for tiles; a smaller share is tried if a required plan's workspace does not fit
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 RETRY_MEMORY_RATIO = 0.7  # ratio of the next memory limit to the previous one, after the device ran out of memory
-MAX_ATTEMPTS = 4
+MAX_MEMORY_ATTEMPTS = 4
 
 
 # ---- the calls
@@ -69,9 +69,11 @@ def streamed_matmul(
     with show_progress(progress) as shown:
         if progress:
             # The predicted time assumes that every product of a stack takes as long as the first product.
-            x, y, z = _with_row_major_result(*next(matrix_products(a, b, target)))
+            x, y, z = _transpose_for_row_major_result(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
-            seconds = _plan_streamed_product(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
+            seconds = _plan_streamed_product(
+                size, dtype, machine, constraints, usable_memory_bytes(machine)
+            ).times.seconds
             shown.begin_count(target.size * a.shape[-1], seconds * target.size / z.size)
         for x, y, z in matrix_products(a, b, target):
             _stream_product(x, y, z, dtype, machine, constraints, shown)
@@ -94,20 +96,21 @@ def explain_streamed_matmul(
         )
     stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
-    streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, memory_limit(machine))
+    streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, usable_memory_bytes(machine))
 
     largest = max(
-        (size for step in streaming.schedule.products for size in streaming.launch_sizes(step.size)), key=prod
+        (size for step in streaming.schedule.multiply_steps for size in streaming.launch_sizes(step.product_size)),
+        key=prod,
     )
     limits = _tile_limits(constraints, streaming.workspace, machine.device)
     decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
-    memory = streaming.schedule.memory + _largest_workspace(streaming, machine.device, constraints)
-    lines = list(_schedule_text_lines(streaming, machine.rates, memory))
+    memory = streaming.schedule.total_slot_bytes + _largest_workspace_bytes(streaming, machine.device, constraints)
+    lines = list(_schedule_text_lines(streaming, machine.copy_rates, memory))
     if len(stack) > 1:
         lines.append(f"repeated {len(stack)} times, for each product of the stack")
-    if any(map(_is_mapped, (a, b, out))):
+    if any(map(_is_memory_mapped, (a, b, out))):
         lines.append("not predicted: reading and writing the mapped files of the arrays")
-    reason = f"for the largest of {len(streaming.schedule.products)} products of tiles: {decision.reason}"
+    reason = f"for the largest of {len(streaming.schedule.multiply_steps)} products of tiles: {decision.reason}"
     return replace(decision, reason=reason, kernels=(*lines, *decision.kernels))
 
 
@@ -118,7 +121,7 @@ def _as_ndarray(x: Any) -> Any:
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
 
 
-def _is_mapped(x: Any) -> bool:
+def _is_memory_mapped(x: Any) -> bool:
     """Return True if the array is mapped from a file, or is a view of a mapped array."""
     while x is not None and not isinstance(x, np.memmap | mmap):
         x = getattr(x, "base", None)
@@ -141,7 +144,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
 
 def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield (a, b, c) for each matrix product of a stack; a contiguous stack times one matrix is one product."""
+    """Yield a, b and c of each matrix product of a stack; a contiguous stack times one matrix is a single product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -156,7 +159,7 @@ def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array
         yield a[index], b[index], c[index]
 
 
-def _with_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
     """Return A, B and C; if C is column-major, return B^T, A^T and C^T, so that C is row-major."""
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
@@ -166,7 +169,7 @@ def _with_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, 
 
 @dataclass(frozen=True)
 class StreamedProduct:
-    """A schedule, its predicted times, the workspace limit of tile products, and how each tile size is launched."""
+    """A schedule, its predicted times, the workspace limit of tile products, and the launch unit of each tile size."""
 
     schedule: Schedule
     times: ScheduleTimes
@@ -175,17 +178,17 @@ class StreamedProduct:
     units: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
-        """Return the sizes of the launches of a tile product of this size: the whole product, or bands of rows."""
+        """Return the sizes with which a tile product of this size is launched: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
-def memory_limit(machine: StreamingDevice) -> int:
-    """Return how many bytes of the device's memory a product may use, rounded down."""
-    free = int(min(machine.free_bytes() * MEMORY_SHARE, machine.free_bytes() - ALWAYS_FREE_BYTES))
-    return _rounded_down(free)
+def usable_memory_bytes(machine: StreamingDevice) -> int:
+    """Return the number of bytes of the device's memory that a product may use, rounded down."""
+    free = int(min(machine.free_bytes() * FREE_MEMORY_SHARE, machine.free_bytes() - ALWAYS_FREE_BYTES))
+    return _round_limit_down(free)
 
 
-def _rounded_down(nbytes: int) -> int:
+def _round_limit_down(nbytes: int) -> int:
     step = 1 << max(nbytes.bit_length() - LIMIT_SIGNIFICANT_BITS - 1, 0)
     return max(nbytes, 0) // step * step
 
@@ -193,7 +196,9 @@ def _rounded_down(nbytes: int) -> int:
 def _plan_streamed_product(
     size: Shape, dtype: str, machine: StreamingDevice, constraints: PlanConstraints, limit: int
 ) -> StreamedProduct:
-    return _cached_streamed_product(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
+    return _cached_streamed_product(
+        size, dtype, limit, machine.copy_rates, machine.device, constraints, current_settings()
+    )
 
 
 @lru_cache(maxsize=256)
@@ -208,14 +213,14 @@ def _cached_streamed_product(
 ) -> StreamedProduct:
     """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
 
-    A required plan may exceed its workspace limit; then the tiles' share of the memory is reduced until workspace and
+    A required plan may exceed its workspace limit. The tiles' share of the memory is then reduced until workspace and
     tiles fit.
     """
     if constraints.plan is None:
         return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)
     for share in TILE_MEMORY_SHARES:
         streaming = _fastest_streamed_product(int(limit * share), size, dtype, limit, rates, device, constraints)
-        if streaming.schedule.memory + _largest_workspace(streaming, device, constraints) <= limit:
+        if streaming.schedule.total_slot_bytes + _largest_workspace_bytes(streaming, device, constraints) <= limit:
             break
     return streaming
 
@@ -241,40 +246,41 @@ def _fastest_streamed_product(
     )
     # A required plan may be invalid for fewer rows, so tile products with a required plan are launched as a whole.
     choose_unit = limited_launch_unit if constraints.plan is None else whole_launch_unit
-    free_bytes = limit - schedule.memory
-    seconds, workspace = product_seconds(free_bytes), _tile_workspace(constraints, free_bytes)
-    units = {tile: choose_unit(tile, seconds) for tile in {step.size for step in schedule.products}}
+    free_bytes = limit - schedule.total_slot_bytes
+    seconds, workspace = product_seconds(free_bytes), _tile_workspace_limit(constraints, free_bytes)
+    units = {tile: choose_unit(tile, seconds) for tile in {step.product_size for step in schedule.multiply_steps}}
     return StreamedProduct(schedule, times, workspace, dtype, units)
 
 
-# Sample tiles, as shares of the product's m, k and n: plans are chosen for these tiles, and only these plans are
-# compared for all other tiles.
-SAMPLE_TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
+# Sizes of sample tiles, as shares of the product's m, k and n. Plans are chosen for the sample tiles; for all other
+# tiles, only these plans are compared.
+SAMPLE_TILE_SHARES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
 def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[Plan]:
     shapes = {
-        tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in SAMPLE_TILES
+        tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True))
+        for shares in SAMPLE_TILE_SHARES
     }
     return {decide_plan(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
 
 
-def _tile_workspace(constraints: PlanConstraints, free_bytes: int) -> int:
+def _tile_workspace_limit(constraints: PlanConstraints, free_bytes: int) -> int:
     """Return the workspace limit of a tile product, in bytes."""
-    return _rounded_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
+    return _round_limit_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
 
 
 def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) -> Limits:
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
-    workspace = _tile_workspace(constraints, free_bytes)
+    workspace = _tile_workspace_limit(constraints, free_bytes)
     return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
 
 
-def _largest_workspace(streaming: StreamedProduct, device: Device, constraints: PlanConstraints) -> int:
+def _largest_workspace_bytes(streaming: StreamedProduct, device: Device, constraints: PlanConstraints) -> int:
     """Return the largest workspace of the schedule's tile products, in bytes."""
     limits = _tile_limits(constraints, streaming.workspace, device)
-    steps = streaming.schedule.products
-    sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.size)}
+    steps = streaming.schedule.multiply_steps
+    sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.product_size)}
     problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
     return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)
 
@@ -286,20 +292,20 @@ def _stream_product(
     a: Array, b: Array, c: Array, dtype: str, machine: StreamingDevice, constraints: PlanConstraints, progress: Progress
 ) -> None:
     """Multiply two matrices on the device; retry with less memory if the device runs out of memory."""
-    a, b, c = _with_row_major_result(a, b, c)
+    a, b, c = _transpose_for_row_major_result(a, b, c)
     size, done = (a.shape[0], a.shape[1], b.shape[1]), progress.done
-    limit = memory_limit(machine)
-    for attempt in range(MAX_ATTEMPTS):
+    limit = usable_memory_bytes(machine)
+    for attempt in range(MAX_MEMORY_ATTEMPTS):
         streaming = _plan_streamed_product(size, dtype, machine, constraints, limit)
         try:
             _run_schedule(streaming, a, b, c, machine, constraints, progress)
             return
-        except machine.out_of_memory as error:
-            if attempt == MAX_ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
+        except machine.out_of_memory_error as error:
+            if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
-        # a negative number of multiply-adds: the product starts again from the beginning
+        # the added number of multiply-adds is negative: the product starts again from the beginning
         progress.add_done(done - progress.done)
-        limit = _rounded_down(int(limit * RETRY_MEMORY_RATIO))
+        limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
 
 
 def _run_schedule(
@@ -311,15 +317,15 @@ def _run_schedule(
     constraints: PlanConstraints,
     progress: Progress,
 ) -> None:
-    with machine.engine(constraints) as engine:
-        transfers = Transfers(engine)
+    with machine.open_engine(constraints) as engine:
+        transfers = CopyThreads(engine)
         try:
-            reserved = _largest_workspace(streaming, machine.device, constraints)
+            reserved = _largest_workspace_bytes(streaming, machine.device, constraints)
             dtype = np.dtype(streaming.dtype)
             run = ScheduleRun(
                 streaming.schedule, engine, transfers, dtype, streaming.workspace, reserved, streaming.units
             )
-            run.multiply(a, b, c, progress.add_done)
+            run.multiply_matrices(a, b, c, progress.add_done)
         finally:
             transfers.close()
 
@@ -337,10 +343,10 @@ def _schedule_text_lines(streaming: StreamedProduct, rates: CopyRates, memory: i
         f" pieces of {_lengths_text(k, cut.pieces)}, each block finished in bands of"
         f" {_lengths_text(cut.rows, cut.bands)}"
     )
-    tiles_a, tiles_b, blocks_c = map(len, schedule.slots.values())
+    tiles_a, tiles_b, blocks_c = map(len, schedule.slot_bytes.values())
     yield (
         f"on the device: {_count_text(tiles_a, 'tile')} of A, {tiles_b} of B, {_count_text(blocks_c, 'block')} of C:"
-        f" {schedule.memory / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
+        f" {schedule.total_slot_bytes / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
     )
     yield (
         f"copied: {schedule.bytes_loaded / gib:.2f} GiB to the device at {rates.to_device / 1e9:.1f} GB/s,"

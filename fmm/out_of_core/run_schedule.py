@@ -1,12 +1,12 @@
-"""Execution of a schedule on an engine: one thread loads tiles, another stores bands, the caller's thread multiplies.
+"""Run a schedule on an engine: one thread loads tiles, another thread stores bands, and the caller's thread multiplies.
 
-Each thread executes its steps in order; a step starts when the steps that it waits for are done. An exception in one
+Each thread executes its steps in order; a step starts when the steps in its field `after` are done. An exception in one
 thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-Launched products cannot be stopped, so Ctrl-C waits until they end. Products are launched at most one second ahead of
-the running product; one product may always be launched ahead. A product of more than a second (float64 on a card with
-few float64 units) is launched in bands of rows, if the model predicts that all bands together take no longer than the
-whole product.
+Launched products cannot be stopped, so Ctrl-C waits until the products end. Products are launched at most one second
+ahead of the running product; one product may always be launched ahead. A product of more than a second (float64 on a
+card with few float64 units) is launched in bands of rows. The bands are used only if the model predicts that all bands
+together take no longer than the whole product.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from fmm.out_of_core.schedule import (
     IndexRange,
     LoadStep,
     MultiplyStep,
+    OperandTile,
     Schedule,
     StoreStep,
-    Tile,
     cut_ranges,
     padded_length,
 )
-from fmm.out_of_core.transfers import Array, DeviceEvent, DevicePlace, Engine, Transfers
+from fmm.out_of_core.transfers import Array, CopyThreads, DeviceEngine, DeviceEvent, DeviceLocation
 from fmm.problem import Shape
 
-MAX_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
-MAX_BAND_SLOWDOWN = 1.01  # largest ratio of the seconds of all bands of a product to the seconds of the whole product
-MIN_BAND_ROWS = 256  # least number of rows of a band
-ASSUMED_PRODUCT_SECONDS = MAX_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
+MAX_LAUNCH_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
+# largest allowed ratio of the seconds of all bands of a product to the seconds of the whole product
+MAX_BAND_SLOWDOWN = 1.01
+MIN_BAND_ROWS = 256  # smallest number of rows of a band
+ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
 
 
 # ---- launching products
 
 
 class LaunchUnit(NamedTuple):
-    """How a tile product of one size is launched: the rows of each launch, and the predicted seconds of a launch."""
+    """The rows of each launch of a tile product, and the predicted seconds of one launch."""
 
     rows: int
     seconds: float
 
 
 def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit of a product that is launched as a whole."""
+    """Return the launch unit that consists of all rows of a product."""
     return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
 def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the largest band that takes at most a second; a larger band if smaller bands would cost too much time."""
+    """Return the largest band that takes at most a second, or a larger band if smaller bands would be too slow."""
     unit = whole = whole_launch_unit(size, product_seconds)
-    while unit.seconds > MAX_SECONDS_AHEAD:
+    while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
         seconds = product_seconds((rows, size[1], size[2]))
         if not MIN_BAND_ROWS <= rows < unit.rows or seconds * size[0] > MAX_BAND_SLOWDOWN * whole.seconds * rows:
@@ -67,28 +68,28 @@ def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) 
 
 
 class LaunchQueue:
-    """Queue of launched products that may still run; `done` is called with the multiply-adds of each ended product."""
+    """Queue of launched products that may still run; `done` receives the multiply-adds of each ended product."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[DeviceEvent, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until at most one product is queued, or the queue and a product of `seconds` fit in a second."""
-        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_SECONDS_AHEAD:
-            self._wait_for_first()
+        """Wait until at most one product is queued, or until all queued seconds and `seconds` fit into one second."""
+        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
+            self._wait_for_first_product()
 
     def add_product(self, event: DeviceEvent, seconds: float, work: int) -> None:
         self.running.append((event, seconds, work))
         self.seconds += seconds
         while self.running and self.running[0][0].has_happened():
-            self._wait_for_first()
+            self._wait_for_first_product()
 
     def wait_for_all_products(self) -> None:
         while self.running:
-            self._wait_for_first()
+            self._wait_for_first_product()
 
-    def _wait_for_first(self) -> None:
+    def _wait_for_first_product(self) -> None:
         event, seconds, work = self.running[0]
         event.wait()
         self.running.popleft()
@@ -99,7 +100,7 @@ class LaunchQueue:
 # ---- execution of a schedule
 
 ProgressCallback = Callable[[int], object]
-WHOLE_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
+NO_LAUNCH_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
 
 
 class OtherThreadFailedError(RuntimeError):
@@ -107,15 +108,15 @@ class OtherThreadFailedError(RuntimeError):
 
 
 class _StepStates:
-    """The state of each step: whether the step has started, and the event that marks its end."""
+    """The state of each step of a schedule: whether the step has started, and the event that marks its end."""
 
     def __init__(self, count: int) -> None:
         self.started = [threading.Event() for _ in range(count)]
         self.events: dict[int, DeviceEvent] = {}
         self.failure: BaseException | None = None
 
-    def set_started(self, step: int, event: DeviceEvent | None = None) -> None:
-        """Record that the step has started; it is done when the event happens (without an event, now)."""
+    def set_step_started(self, step: int, event: DeviceEvent | None = None) -> None:
+        """Record that the step has started; the step is done when the event happens, or now if there is no event."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
@@ -128,7 +129,7 @@ class _StepStates:
             event.wait()
 
     def set_failure(self, error: BaseException) -> None:
-        """Record the error if it is the first, and wake all threads that wait for a step."""
+        """Record the first error of a thread, and wake all threads that wait for a step."""
         if self.failure is None and not isinstance(error, OtherThreadFailedError):
             self.failure = error
         for flag in self.started:
@@ -136,7 +137,7 @@ class _StepStates:
 
 
 class ScheduleRun:
-    """The execution of a schedule for one product C = A B of host matrices; `multiply` also closes `transfers`.
+    """The execution of a schedule for one product C = A B of host matrices; the execution also closes `transfers`.
 
     `workspace` is the workspace limit of a tile product in bytes, `reserved` the expected bytes of the largest
     workspace. `units` maps sizes of tile products to launch units; products of other sizes are launched as a whole.
@@ -145,25 +146,25 @@ class ScheduleRun:
     def __init__(
         self,
         schedule: Schedule,
-        engine: Engine,
-        transfers: Transfers,
+        engine: DeviceEngine,
+        transfers: CopyThreads,
         dtype: np.dtype[Any],
         workspace: int,
         reserved: int = 0,
-        units: Mapping[Shape, LaunchUnit] = WHOLE_UNITS,
+        units: Mapping[Shape, LaunchUnit] = NO_LAUNCH_UNITS,
     ) -> None:
         self.schedule, self.engine, self.transfers = schedule, engine, transfers
         self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
         self.units, self.states = units, _StepStates(len(schedule.steps))
 
-    def multiply(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
+    def multiply_matrices(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
         """Run all steps; call `done` with the number of multiply-adds of each launch that has ended."""
         self.host = {"A": a, "B": b, "C": c}
         self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
         self.addresses, memory = self._allocate_slots()
         self.engine.reserve_workspace(self.reserved)
         workers = [
-            threading.Thread(target=self._run_steps, args=(kind,), daemon=True) for kind in (LoadStep, StoreStep)
+            threading.Thread(target=self._run_copy_steps, args=(kind,), daemon=True) for kind in (LoadStep, StoreStep)
         ]
         try:
             for worker in workers:
@@ -180,17 +181,17 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
-            self.transfers.close()  # closed before the device memory that the transfers use is freed
-            self.engine.wait_until_done()
+            self.transfers.close()  # the transfers are closed before their device memory is freed
+            self.engine.wait_until_idle()
             del memory
         if self.states.failure is not None:
             raise self.states.failure
 
     def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Return the device address of each slot, and the object that owns the memory of all slots."""
-        address, memory = self.engine.allocate(self.schedule.memory)
+        """Allocate all slots; return each slot's device address, and the object that owns the memory."""
+        address, memory = self.engine.allocate_memory(self.schedule.total_slot_bytes)
         addresses: dict[str, list[int]] = {}
-        for name, sizes in self.schedule.slots.items():
+        for name, sizes in self.schedule.slot_bytes.items():
             addresses[name] = []
             for nbytes in sizes:
                 addresses[name].append(address)
@@ -199,26 +200,28 @@ class ScheduleRun:
 
     # ---- the threads that load and store
 
-    def _run_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
-        """Run all steps of type `kind` (LoadStep or StoreStep), as the function of one thread."""
+    def _run_copy_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
+        """Run all steps of the type `kind` (LoadStep or StoreStep); this method is the target of one thread."""
         try:
-            self.engine.begin_thread()
+            self.engine.prepare_thread()
             for number, step in enumerate(self.schedule.steps):
                 if isinstance(step, kind):
                     for other in step.after:
                         self.states.wait_for_step(other)
-                    self.states.set_started(
-                        number, self._load(step) if isinstance(step, LoadStep) else self._store(step)
+                    self.states.set_step_started(
+                        number, self._load_tile(step) if isinstance(step, LoadStep) else self._store_band(step)
                     )
         except BaseException as error:
             self.states.set_failure(error)
 
-    def _load(self, step: LoadStep) -> DeviceEvent:
-        return self.transfers.load(*self._host_tile_and_place(step.tile, step.slot))
+    def _load_tile(self, step: LoadStep) -> DeviceEvent:
+        return self.transfers.start_load(*self._host_tile_and_location(step.tile, step.slot))
 
-    def _store(self, step: StoreStep) -> DeviceEvent | None:
+    def _store_band(self, step: StoreStep) -> DeviceEvent | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
-        self.transfers.store(self._slot_place("C", step.slot, band.shape[1]).at_row(step.first_row_in_block), band)
+        self.transfers.store_matrix(
+            self._slot_location("C", step.slot, band.shape[1]).location_of_row(step.first_row_in_block), band
+        )
         return None  # no event: the copy to the host has ended
 
     # ---- the caller's thread
@@ -229,40 +232,40 @@ class ScheduleRun:
             if isinstance(step, MultiplyStep):
                 for other in step.after:
                     self.states.wait_for_step(other)
-                rows, inner, cols = step.size
-                unit = self.units.get(step.size, LaunchUnit(rows, ASSUMED_PRODUCT_SECONDS))
+                rows, inner, cols = step.product_size
+                unit = self.units.get(step.product_size, LaunchUnit(rows, ASSUMED_PRODUCT_SECONDS))
                 for first, last in cut_ranges(rows, (unit.rows,)):
                     queue.wait_to_launch(unit.seconds)
-                    event = self._launch_rows(step, (first, last))
+                    event = self._launch_band(step, (first, last))
                     queue.add_product(event, unit.seconds, (last - first) * inner * cols)
-                self.states.set_started(number, event)
+                self.states.set_step_started(number, event)
         queue.wait_for_all_products()
 
-    def _launch_rows(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
+    def _launch_band(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
         """Launch the product of a range of the step's rows."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
-        cols, (first, last) = step.size[2], (step.first_row_in_block + row for row in rows)
-        place = self._slot_place("C", step.slots[2], cols).at_row(first)
+        cols, (first, last) = step.product_size[2], (step.first_row_in_block + row for row in rows)
+        place = self._slot_location("C", step.slots[2], cols).location_of_row(first)
         dest = self.engine.matrix_at(place.address, (last - first, cols), place.leading, self.dtype)
-        return self.engine.multiply(left[first:last], right, dest, step.adds, self.workspace)
+        return self.engine.multiply_matrices(left[first:last], right, dest, step.adds, self.workspace)
 
     # ---- tiles
 
-    def _device_tile(self, tile: Tile, slot: int) -> Any:
-        host, place = self._host_tile_and_place(tile, slot)
+    def _device_tile(self, tile: OperandTile, slot: int) -> Any:
+        host, place = self._host_tile_and_location(tile, slot)
         array = self.engine.matrix_at(place.address, host.shape, place.leading, self.dtype)
         return array.T if self.column_major[tile.name] else array
 
-    def _host_tile_and_place(self, tile: Tile, slot: int) -> tuple[Array, DevicePlace]:
+    def _host_tile_and_location(self, tile: OperandTile, slot: int) -> tuple[Array, DeviceLocation]:
         """Return the tile's host array and its location on the device; a column-major tile is transposed in both."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
-        return host, self._slot_place(tile.name, slot, host.shape[1])
+        return host, self._slot_location(tile.name, slot, host.shape[1])
 
-    def _slot_place(self, name: str, slot: int, length: int) -> DevicePlace:
-        return DevicePlace(self.addresses[name][slot], padded_length(length, self.dtype.itemsize), self.dtype)
+    def _slot_location(self, name: str, slot: int, length: int) -> DeviceLocation:
+        return DeviceLocation(self.addresses[name][slot], padded_length(length, self.dtype.itemsize), self.dtype)
 
 
 def is_column_major(x: Array) -> bool:

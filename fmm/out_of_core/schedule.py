@@ -1,13 +1,13 @@
-"""The schedule of a streamed product: which tiles are loaded to the device, multiplied and stored back, and when.
+"""The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
 C is cut into as few blocks as the device's memory allows. A block stays on the device while the tiles of A and B that
-contribute to the block are loaded, one piece of the inner dimension after the other. With the last piece the block is
-finished one band of rows at a time, and each band is stored while the next bands are computed. A tile stays in its slot
+contribute to the block are loaded, one piece of the inner dimension after the other. The product of the last piece
+finishes the block in bands of rows, and each band is stored while the next bands are computed. A tile stays in its slot
 until the slot is needed; the tile with the latest next use is evicted first.
 
-This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps.
-Each step lists the steps of other kinds (LoadStep, MultiplyStep, StoreStep) that it waits for; it also waits for all
-earlier steps of its own kind.
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps. A
+step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
+steps of other kinds that the step also waits for.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Literal, NamedTuple
 from fmm.problem import Shape
 
 IndexRange = tuple[int, int]  # start, stop
-ROW_ALIGNMENT = 16  # bytes to which the rows of tiles are aligned on the device
-SLOT_ALIGNMENT = 512  # bytes to which slots are aligned
+ROW_ALIGNMENT_BYTES = 16  # bytes to which the rows of tiles are aligned on the device
+SLOT_ALIGNMENT_BYTES = 512  # bytes to which slots are aligned
 
 
-class Tile(NamedTuple):
+class OperandTile(NamedTuple):
     """A rectangle of A or B that is loaded and multiplied as a unit."""
 
     name: Literal["A", "B"]
@@ -36,30 +36,30 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadStep:
-    """Step that copies a tile into a slot, after the products that read the slot's previous tile."""
+    """Step that copies a tile into a slot on the device, after the products that read the slot's previous tile."""
 
-    tile: Tile
+    tile: OperandTile
     slot: int
     after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Step that multiplies a band of rows of A's tile by B's tile, into a block of C, after the loads of both tiles.
+    """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
 
     The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
     pieces add to the block.
     """
 
-    left: Tile
-    right: Tile
+    left: OperandTile
+    right: OperandTile
     slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
     rows: IndexRange  # rows of the band in C
     adds: bool
     after: tuple[int, ...] = ()
 
     @property
-    def size(self) -> Shape:
+    def product_size(self) -> Shape:
         (top, bottom), (first, last), (left, right) = self.rows, self.left.cols, self.right.cols
         return bottom - top, last - first, right - left
 
@@ -71,7 +71,7 @@ class MultiplyStep:
 
 @dataclass(frozen=True)
 class StoreStep:
-    """Step that copies a band of C to the host, after the product that finishes the band."""
+    """Step that copies a band of rows of a block of C to the host, after the product that finishes the band."""
 
     rows: IndexRange
     cols: IndexRange
@@ -80,7 +80,7 @@ class StoreStep:
     after: tuple[int, ...] = ()
 
 
-Step = LoadStep | MultiplyStep | StoreStep
+ScheduleStep = LoadStep | MultiplyStep | StoreStep
 
 
 class ProductCut(NamedTuple):
@@ -116,33 +116,33 @@ class Schedule:
     size: Shape
     itemsize: int
     cut: ProductCut
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[ScheduleStep, ...] = field(repr=False)
 
     @cached_property
-    def products(self) -> tuple[MultiplyStep, ...]:
+    def multiply_steps(self) -> tuple[MultiplyStep, ...]:
         return tuple(step for step in self.steps if isinstance(step, MultiplyStep))
 
     @cached_property
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile in either layout."""
+    def slot_bytes(self) -> dict[str, tuple[int, ...]]:
+        """Bytes of each slot for tiles of A, tiles of B and blocks of C; the largest tile fits in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
             if isinstance(step, LoadStep):
                 rows, cols = (last - first for first, last in (step.tile.rows, step.tile.cols))
-                key, needed = (step.tile.name, step.slot), tile_bytes(rows, cols, self.itemsize)
+                key, needed = (step.tile.name, step.slot), tile_slot_bytes(rows, cols, self.itemsize)
             elif isinstance(step, MultiplyStep):
                 top, bottom = step.left.rows
-                key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
+                key, needed = ("C", step.slots[2]), block_slot_bytes(bottom - top, step.product_size[2], self.itemsize)
             else:
                 continue
             largest[key] = max(largest.get(key, 0), needed)
         return {name: tuple(size for key, size in sorted(largest.items()) if key[0] == name) for name in "ABC"}
 
     @property
-    def memory(self) -> int:
+    def total_slot_bytes(self) -> int:
         """Bytes of all slots."""
-        return sum(map(sum, self.slots.values()))
+        return sum(map(sum, self.slot_bytes.values()))
 
     @property
     def bytes_loaded(self) -> int:
@@ -156,9 +156,9 @@ class Schedule:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
     def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
-        """Return the predicted times: loads, products and stores each run in order, after the steps they wait for.
+        """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its kind.
 
-        The prediction ignores start-up time, and that products are slower during copies, which use the same device
+        The prediction ignores start-up time, and that concurrent copies slow products because both use the device
         memory.
         """
         ends: list[float] = []
@@ -167,7 +167,7 @@ class Schedule:
             if isinstance(step, LoadStep):
                 queue, seconds = 0, self._rectangle_bytes(step.tile.rows, step.tile.cols) / rates.to_device
             elif isinstance(step, MultiplyStep):
-                queue, seconds = 1, product_seconds(step.size)
+                queue, seconds = 1, product_seconds(step.product_size)
             else:
                 queue, seconds = 2, self._rectangle_bytes(step.rows, step.cols) / rates.to_host
             free[queue] = max([free[queue], *(ends[i] for i in step.after)]) + seconds
@@ -176,19 +176,19 @@ class Schedule:
         return ScheduleTimes(max(free), *busy)
 
 
-def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
+def tile_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a slot that can hold a tile in row-major or column-major layout."""
-    return max(block_bytes(rows, cols, itemsize), block_bytes(cols, rows, itemsize))
+    return max(block_slot_bytes(rows, cols, itemsize), block_slot_bytes(cols, rows, itemsize))
 
 
-def block_bytes(rows: int, cols: int, itemsize: int) -> int:
+def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a slot that can hold a row-major block."""
-    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
 
 
 def padded_length(length: int, itemsize: int) -> int:
-    """Return the leading dimension of a tile with `length` entries per row, so that rows are aligned."""
-    step = max(ROW_ALIGNMENT // itemsize, 1)
+    """Return the leading dimension with which rows of `length` entries are aligned on the device."""
+    step = max(ROW_ALIGNMENT_BYTES // itemsize, 1)
     return -(-length // step) * step
 
 
@@ -206,42 +206,48 @@ def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
 
 
 class _ScheduleBuilder:
-    """Builds the list of steps: for each product of tiles its loads, the product, and its stores."""
+    """Builds the list of steps: for each product of tiles the missing loads, the multiplications, and the stores."""
 
     def __init__(self, size: Shape, cut: ProductCut) -> None:
-        self.cut, self.steps = cut, list[Step]()
+        self.cut, self.steps = cut, list[ScheduleStep]()
         products = list(_tile_products(size, cut))
         self.count = len(products)
-        self.uses: dict[Tile, list[int]] = {}  # indices of the products that read each tile
+        self.uses: dict[OperandTile, list[int]] = {}  # indices of the products that read each tile
         for number, (_, _, _, left, right) in enumerate(products):
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # block slot -> indices of the StoreSteps of the block that last used the slot
+        # block slot -> indices of the StoreSteps of the slot's previous block
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
-            slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
+            slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
             top, bottom = left.rows
             for start, stop in cut_ranges(bottom - top, cut.bands if last else (bottom,)):
-                self._multiply(left, right, slots, (top + start, top + stop), first, last)
+                self._add_multiply_steps(left, right, slots, (top + start, top + stop), first, last)
 
-    def _load(self, number: int, tile: Tile) -> int:
-        """Return the tile's slot; add a LoadStep if the tile is not on the device."""
+    def _add_load_step(self, number: int, tile: OperandTile) -> int:
+        """Return the tile's slot; add a LoadStep if the tile is in no slot."""
         place = self.places[tile.name]
         if tile not in place.slot:
-            slot, readers = place.free_slot(lambda other: self._next_use(number, other))
+            slot, readers = place.take_slot(lambda other: self._next_use(number, other))
             place.slot[tile], place.load[tile] = slot, len(self.steps)
             self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
-    def _next_use(self, number: int, tile: Tile) -> int:
-        """Return the index of the next product that reads the tile, starting with product `number`."""
+    def _next_use(self, number: int, tile: OperandTile) -> int:
+        """Return the index of the first product from index `number` on that reads the tile."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
         return uses[later] if later < len(uses) else self.count
 
-    def _multiply(
-        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: IndexRange, first: bool, last: bool
+    def _add_multiply_steps(
+        self,
+        left: OperandTile,
+        right: OperandTile,
+        slots: tuple[int, int, int],
+        rows: IndexRange,
+        first: bool,
+        last: bool,
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
         after += self.stores.pop(slots[2], []) if first else []
@@ -256,16 +262,16 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the last product that reads each slot."""
+    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the latest product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.slot: dict[Tile, int] = {}
-        self.load: dict[Tile, int] = {}
+        self.slot: dict[OperandTile, int] = {}
+        self.load: dict[OperandTile, int] = {}
         self.readers: dict[int, tuple[int, ...]] = {}
 
-    def free_slot(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
-        """Return a slot and its last readers; if all slots are full, evict the tile with the latest next use."""
+    def take_slot(self, next_use: Callable[[OperandTile], int]) -> tuple[int, tuple[int, ...]]:
+        """Return a slot and its last readers; if no slot is free, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
         evicted = max(self.slot, key=next_use)
@@ -273,10 +279,10 @@ class _TileSlots:
         return slot, self.readers.get(slot, ())
 
 
-def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
-    """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
+def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
+    """Yield for each product: block number, whether its piece is the block's first or last, and the tiles of A and B.
 
-    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
+    Blocks and pieces are traversed forwards and backwards in turn, so that each product uses a tile of the previous
     product.
     """
     m, k, n = size
@@ -287,6 +293,6 @@ def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bo
             pieces = cut_ranges(k, cut.pieces)
             pieces = pieces if block % 2 == 0 else pieces[::-1]
             for piece in pieces:
-                left, right = Tile("A", rows, piece), Tile("B", piece, cols)
+                left, right = OperandTile("A", rows, piece), OperandTile("B", piece, cols)
                 yield block, piece == pieces[0], piece == pieces[-1], left, right
             block += 1

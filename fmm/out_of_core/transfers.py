@@ -1,8 +1,8 @@
-"""Copies between NumPy arrays and a device, through page-locked host buffers.
+"""Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
 A NumPy array may be pageable, mapped from a file, or of a type different from the product's. Each copy therefore has
-two steps, executed by several threads, each with its own buffers. NumPy copies between the array and a buffer (with a
-cast if needed; NumPy releases the GIL); the device copies between the buffer and device memory.
+two steps. NumPy copies between the array and a buffer, with a cast if needed, and releases the GIL meanwhile. The
+device copies between the buffer and device memory. Several threads copy at once, each with its own buffers.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import CopyRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK_BYTES = 8 << 20  # bytes copied at a time: several rows, or a part of a row that is longer
-MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads copy no faster
-BUFFERS_PER_THREAD = 2  # number of buffers per thread: one is filled while the other is copied
+COPY_CHUNK_BYTES = 8 << 20  # number of bytes copied at a time: several rows, or a part of one long row
+MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads would not copy faster
+BUFFERS_PER_THREAD = 2  # number of buffers per thread: one buffer is filled while the other buffer is copied
 
 
 # ---- what a device provides
 
 
-class Buffer(Protocol):
+class PageLockedBuffer(Protocol):
     """Page-locked host memory that a device can read and write directly."""
 
     @property
-    def bytes(self) -> Array: ...
+    def byte_array(self) -> Array: ...
 
     def wait(self) -> None:
         """Wait until the last copy from this buffer to the device has ended."""
 
 
 class DeviceEvent(Protocol):
-    """A mark in a device's queue of work; the event has happened when all earlier work is done."""
+    """A mark in a device's queue of work; the event happens when all earlier work in the queue is done."""
 
     def wait(self) -> None: ...
 
     def has_happened(self) -> bool: ...
 
 
-class Engine(Protocol):
-    """Interface of a device that runs a schedule: it computes, and copies to and from the device, concurrently."""
+class DeviceEngine(Protocol):
+    """Interface of a device that runs a schedule; products and copies in both directions run concurrently."""
 
-    def begin_thread(self) -> None:
-        """Prepare a new thread for this device; a thread calls this function first."""
+    def prepare_thread(self) -> None:
+        """Prepare the calling thread for this device; each thread calls this method first."""
 
-    def allocate(self, nbytes: int) -> tuple[int, Any]:
-        """Allocate device memory; return its address, and the object that owns the memory."""
+    def allocate_memory(self, nbytes: int) -> tuple[int, Any]:
+        """Allocate device memory; return the address, and the object that owns the memory."""
         ...
 
     def reserve_workspace(self, nbytes: int) -> None:
-        """Reserve `nbytes` of memory for workspaces in advance, so that no product waits for an allocation."""
+        """Reserve `nbytes` bytes of memory for workspaces, so that no product waits for an allocation."""
 
-    def new_buffer(self, nbytes: int) -> Buffer: ...
+    def create_buffer(self, nbytes: int) -> PageLockedBuffer: ...
 
-    def send_buffer(self, buffer: Buffer, nbytes: int, address: int) -> None:
-        """Enqueue a copy of `nbytes` from the buffer to a device address."""
+    def send_buffer(self, buffer: PageLockedBuffer, nbytes: int, address: int) -> None:
+        """Enqueue a copy of `nbytes` bytes from the buffer to a device address."""
 
-    def fetch_to_buffer(self, address: int, nbytes: int, buffer: Buffer) -> None:
-        """Copy `nbytes` from a device address to the buffer and wait for the copy."""
+    def fetch_to_buffer(self, address: int, nbytes: int, buffer: PageLockedBuffer) -> None:
+        """Copy `nbytes` bytes from a device address to the buffer, and wait for the copy."""
 
-    def sent_event(self) -> DeviceEvent:
+    def arrival_event(self) -> DeviceEvent:
         """Return an event that happens when all copies enqueued so far have arrived on the device."""
         ...
 
@@ -73,25 +73,25 @@ class Engine(Protocol):
         """Return a row-major array of the device's library at this address, with this leading dimension."""
         ...
 
-    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> DeviceEvent:
+    def multiply_matrices(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> DeviceEvent:
         """Enqueue C = A B, or C = A B + C if `adds`, with at most `workspace` bytes of workspace."""
         ...
 
-    def wait_until_done(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until all enqueued work is done."""
 
 
-class DevicePlace(NamedTuple):
-    """The location of a row-major matrix in device memory: address, leading dimension and type."""
+class DeviceLocation(NamedTuple):
+    """The location of a row-major matrix in device memory: the address, the leading dimension and the element type."""
 
     address: int
     leading: int
     dtype: np.dtype[Any]
 
-    def at_row(self, row: int) -> DevicePlace:
-        return self.place_at(row, 0)
+    def location_of_row(self, row: int) -> DeviceLocation:
+        return self.location_of_entry(row, 0)
 
-    def place_at(self, row: int, col: int) -> DevicePlace:
+    def location_of_entry(self, row: int, col: int) -> DeviceLocation:
         return self._replace(address=self.address + row * self.row_bytes + col * self.dtype.itemsize)
 
     @property
@@ -102,28 +102,28 @@ class DevicePlace(NamedTuple):
 # ---- the threads that copy
 
 
-class Transfers:
+class CopyThreads:
     """Threads that copy between host arrays and one device."""
 
-    def __init__(self, engine: Engine, threads: int = 0) -> None:
-        self.engine, self.chunk_bytes = engine, CHUNK_BYTES
+    def __init__(self, engine: DeviceEngine, threads: int = 0) -> None:
+        self.engine, self.chunk_bytes = engine, COPY_CHUNK_BYTES
         count = threads or max(1, min(usable_processors() // 2, MAX_COPY_THREADS))
         self.load_pool, self.store_pool = (
-            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
+            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._prepare_thread) for way in ("load", "store")
         )
         self.thread_state, self.ended = local(), False
 
-    def load(self, host: Array, place: DevicePlace) -> DeviceEvent:
-        """Start to copy a matrix to the device; return the event that marks its arrival.
+    def start_load(self, host: Array, place: DeviceLocation) -> DeviceEvent:
+        """Start to copy a matrix to the device; return the event that marks the matrix's arrival.
 
-        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
-        chunks of earlier loads, and no thread waits for another.
+        The caller may start further loads before the first load has ended. The chunks of later loads are queued behind
+        the chunks of earlier loads, so that no thread waits for another thread.
         """
         return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
-    def store(self, place: DevicePlace, host: Array) -> None:
+    def store_matrix(self, place: DeviceLocation, host: Array) -> None:
         """Copy a matrix from the device to the host and wait for the copy."""
-        wait_for_all(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
+        wait_for_futures(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
 
     def close(self) -> None:
         """End the threads; drop copies that have not begun."""
@@ -132,64 +132,68 @@ class Transfers:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit_chunks(
-        self, pool: ThreadPoolExecutor, task: Callable[[Array, DevicePlace], None], host: Array, place: DevicePlace
+        self,
+        pool: ThreadPoolExecutor,
+        task: Callable[[Array, DeviceLocation], None],
+        host: Array,
+        place: DeviceLocation,
     ) -> list[Future[None]]:
         return [
-            pool.submit(task, host[rows, cols], place.place_at(rows.start, cols.start))
+            pool.submit(task, host[rows, cols], place.location_of_entry(rows.start, cols.start))
             for rows, cols in _chunk_ranges(host.shape, place, self.chunk_bytes)
         ]
 
     # ---- functions that run in the copying threads
 
-    def _begin_thread(self) -> None:
-        self.engine.begin_thread()
-        self.thread_state.buffers = [self.engine.new_buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
+    def _prepare_thread(self) -> None:
+        self.engine.prepare_thread()
+        self.thread_state.buffers = [self.engine.create_buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
 
-    def _load_chunk(self, host: Array, place: DevicePlace) -> None:
+    def _load_chunk(self, host: Array, place: DeviceLocation) -> None:
         if self.ended:
             return
-        buffer = self._free_buffer()
+        buffer = self._next_free_buffer()
         # unsafe casting: the caller has already checked that the cast is allowed
         np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
         self.engine.send_buffer(buffer, _chunk_bytes(host, place), place.address)
 
-    def _store_chunk(self, host: Array, place: DevicePlace) -> None:
+    def _store_chunk(self, host: Array, place: DeviceLocation) -> None:
         if self.ended:
             return
-        buffer = self._free_buffer()
+        buffer = self._next_free_buffer()
         self.engine.fetch_to_buffer(place.address, _chunk_bytes(host, place), buffer)
         np.copyto(host, _buffer_view(buffer, host, place), casting="unsafe")
 
-    def _free_buffer(self) -> Buffer:
+    def _next_free_buffer(self) -> PageLockedBuffer:
         """Wait until this thread's least recently used buffer is free, and return the buffer."""
-        buffers: list[Buffer] = self.thread_state.buffers
+        buffers: list[PageLockedBuffer] = self.thread_state.buffers
         buffers.append(buffers.pop(0))
         buffers[-1].wait()
         return buffers[-1]
 
 
 class _LoadedEvent:
-    """The event that happens when all chunks of a matrix have arrived; `wait` raises a failed thread's error."""
+    """The event that happens when all chunks of a matrix have arrived; `wait` raises the error of a failed copy."""
 
-    def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
+    def __init__(self, engine: DeviceEngine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
         self.sent: DeviceEvent | None = None
 
     def wait(self) -> None:
         if self.sent is None:
-            wait_for_all(self.tasks)
-            self.sent = self.engine.sent_event()
+            wait_for_futures(self.tasks)
+            self.sent = self.engine.arrival_event()
         self.sent.wait()
 
     def has_happened(self) -> bool:
         if self.sent is None and all(task.done() for task in self.tasks):
-            wait_for_all(self.tasks)
-            self.sent = self.engine.sent_event()
+            wait_for_futures(self.tasks)
+            self.sent = self.engine.arrival_event()
         return self.sent is not None and self.sent.has_happened()
 
 
-def _chunk_ranges(shape: tuple[int, ...], place: DevicePlace, nbytes: int) -> Iterator[tuple[slice, slice]]:
-    """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row if a row does not fit."""
+def _chunk_ranges(shape: tuple[int, ...], place: DeviceLocation, nbytes: int) -> Iterator[tuple[slice, slice]]:
+    """Yield chunks of at most `nbytes` bytes: several rows of the matrix, or equal parts of a row that does not fit."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
     width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))
@@ -198,21 +202,21 @@ def _chunk_ranges(shape: tuple[int, ...], place: DevicePlace, nbytes: int) -> It
             yield slice(top, min(top + height, rows)), slice(left, min(left + width, cols))
 
 
-def _buffer_view(buffer: Buffer, host: Array, place: DevicePlace) -> Array:
+def _buffer_view(buffer: PageLockedBuffer, host: Array, place: DeviceLocation) -> Array:
     """Return the buffer as an array with the chunk's shape and the leading dimension of the device matrix."""
     rows, cols = host.shape
     strides = (place.row_bytes, place.dtype.itemsize)
-    return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
+    return np.ndarray((rows, cols), place.dtype, buffer.byte_array, strides=strides)
 
 
-def _chunk_bytes(host: Array, place: DevicePlace) -> int:
-    """Return the bytes from a chunk's first entry to its last entry on the device, gaps between rows included."""
+def _chunk_bytes(host: Array, place: DeviceLocation) -> int:
+    """Return the number of bytes from a chunk's first to its last entry on the device, with the gaps between rows."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
     return nbytes
 
 
-def wait_for_all(futures: Sequence[Future[None]]) -> None:
+def wait_for_futures(futures: Sequence[Future[None]]) -> None:
     """Wait for all futures; raise the error of the first future that failed."""
     for future in futures:
         future.result()
@@ -223,18 +227,18 @@ def wait_for_all(futures: Sequence[Future[None]]) -> None:
 PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 
 
-def measure_rates(
-    engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBE_BYTES
+def measure_copy_rates(
+    engine: DeviceEngine, transfers: CopyThreads, clock: Callable[[], float], nbytes: int = PROBE_BYTES
 ) -> CopyRates:
-    """Measure the rate of copies in each direction without concurrent work: the best of PROBE_ROUNDS repetitions."""
+    """Return the rate of copies in each direction without concurrent work, the best of PROBE_ROUNDS measurements."""
     host = np.ones((nbytes >> 16, 1 << 13))
-    address, memory = engine.allocate(host.nbytes)
-    place, loads, stores = DevicePlace(address, host.shape[1], host.dtype), [1.0], [1.0]
+    address, memory = engine.allocate_memory(host.nbytes)
+    place, loads, stores = DeviceLocation(address, host.shape[1], host.dtype), [1.0], [1.0]
     for _ in range(PROBE_ROUNDS):
         start = clock()
-        transfers.load(host, place).wait()
+        transfers.start_load(host, place).wait()
         loaded = clock()
-        transfers.store(place, host)
+        transfers.store_matrix(place, host)
         loads.append(host.nbytes / max(loaded - start, 1e-9))
         stores.append(host.nbytes / max(clock() - loaded, 1e-9))
     del memory

@@ -297,7 +297,7 @@ def launch_seconds(
 
 # ---- the fastest tile sizes
 
-BUSY_SM_THREADS = 256  # number of threads that keep a multiprocessor busy in float64 products
+MIN_BUSY_SM_THREADS = 256  # number of threads that keep a multiprocessor busy in float64 products
 
 
 @lru_cache(maxsize=4096)  # cached: a plan of four levels has 2401 products of one shape
@@ -320,8 +320,8 @@ def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: 
     The count leaves out the beginning and end of tiles, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
-    # A multiprocessor with fewer than BUSY_SM_THREADS threads takes as long as with BUSY_SM_THREADS threads.
-    alone = max(last, BUSY_SM_THREADS / s.thread_count) if last else 0
+    # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as with MIN_BUSY_SM_THREADS.
+    alone = max(last, MIN_BUSY_SM_THREADS / s.thread_count) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 

@@ -115,7 +115,7 @@ DEFAULT_PEAK_SHARE = 0.8
 # The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
 # operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree
 # with the times of sgemm and dgemm that Li, Ranka and Sahni print.
-EARLY_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
+LI_GPU_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
 SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
 MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
@@ -218,7 +218,7 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, ProductRate]:
                 KERNEL_TRIANGLE_SHARES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
             )
             rates[t] = ProductRate(
-                peak * PEAK_SHARES_BY_TYPE.get(t, EARLY_PEAK_SHARES.get(gpu.capability, DEFAULT_PEAK_SHARE)),
+                peak * PEAK_SHARES_BY_TYPE.get(t, LI_GPU_PEAK_SHARES.get(gpu.capability, DEFAULT_PEAK_SHARE)),
                 gpu.sms * TILE_ENTRIES / FILLING_TILES_PER_SM,
                 PIPE_STEPS,
                 unaligned=UNALIGNED_TIME_FACTORS.get(t, 1.0),

@@ -41,7 +41,7 @@ from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.work import (
-    DEEP_PRODUCT_COUNT,
+    THREE_LEVEL_PRODUCT_COUNT,
     LeafTiles,
     PlanWork,
     TriangleProducts,
@@ -260,7 +260,7 @@ def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts cannot write the leaf's form
-    if not last.is_batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
+    if not last.is_batched or scheme is None or is_complex_split or last.products >= THREE_LEVEL_PRODUCT_COUNT:
         return rate
     left, right = (
         blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)

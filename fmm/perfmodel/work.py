@@ -201,7 +201,7 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         found.traffic += moved
         found.sequential += moved if f.sequential else 0.0
         found.parts += moved if itemsize != before else 0.0
-        found.deep += moved if f.products >= DEEP_PRODUCT_COUNT else 0.0
+        found.deep += moved if f.products >= THREE_LEVEL_PRODUCT_COUNT else 0.0
         found.overlapped += moved if below_overlapped else 0.0
         below_overlapped = below_overlapped or level.stream_count > 1
         found.passes += found.products * f.passes
@@ -237,8 +237,8 @@ def level_footprint(level: Level, sides: Sides) -> Footprint | None:
 # ---- the alignment of rows
 
 WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums on rows that begin at multiples of 16 bytes
-DEEP_ACCESS_BYTES = 8  # bytes of one access of a GPU's sums for three levels in one pass
-DEEP_PRODUCT_COUNT = 7**3  # number of products of three levels of Strassen's algorithm in one pass
+THREE_LEVEL_ACCESS_BYTES = 8  # bytes of one access of a GPU's sums for three levels in one pass
+THREE_LEVEL_PRODUCT_COUNT = 7**3  # number of products of three levels of Strassen's algorithm in one pass
 WORD_BYTES = 4  # alignment of rows in bytes; the vendor multiplies rows with less alignment by its slowest kernels
 
 
@@ -258,7 +258,7 @@ def sum_access_bytes(products: float, itemsize: int) -> int:
 
     A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """
-    return WIDE_ACCESS_BYTES if products < DEEP_PRODUCT_COUNT else min(2 * itemsize, DEEP_ACCESS_BYTES)
+    return WIDE_ACCESS_BYTES if products < THREE_LEVEL_PRODUCT_COUNT else min(2 * itemsize, THREE_LEVEL_ACCESS_BYTES)
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:

@@ -1,5 +1,5 @@
 """Preparing, deciding and running products.
 
-prepare.py describes the operands of a call and caches it, decisions/ chooses the plan, and run_host.py or
-run_device.py runs it. matmul.py, gemm.py and gram.py are the three operations.
+prepare.py describes the operands of a call and caches the prepared call. decisions/ chooses the plan. run_host.py or
+run_device.py runs the plan. matmul.py, gemm.py and gram.py are the three operations.
 """

@@ -1,6 +1,7 @@
-"""Record of this thread's latest product: the decision, and the plan that ran. Written only while products are counted.
+"""The record of this thread's latest product: its decision, and the plan that ran.
 
-The plan that ran can differ from the decided one: memory ran out, numbers may overflow, or a stream is captured.
+Products are recorded only while RECORDING_SWITCH is on. Another plan than the decided plan runs if memory ran out, if
+numbers may overflow, or if a stream is being captured.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fmm.runtime.decisions.decide import Decision
 
 
 class CallRecord(NamedTuple):
-    """A product's decision, the plan that ran (None: the library's own product), and the reason if they differ."""
+    """A product's decision, the plan that ran (None: the library's own product), and the reason for another plan."""
 
     decision: Decision
     plan: Plan | None
@@ -41,7 +42,7 @@ def clear_record() -> None:
 
 
 def last_record() -> CallRecord | None:
-    """Return this thread's record; None if the library was called without a decision, as for small products."""
+    """Return this thread's record; None if no decision was made, as for small products."""
     return _thread_record.record
 
 
@@ -51,7 +52,7 @@ def record_call(decision: Decision, plan: Plan | None) -> None:
 
 
 def record_measured_call(decision: Decision) -> None:
-    """Record a product that took part in a measurement, where plan and vendor run in turn."""
+    """Record a product of an online measurement, in which the plan and the vendor run in turn."""
     record = _thread_record.record
     if record is not None:
         turn = "it was the library's turn to be measured" if record.plan in (None, VENDOR) else ""
@@ -59,6 +60,6 @@ def record_measured_call(decision: Decision) -> None:
 
 
 def record_fallback(why: str) -> None:
-    """Record why the library computes a product although a plan was decided."""
+    """Record the reason why the library computes a product although a plan was decided."""
     if RECORDING_SWITCH.on:
         _thread_record.why = why

@@ -1,6 +1,6 @@
 """Runs one named plan on CuPy's current device, for the tuner, tests and benchmarks.
 
-Nothing is decided here, and by default a result with inf or NaN is not computed again.
+This module makes no decision. By default a result with inf or NaN is not computed again.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def record_plan_for_device(
 
 
 def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
-    """Compile all kernels of these lists for the current device."""
+    """Compile all kernels of these launch lists for the current device."""
     compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
 
 class CapturedGraph(NamedTuple):
-    """A captured launch list. The addresses of its memory are fixed."""
+    """A launch list captured as a CUDA graph, with fixed addresses of A, B, C and the workspace."""
 
     graph: Any
     scratch: Any
@@ -74,8 +74,8 @@ class DeviceBackend:
     ) -> None:
         """Compute C = alpha A B + beta C on device pointers.
 
-        A list recorded with a flag gets the addresses of the flag and of the host's count. If the pointers have another
-        alignment than the list, it is recorded again.
+        A list recorded with a flag gets the addresses of the flag and of the host's counter. If the pointers have
+        another alignment than the launch list, the plan is recorded again.
         """
         if stream is not None:
             with stream:
@@ -91,7 +91,7 @@ class DeviceBackend:
         return cached_player(launches, device)
 
     def captured_graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
-        """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
+        """Return the launch list on these pointers as a captured CUDA graph; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
             if key in self._graphs:

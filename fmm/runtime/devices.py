@@ -1,4 +1,4 @@
-"""Devices as values for decisions: this CPU with a number of threads, or a CUDA device."""
+"""The devices that decisions are made for: this CPU with a number of threads, or a CUDA device."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from fmm.runtime.probe import measured_calibration, probed_calibration
 class Device:
     """A CPU or a GPU. Devices of the same identity get the same decisions."""
 
-    identity: Identity  # has the key of the device's tuning in a config
-    guess: Calibration | None = field(compare=False)  # the calibration without a tuning
-    # Measures rates for a type in this process, if only a guess proposes a plan.
+    identity: Identity  # the device's key and name in a config
+    guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
+    # Function that measures rates for a type in this process; called if only `guess` predicts a gain of a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
-    # Returns the rates that the probe has measured for a type, None before.
+    # Function that returns the rates that the probe measured for a type; None before the measurement.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)
     threads: int = 0  # number of threads of the CPU's BLAS; 0 for a GPU
-    chip: Chip | None = field(default=None, compare=False)  # the properties that kernels depend on
+    # the GPU's properties that kernels depend on; None for a CPU
+    chip: Chip | None = field(default=None, compare=False)
 
     @property
     def error_growth(self) -> float:
@@ -83,7 +84,7 @@ def parse_cuda_index(device: object) -> int:
 
 
 def _datasheet_hint(device: object) -> str:
-    """Return a hint at `fmm-tune predict` if the text names a device with a datasheet."""
+    """Return a hint to `fmm-tune predict` if the text names a device with a datasheet; else an empty text."""
     if not isinstance(device, str):
         return ""
     try:
@@ -127,11 +128,11 @@ def gpu_from_description(
 
 
 def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibration | None:
-    """Return the calibration by a device's datasheet; None if the table has none.
+    """Return the calibration from a GPU's datasheet; None if the table has no such datasheet.
 
-    The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device. All
-    words of the table's name must be in the device's, in this order: "A100 40GB" in "NVIDIA A100-SXM4-40GB". If several
-    names match, the one with the most words counts.
+    Capability and number of multiprocessors must match too: cards of one name exist with fewer multiprocessors, and MIG
+    splits a device. All words of the datasheet's name must be in the device's name, in this order: "A100 40GB" in
+    "NVIDIA A100-SXM4-40GB". If several datasheets match, the name with the most words counts.
     """
     words = name.upper().replace("-", " ").split()
     found: list[str] = []
@@ -150,7 +151,7 @@ def datasheet_model(key: str, name: str) -> Calibration | None:
 
 
 def chip_with_tuned_terms(device: Device) -> Chip | None:
-    """Return the device's chip with the block model's terms from its tuning; None for a CPU."""
+    """Return the GPU's chip with the block model's constants from its tuning, if there are any; None for a CPU."""
     if device.chip is None:
         return None
     tuned = None if tuning_mode() == "off" else active_configs().find_tuning(device.identity, "float32")

@@ -1,8 +1,8 @@
-"""C = alpha op(A) op(B) + beta C of any library's arrays: by a plan or by the library's own functions.
+"""fmm.gemm, C = alpha op(A) op(B) + beta C, for arrays of any library: by a plan or by the library's own functions.
 
-alpha and beta are coefficients of a plan's last sums. The addend is the old C, which is then overwritten, or another
-array (perhaps one row for all rows of C), which the sums read in its own memory. If a result with inf or NaN may have
-to be computed again, the old C is copied first (fmm.kernels.cuda.record).
+alpha and beta are coefficients of a plan's last sums. The addend is the old C, which the result overwrites, or another
+array, which the sums read in its own memory (perhaps one row for all rows of C). If inf or NaN could require a second
+computation, the old C is copied first (fmm.kernels.cuda.record).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
 from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
 
-# Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
+# The valid values of transpose_a and transpose_b, with BLAS's letter for each; False equals 0, and True equals 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
@@ -52,7 +52,7 @@ class BlasGemmParams(NamedTuple):
 
 
 class GemmOperands(NamedTuple):
-    """The matrices A and B, which of them to conjugate, the array for C, and the addend.
+    """The matrices A and B, a flag for each if it is conjugated, the array for C, and the addend.
 
     Without a target, C is a new array. If `addend` is None, the target holds the addend.
     """
@@ -94,8 +94,8 @@ def run_gemm(
 def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
     """Return A B, or A B + C, of small matrices of CuPy or torch by the library's own function.
 
-    Few checks come before it, since a small product takes less time than the checks of a large one. The result is None
-    for all other calls, and for those that the library rejects.
+    Few checks come first, since a small product takes less time than the checks of a large product. Return None for all
+    other calls, and for calls that the library rejects.
     """
     if type(alpha) not in (int, float) or type(beta) not in (int, float):
         return None
@@ -111,12 +111,12 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
         if not beta:
             return library.fast_vendor_product(a, b)
         return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
-    except (RuntimeError, TypeError, ValueError):  # run_gemm raises its own error, or multiplies after all
+    except (RuntimeError, TypeError, ValueError):  # run_gemm then raises its own error, or computes the product
         return None
 
 
 def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
-    """Return the library's own result of a call that was declined within the last second; None for any other call."""
+    """Return the library's own result of a call with a cached decline; None for any other call."""
     declined = find_declined_call(key)
     if declined is None:
         return None
@@ -160,7 +160,7 @@ def explain_gemm(
 
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
-    """Return the constraints of `run_gemm`'s prepared call, if the caller has none."""
+    """Return the constraints of `run_gemm`'s prepared call without constraints of the caller."""
     operands = _arrange_explained_operands(library, a, b, c, out, params)
     return _constraints_with_params(library, operands, params, NO_CONSTRAINTS)
 
@@ -169,7 +169,7 @@ def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params:
 
 
 def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Return the operands as transposed views, and which to conjugate; ValueError for vectors and numbers."""
+    """Return transposed views of A and B, and a flag for each if it is conjugated; ValueError for vectors."""
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
@@ -207,7 +207,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 def _arrange_explained_operands(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
 ) -> GemmOperands:
-    """Return the operands of a call to be explained; an addend that the call would copy is not copied."""
+    """Return the operands of a call that is only explained: nothing is copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
@@ -217,13 +217,13 @@ def _arrange_explained_operands(
     return operands._replace(addend=readable_addend(library, operands.a, operands.b, c, shape))
 
 
-ADDEND_ALIGNMENT = 16  # bytes that kernels read at a time
+ADDEND_ALIGNMENT = 16  # alignment in bytes of addends that kernels read
 
 
 def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
     """Return the addend as a view of C's shape; None if plans cannot read the addend in its own memory.
 
-    Also None for a stack times one matrix, which is one product of all rows of the stack.
+    Return None also for a stack times one matrix, since all rows of the stack are one product.
     """
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
@@ -274,7 +274,7 @@ def _is_same_array(library: Library, x: Any, y: Any) -> bool:
 
 
 def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
-    """Return C by the call's plan, else by the library: in the target if the plan can write there, else a new array."""
+    """Return C by the call's plan, else by the library; a new array if the plan cannot write into the target."""
     if _is_empty_product(operands, constraints.params.alpha):
         return _run_library_gemm(library, operands, constraints)
     call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
@@ -282,7 +282,8 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        if not call.setting.vendor_advantage:  # this rule may not hold for other arrays of these shapes
+        # with vendor_advantage, a call with equal shapes may be decided differently
+        if not call.setting.vendor_advantage:
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
@@ -297,16 +298,16 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
 
 
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
-    """Return True if A and B are not read at all; then no plan runs, not even the caller's."""
+    """Return True if A and B are not read (alpha is 0, or A is empty); then not even the caller's plan runs."""
     return alpha == 0 or 0 in operands.a.shape
 
 
 def _run_conjugating_plan(
     library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
 ) -> Any:
-    """Return C with conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
+    """Return C of conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
 
-    No other plan may replace a plan that conjugates: the other plan would multiply the operands without conjugation.
+    No other plan may replace a conjugating plan: the other plan would multiply the operands without conjugation.
     """
     assert call.plan is not None
     plan = call.plan.with_conjugation(*operands.conjugates)
@@ -332,7 +333,7 @@ def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperan
 
 def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
     """Return C by the library's own functions, in the target if there is one."""
-    if operands.addend is not None:  # these functions read the addend from the target
+    if operands.addend is not None:  # the library's functions read the addend from the target
         target, addend = operands.target, operands.addend
         if target is None:
             target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)

@@ -1,4 +1,4 @@
-"""Products that are their own adjoints, of any library's arrays: by a plan for one triangle, else by the library.
+"""fmm.gram, products that are their own adjoints, for arrays of any library: by a plan or by the library.
 
 Plans compute the lower triangle. The upper triangle is the lower triangle of the transposed product.
 """
@@ -61,9 +61,9 @@ def run_gram(
     constraints: PlanConstraints,
     on_decline: OnDecline = ignore_decline,
 ) -> Any:
-    """Return alpha a^H a + beta out (with `rows` a a^H, with b the product a b).
+    """Return alpha a^H a + beta out; with `rows` a a^H, and with b the product a b, in place of a^H a.
 
-    `on_decline` is called if the library computes this call and will compute equal calls too.
+    `on_decline` is called if the library computes this call and all calls with equal shapes and parameters.
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _compute_gram(library, operands, constraints, on_decline)
@@ -117,9 +117,9 @@ def explain_gram(
 
 
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """Return the product of a device array and its adjoint by a cached call; None if run_gram must decide.
+    """Return the product of a device array and its adjoint by a cached call; None if run_gram must compute it.
 
-    Without factors and constraints only the overlap of `out` with A needs a check.
+    The call has no factors and no constraints, so only the overlap of `out` with A needs a check.
     """
     if library.processor == "cpu":
         return None
@@ -144,12 +144,12 @@ GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fil
 
 
 def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
-    """Return True if the call's plan can write into `out` at this address; both factors are in A's memory."""
+    """Return True if `out` at this address does not overlap A; both factors are in A's memory."""
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
 
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
-    """Return the call whose plan computes the whole result; a call without a plan where run_gram must decide."""
+    """Return a call whose plan computes the whole result, or a call without a plan if run_gram must run."""
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
         operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill), conjugates=False)
@@ -161,7 +161,7 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
 
 
 def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
-    """Return True if the launches read A and not its adjoint, as herk does; then the adjoint need not be computed."""
+    """Return True if the launches, such as herk's, do not read A's adjoint, so that no adjoint is computed."""
     adjoint = "A" if key.rows == (key.fill == "upper") else "B"
     return (
         call.plan == VENDOR
@@ -178,7 +178,7 @@ def _arrange_operands(
 ) -> GramOperands:
     """Return the operands of a call; ValueError if shapes do not match.
 
-    Without `conjugates` a complex adjoint is A's transpose, which has the adjoint's memory layout.
+    With conjugates=False, A's transpose stands for a complex adjoint, which has the same memory layout.
     """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
@@ -216,23 +216,23 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` needs another array and another pass. Such a plan is still faster if its predicted
-# time is below this share of the vendor's. (Measured on an H200 in float64 at 8192: with the copy the plan takes 1.04
-# of the vendor's time, 0.89 is predicted.)
+# A plan that cannot write into `out` writes a new array, which is then copied into `out`. The plan is still faster if
+# its predicted time is below this share of the vendor's time. (Measured on an H200 in float64 with side 8192: the plan
+# and the copy take 1.04 times the vendor's time; 0.89 is predicted for the plan.)
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
 def _select_gram_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
-    """Return the call and its operands: the result in `out`, else the whole product in a new array, to be copied."""
+    """Return the call and its operands: the call writes into `out`, or the whole product into a new array."""
     prepare = prepare_call if cached else prepare_uncached
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan that a tuned entry chose has no prediction; it was measured to be faster, so its time counts as 0.
+    # A plan from a certified entry has no predicted time. The plan was measured to be faster, so its time counts as 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -245,8 +245,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    The result is False where inf or NaN, or on the host an exception, could require a second computation, for which
-    `out` would have lost the values that beta scales.
+    Return False if inf or NaN, or on the host an exception, could require a second computation of alpha A B + beta out:
+    the first computation would have overwritten the old `out`.
     """
     if call.plan is None:
         return False
@@ -263,7 +263,7 @@ def _whole_product_params(params: GemmParams) -> GemmParams:
 
 
 def _compute_gram(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
-    """Return C, in `out` unless that is None."""
+    """Return C, in `out` unless `out` is None."""
     if operands.params.alpha == 0:  # with alpha = 0 no plan runs, not even the caller's
         on_decline(library)
         return _run_vendor(library, operands)
@@ -288,26 +288,29 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     return c if chosen is operands else _write_result(library, operands, c)
 
 
-# With at most this many rows the product is computed whole: the calls for one triangle would take longer.
+# Largest number of rows of a product on the host that is computed whole: one triangle would take longer.
 WHOLE_PRODUCT_MAX_ROWS = 128
 
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
-    """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
+    """Return True for a product of few rows on the host, except NumPy's own product of a and a.T."""
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False
     return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
 def _is_mirrored_by_vendor(call: PreparedCall, operands: GramOperands) -> bool:
-    """Return True if the library's product computes one triangle and mirrors it, as NumPy's of a and a.T does."""
+    """Return True if the library's product computes one triangle and mirrors it, like NumPy's product of a and a.T."""
     return operands.params == _whole_product_params(operands.params) and call.setting.vendor_mirrors
 
 
 def _needs_library_gemm(
     library: Library, call: PreparedCall, operands: GramOperands, constraints: PlanConstraints
 ) -> bool:
-    """Return True for a product of two matrices on the host, by a library with a gemm: BLAS has no triangle of it."""
+    """Return True if the library's gemm must compute a product of two matrices on the host.
+
+    BLAS has no function for one triangle of A B.
+    """
     return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
 
 
@@ -340,21 +343,22 @@ def _write_result(library: Library, operands: GramOperands, product: Any) -> Any
 
 
 def _real_factor(factor: Coefficient) -> float:
-    """Return the real factor; an int stays an int, since not every int is a float."""
+    """Return the factor as a real number; an int stays an int, since a float cannot hold every int."""
     return factor if isinstance(factor, int) else complex(factor).real
 
 
 # ---- NumPy products of few rows, by BLAS without a prepared call
 #
-# No plan for triangles wins there, and preparing a call takes 50 microseconds.
+# No plan for one triangle is faster on few rows, and preparing a call takes 50 microseconds.
 
-# largest number of rows of such a product; an A with at most this number of entries needs no check of its sides
+# Largest number of rows of such a product. If A has at most this number of entries, its sides need no check.
 SMALL_GRAM_MAX_ROWS = 1024
 # A product of up to THIN_GRAM_MAX_ROWS rows is computed in this way, too, if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.
 THIN_GRAM_MAX_ROWS, THIN_GRAM_MAX_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
-# NumPy's own dtype object of each type. A product of an array whose dtype is another object goes to run_gram.
+# NumPy's dtype object of each type. If the dtype of an array is an equal but different object, run_gram computes the
+# product.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
@@ -364,7 +368,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
-    # most small arrays need only the comparison of their size
+    # for most small arrays, the comparison of the size decides
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
@@ -386,7 +390,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
 
 
 def _has_few_rows(a: Any, rows: bool) -> bool:
-    """Return True if the product has so few rows that no plan is prepared."""
+    """Return True if the product has too few rows for any plan."""
     side, inner = a.shape if rows else a.shape[::-1]
     return bool(
         a.size <= SMALL_GRAM_MAX_ROWS
@@ -396,7 +400,7 @@ def _has_few_rows(a: Any, rows: bool) -> bool:
 
 
 def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
-    """Return the kernel of a `run_small_gram` that is complex or copied; empty if none runs."""
+    """Return the description of `run_small_gram`'s kernel if A is complex or copied; else an empty text."""
     if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
         return ""
     if not _has_few_rows(a, rows) or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):

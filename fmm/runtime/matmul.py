@@ -1,7 +1,7 @@
-"""The product of two arrays of one library: by a plan if one is faster, else by the library's own function.
+"""The product of two arrays of one library: by a plan if a plan is faster, else by the library's own function.
 
-Each call is prepared, or its prepared call is found in a cache, and runs. If memory runs out, plans with less workspace
-are tried, then the library's own product.
+Each call is prepared, or found prepared in a cache, and then runs. If memory runs out, plans with less workspace are
+tried, then the library's own product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays of this and other libraries; this library reads the memory of all of them."""
+    """Return the product of arrays of several libraries; `library` can read the memory of all these arrays."""
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
@@ -48,7 +48,7 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product, or raise the error, of the library's own matmul; run a plan if one is faster."""
+    """Return the product by a plan if a plan is faster, else by the library's own matmul, whose errors are raised."""
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
@@ -75,13 +75,13 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product; PlanError if the caller's plan cannot run and the library accepts the call."""
+    """Return the library's own product; PlanError if the library accepts a call whose required plan cannot run."""
     if call.plan_refusal:
         library.vendor_product(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
+    # A decision without a problem may be due to an unusual `out`. Then the next call is decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)
@@ -92,7 +92,7 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
 
 @dataclass(frozen=True)
 class PlanFailure:
-    """Why a plan produced no result, and the plans to try instead."""
+    """The reason why a plan produced no result, and a function that yields the plans to try instead."""
 
     other_plans: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
     why: str = "no plan could run"
@@ -116,7 +116,7 @@ def run_with_fallback(
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
     c = _try_plan(library, call, a, b, target, constraints, addend)
-    if isinstance(c, PlanFailure):  # no exception object is held here, so the memory of the failed attempt is free
+    if isinstance(c, PlanFailure):  # the exception object is gone, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING_SWITCH.on:
@@ -172,7 +172,7 @@ def _run_other_plans(
 
 
 def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
-    """Return the product of a matrix and its transpose by a cached call without operand copies; None if it fails.
+    """Return the product of a matrix and its transpose by a cached call without operand copies; None if the plan fails.
 
     The call needs only the address of A: creating a transposed view would take a microsecond.
     """
@@ -184,7 +184,7 @@ def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> A
 
 @lru_cache(maxsize=2)
 def _runner_module(processor: Processor) -> Any:
-    """Return the module that runs plans on this processor; the one for devices loads CuPy."""
+    """Return the module that runs plans on this processor: run_host, or run_device, which imports CuPy."""
     if processor == "cpu":
         return run_host
     from fmm.runtime import run_device
@@ -203,7 +203,7 @@ def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: Plan
 
 
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
-    """Return the kernels that a call runs, a line each."""
+    """Return the descriptions of the kernels that a call runs, one text for each kernel."""
     if call.launches is not None:
         a, b = (None if packed else library.data_pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
         c = library.data_pointer(out) if call.writes_out and out is not None else None
@@ -234,7 +234,10 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
-    """Return the bytes that a call needs besides row-major A, B, C: workspace, graph, copies for a recomputation."""
+    """Return the bytes that a call needs in addition to row-major A, B and C.
+
+    These are the bytes of the workspace, of a graph, and of copies for a second computation.
+    """
     out = contiguous_operand(problem.matrix_shapes[2], problem.stored_type)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
 

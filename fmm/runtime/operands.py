@@ -1,7 +1,7 @@
-"""The matrices that a call multiplies, derived from shapes and strides alone, for arrays on the host and on devices.
+"""The matrices that a call multiplies, derived from the shapes and strides of its operands alone.
 
-A vector becomes a matrix of one row or column. A stack becomes one tall matrix or one product per item. Operands that
-BLAS cannot read in place are marked for a copy. No function here touches an array.
+A vector becomes a matrix of one row or one column. A stack becomes one tall matrix, or one product for each item.
+Operands that BLAS cannot read in place are marked for a copy. This module reads no array.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fmm.problem import Layout, Problem
 
 
 class VendorOnlyError(Exception):
-    """Raised if only the library can compute or reject the call; the argument is the reason."""
+    """Raised if only the array library can compute or reject the call; the argument is the reason."""
 
 
 class PlanIgnoredError(VendorOnlyError):
-    """Raised if no plan applies: the library computes the call even if the caller names a plan."""
+    """Raised if no plan applies: the array library computes the call even if the caller names a plan."""
 
 
 ByteOffsets = tuple[int, int, int]  # offsets in bytes from the first elements of A, B and C
@@ -34,9 +34,9 @@ ByteOffsets = tuple[int, int, int]  # offsets in bytes from the first elements o
 
 @dataclass(frozen=True)
 class CallMatrices:
-    """The equal products of a call; `problem` is one of them."""
+    """The matrices of a call's products, which all have the same problem."""
 
-    a: Operand  # operands with two axes or more, in the layout that is multiplied
+    a: Operand  # A as it is multiplied, after any copy, with two axes or more; `b` and `c` likewise
     b: Operand
     c: Operand
     packs: tuple[bool, bool]  # True for each of A and B that is copied, because BLAS cannot read its layout
@@ -62,7 +62,7 @@ class CallMatrices:
         return tuple(_item_offsets(addend, self.c.shape[:-2]))
 
     def copied_bytes(self, whole: bool) -> int:
-        """Return the bytes of the copies of both operands; unless `whole`, of the matrices of one product."""
+        """Return the bytes of the operand copies: of whole operands with `whole`, else of one product's matrices."""
         item = self.problem.itemsize
         if whole:
             return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
@@ -114,7 +114,7 @@ def _python_number(c: Coefficient) -> complex:
 
 
 def _is_blas_writable(x: Operand) -> bool:
-    """Return True if BLAS can write these matrices, and no two of them share memory."""
+    """Return True if BLAS can write each matrix of the stack, and no two matrices share memory."""
     return matrix_layout(x) is not None and 0 not in _stack_strides(x, x.shape[:-2])
 
 
@@ -122,7 +122,7 @@ def _is_blas_writable(x: Operand) -> bool:
 
 
 def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Return the operands with a vector as a matrix of one row (a) or one column (b)."""
+    """Return the operands; a vector a becomes a matrix of one row, a vector b a matrix of one column."""
     if a.ndim == 1:
         a = a._replace(shape=(1, *a.shape), strides=a.strides and (a.shape[0], *a.strides))
     if b.ndim == 1:
@@ -131,7 +131,7 @@ def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
 
 
 def _restore_vector_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
-    """Return the result with the axes that vectors drop."""
+    """Return the result with an axis of length 1 for each vector operand, which numpy.matmul drops."""
     assert c.strides is not None
     if a_axes == 1:
         at = c.ndim - (b_axes > 1)
@@ -192,7 +192,7 @@ def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
 
 
 def _stack_strides(x: Operand, stack: tuple[int, ...]) -> list[int]:
-    """Return the strides of the stack's axes: 0 where all items are one matrix, 1 along an axis of length 1."""
+    """Return the strides of the stack's axes: 0 along a broadcast axis, 1 along an axis of length 1."""
     assert x.strides is not None
     missing = len(stack) - (x.ndim - 2)
     own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]

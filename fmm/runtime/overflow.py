@@ -1,16 +1,15 @@
-"""The check before a fast product on the host for inf, NaN, and intermediates that could overflow.
+"""The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
-A fast algorithm turns one inf into a block of NaN. The sums of a fast algorithm can overflow where those of the
-classical product do not, and the other way round. One test excludes these cases: max|A|, max|B| and k max|A| max|B| are
-multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If the results are below the type's largest
-number, every intermediate of both algorithms is finite. If not, or with inf or NaN in A or B, the vendor multiplies.
+A fast algorithm turns one inf into a submatrix of NaN. Its sums can overflow where the classical product's sums do not,
+and the other way round. One test excludes these cases: max|A|, max|B| and k max|A| max|B| are multiplied by the growth
+of the plan's sums (`intermediate_growth_bound`). If the results are below the type's largest number, every intermediate
+of both algorithms is finite. If not, or with inf or NaN in A or B, the vendor multiplies.
 
-By Cauchy and Schwarz, Frobenius norms bound the products of rows and columns without the factor k. Norms need one pass
-over the operands, so the bound by norms is tried first. If the bound by norms is too large, the bound by maxima
-decides.
+By the Cauchy-Schwarz inequality, Frobenius norms bound the products of rows and columns without the factor k. The bound
+from norms needs one pass over the operands and is tried first. If the norms are too large, the maxima decide.
 
-The sums of squares run on the call's own threads, never on BLAS's. All callers share BLAS's threads: when 40 concurrent
-callers waited for these threads at every dot product, their products took 20 times as long as in sequence.
+The sums of squares run on the call's own threads, never on BLAS's threads, which all callers share. When 40 concurrent
+callers waited for BLAS's threads at every dot product, the products took 20 times as long as in sequence.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-OVERFLOW_SAFETY_FACTOR = 0.99  # a factor on the largest number, since rounding can carry a sum beyond it
-SQUARES_PER_SUM = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
-SUM_ROUNDING_FACTOR = 1.05  # factor by which a computed sum of squares may be too small
-SQUARES_PER_TASK = 1 << 21  # number of squares in a task of a thread
-SHORT_ROW_ENTRIES = 1024  # entries; addressing a shorter row takes longer than summing it
-PANEL_BYTES = 256 * 1024  # bytes that are scanned at a time, so that the second reduction finds its data in cache
+OVERFLOW_SAFETY_FACTOR = 0.99  # share of the type's largest number that sums may reach: rounding can increase a sum
+SQUARES_PER_SUM = 1 << 18  # number of squares in a sum, so that rounding stays within SUM_ROUNDING_FACTOR
+SUM_ROUNDING_FACTOR = 1.05  # largest ratio of the exact to the computed sum of squares
+SQUARES_PER_TASK = 1 << 21  # number of squares in one task of a thread
+SHORT_ROW_ENTRIES = 1024  # entries of a row; Python's work for a shorter row takes longer than its sum
+PANEL_BYTES = 256 * 1024  # bytes of rows that are scanned together, so that `min` after `max` reads from the cache
 
 
 def may_overflow(
@@ -47,14 +46,17 @@ def may_overflow(
     fill: Fill = "full",
     scale: float = 1.0,
 ) -> bool:
-    """Return True unless all intermediates of both algorithms, times `scale`, are finite for certain."""
+    """Return True unless all intermediates of the plan and of the classical product are certainly finite.
+
+    All intermediates are multiplied by `scale`.
+    """
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def is_safe(left: float, right: float, terms: int) -> bool:
-        # sums of blocks of A, and sums of blocks of B, can also overflow
+        # sums of submatrices of A, and sums of submatrices of B, can also overflow
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
@@ -66,7 +68,7 @@ def may_overflow(
 
 
 def frobenius_norm_bound(x: Array, threads: Threads) -> float:
-    """Return a tight upper bound of the Frobenius norm; inf if rows are not contiguous, or if squares overflow."""
+    """Return an upper bound of the Frobenius norm; inf if neither axis is contiguous, or if squares overflow."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW_ENTRIES and not rows.flags.c_contiguous):
         return math.inf
@@ -77,14 +79,15 @@ def frobenius_norm_bound(x: Array, threads: Threads) -> float:
     each = max(SQUARES_PER_TASK // max(len(lines[0]), 1), SQUARES_PER_TASK // SQUARES_PER_SUM)
     threads.run_tasks([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
-    lost = float(np.finfo(real).tiny)  # bound of a square that underflows
+    lost = float(np.finfo(real).tiny)  # upper bound of a square that underflows
     return math.sqrt(total * SUM_ROUNDING_FACTOR + lost * 2 * x.size)
 
 
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
-    """Append the sum of squares of these parts, by functions that release the GIL and run on this thread alone.
+    """Append the sum of squares of these vectors; the functions release the GIL and run on this thread alone.
 
-    OpenBLAS splits a dot product of float64 among its threads, but not one of float32. einsum runs a loop of NumPy.
+    OpenBLAS splits dot products of float64 among its threads, but not dot products of float32. einsum runs a loop of
+    NumPy.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:
@@ -94,7 +97,7 @@ def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
 
 
 def largest_magnitude(x: Array, threads: Threads) -> float:
-    """Return the largest absolute value of real and imaginary parts; NaN or inf if there is one."""
+    """Return the largest absolute value of real and imaginary parts; NaN or inf if x contains NaN or inf."""
     if x.size == 0:
         return 0.0
     if x.dtype.kind == "c":
@@ -135,13 +138,16 @@ def intermediate_growth_bound(
 
 
 class _NumberBounds:
-    """Bounds of the numbers in rectangles of matrices; a write replaces the bounds of all rectangles that it covers."""
+    """Bounds of the numbers in rectangles of matrices.
+
+    `set_bound` replaces the bounds of all rectangles inside the new rectangle.
+    """
 
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
 
     def largest_bound(self, place: Place) -> float:
-        """Return the largest bound within the rectangle; 0 before the first write."""
+        """Return the largest bound within the rectangle; 0 before the first bound is set."""
         found = 0.0
         newer: list[Place] = []
         for held, size in reversed(self._held.get(place.name, [])):

@@ -1,1 +1,1 @@
-"""Min-plus products and all-pairs shortest paths: the public calls, closure tables, kernels for the host and CUDA."""
+"""Min-plus products and all-pairs shortest paths: the public calls, closure tables, and kernels for host and CUDA."""

@@ -13,24 +13,25 @@ from functools import lru_cache
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX_NAME, ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, ClosureSteps, ProductStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (
     VECTOR_BYTES,
     DeviceMatrix,
     ProductSize,
-    Ring,
     SemiringProduct,
-    close_launch,
-    doubling_launch,
-    fastest_sizes,
+    TropicalRing,
+    close_tile_launch,
+    entry_doubling_launch,
+    fastest_minplus_sizes,
+    largest_tile_side,
     minplus_launch,
     product_clocks,
-    tile_side,
 )
 
-TEMPORARY_ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
-ARGUMENTS_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
+# temporaries begin at multiples of this number of entries in the workspace in the workspace
+TEMPORARY_ALIGNMENT_ENTRIES = 256
+ARGUMENT_BUFFER_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
 ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
 WORKSPACE_BUFFER, DOUBLED_BUFFER = "W", "doubled"
 
@@ -41,44 +42,47 @@ class ClosureLaunches:
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # number of entries of all temporaries
-    doubled_bytes: int  # bytes of the operands with each entry written twice, for rings with two entries in a word
+    numbers: int  # number of entries of all temporaries together together
+    # bytes for left operands in which each entry is written twice, for rings with two entries in a word
+    doubled_bytes: int
 
 
 @lru_cache(maxsize=64)
-def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
+def closure_launches(ring: TropicalRing, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
     """Return all launches that compute the closure of an n x n matrix."""
-    steps = closure_steps(closure_table(), n, tile_side(with_predecessors))
+    steps = closure_steps(closure_table(), n, largest_tile_side(with_predecessors))
     return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record_launches()
 
 
-def padded_columns(cols: int) -> int:
-    """Return the leading dimension with which each row begins at a multiple of 16 bytes, whatever the type."""
+def padded_leading_dimension(cols: int) -> int:
+    """Return the leading dimension with which each row begins at a multiple of 16 bytes, for every element type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
 class _ClosureRecorder:
-    """Translates closure steps into launches, and places the temporaries in one workspace."""
+    """Converts closure steps to launches, and assigns each temporary a region of one workspace."""
 
-    def __init__(self, ring: Ring, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
+    def __init__(self, ring: TropicalRing, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
         self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
         # for each temporary: index of its first entry in the workspace, and leading dimension
         self.places: dict[str, tuple[int, int]] = {}
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
-            self.places[name] = self.numbers, padded_columns(cols)
-            self.numbers += -(-rows * padded_columns(cols) // TEMPORARY_ALIGNMENT) * TEMPORARY_ALIGNMENT
-        sizes = (p.left.rows * padded_columns(p.left.cols) for p in steps.products)
+            self.places[name] = self.numbers, padded_leading_dimension(cols)
+            self.numbers += (
+                -(-rows * padded_leading_dimension(cols) // TEMPORARY_ALIGNMENT_ENTRIES) * TEMPORARY_ALIGNMENT_ENTRIES
+            )
+        sizes = (p.left.rows * padded_leading_dimension(p.left.cols) for p in steps.product_steps)
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
     def record_launches(self) -> ClosureLaunches:
         launches = tuple(x for step in self.steps.rounds for x in self._round_launches(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
-    def _round_launches(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
-        if isinstance(step, TileStep):
-            yield close_launch(self.ring, self._device_matrix(step.place), self._predecessor_matrix(step.place))
+    def _round_launches(self, step: CloseTileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
+        if isinstance(step, CloseTileStep):
+            yield close_tile_launch(self.ring, self._device_matrix(step.place), self._predecessor_matrix(step.place))
             return
         products = [self._semiring_product(p) for p in step]
         if self.ring.per_word > 1:
@@ -87,12 +91,12 @@ class _ClosureRecorder:
                     DOUBLED_BUFFER,
                     i * self.doubled * self.ring.word_bytes,
                     *product.left[2:4],
-                    padded_columns(product.left.cols),
+                    padded_leading_dimension(product.left.cols),
                 )
-                yield doubling_launch(product.left, dest)
+                yield entry_doubling_launch(product.left, dest)
                 products[i] = product._replace(left=dest)
         product_sizes = [(p.left.rows, p.left.cols, p.dest.cols) for p in products]
-        sizes = fastest_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)
+        sizes = fastest_minplus_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)
         yield minplus_launch(self.ring, sizes, products)
 
     def _semiring_product(self, p: ProductStep) -> SemiringProduct:
@@ -110,14 +114,14 @@ class _ClosureRecorder:
         )
 
     def _device_matrix(self, place: Place) -> DeviceMatrix:
-        return self._located_matrix(place, "", self.ring.item_bytes)
+        return self._matrix_in_buffer(place, "", self.ring.entry_bytes)
 
     def _predecessor_matrix(self, place: Place) -> DeviceMatrix | None:
-        return self._located_matrix(place, ARGUMENTS_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
+        return self._matrix_in_buffer(place, ARGUMENT_BUFFER_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
 
-    def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
-        base, first, leading = MATRIX_NAME, 0, padded_columns(self.steps.n)
-        if place.name != MATRIX_NAME:
+    def _matrix_in_buffer(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
+        base, first, leading = CLOSED_MATRIX_NAME, 0, padded_leading_dimension(self.steps.n)
+        if place.name != CLOSED_MATRIX_NAME:
             base, (first, leading) = WORKSPACE_BUFFER, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
         return DeviceMatrix(prefix + base, offset, place.rows, place.cols, leading)
@@ -125,25 +129,26 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory (a product
-# reads each operand entry tens of times from the second-level cache, which is fast enough), the passes that convert
-# operands and results, and that the device lowers its clock frequency under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory, since a
+# product reads each operand entry tens of times from the second-level cache, and the cache is fast enough. The
+# prediction also ignores the passes that convert operands and results, and that the device lowers its clock frequency
+# under load.
 
-# Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
-# by two instructions each, then waits at a barrier.
-STEP_CLOCKS = 510.0
-FLOAT64_STEP_CLOCKS = 1100.0  # clocks of one step in float64
-PREDECESSOR_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
+# Measured clocks of one step of the closure of a tile of 128 nodes. In each step a thread updates 64 entries with two
+# instructions each, then waits at a barrier.
+CLOSURE_STEP_CLOCKS = 510.0
+FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clocks of one step of the closure of a tile of 128 nodes in float64
+PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
 
 
-def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:
+def closure_seconds(ring: TropicalRing, n: int, chip: Chip, with_predecessors: bool = False) -> float:
     """Return the predicted seconds of computing the shortest paths between n nodes."""
-    step_clocks = FLOAT64_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
+    step_clocks = FLOAT64_CLOSURE_STEP_CLOCKS if ring.word_bytes > 4 else CLOSURE_STEP_CLOCKS
     if with_predecessors:
-        step_clocks = PREDECESSOR_STEP_CLOCKS
+        step_clocks = PREDECESSOR_CLOSURE_STEP_CLOCKS
     seconds = 0.0
-    for step in closure_steps(closure_table(), n, tile_side(with_predecessors)).rounds:
-        if isinstance(step, TileStep):
+    for step in closure_steps(closure_table(), n, largest_tile_side(with_predecessors)).rounds:
+        if isinstance(step, CloseTileStep):
             seconds += chip.fitted.launch + step.place.rows * step_clocks / chip.clock
         else:
             sizes = [(p.left.rows, p.left.cols, p.dest.cols) for p in step]
@@ -151,8 +156,8 @@ def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = Fa
     return seconds
 
 
-def product_seconds(ring: Ring, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
+def product_seconds(ring: TropicalRing, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
     """Return the predicted seconds of one launch that computes these products."""
-    sizes = fastest_sizes(ring, with_arguments, products, chip.multiprocessors)
+    sizes = fastest_minplus_sizes(ring, with_arguments, products, chip.multiprocessors)
     clocks = product_clocks(ring, with_arguments, sizes, products, chip.multiprocessors)
     return chip.fitted.launch + clocks / chip.clock

@@ -1,7 +1,7 @@
-"""The steps of a closure table for an n x n matrix: the host and CUDA execute, count and time the same steps.
+"""The steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
 
-A round is a set of steps that may run concurrently: a single tile closure, or products that neither read nor overwrite
-each other's results.
+A round is a set of steps that may run concurrently: the closure of a single tile, or products that neither read nor
+overwrite each other's results.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from fmm.kernels.algorithms.step_table import TableStep
 from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_table import CloseStep, ClosureTable
 
-MATRIX_NAME = "D"
+CLOSED_MATRIX_NAME = "D"
 
 
-class TileStep(NamedTuple):
-    """The step that replaces a small diagonal block by its closure without further cuts."""
+class CloseTileStep(NamedTuple):
+    """The step that replaces a small diagonal block by the block's closure, without further cuts."""
 
     place: Place
 
 
 class ProductStep(NamedTuple):
-    """The step dest = old + left right over the semiring; `old` and `dest` may be one block."""
+    """The step dest = old + left * right over the semiring; `old` and `dest` may be the same block."""
 
     left: Place
     right: Place
@@ -33,51 +33,51 @@ class ProductStep(NamedTuple):
     dest: Place
 
 
-StepRound = TileStep | tuple[ProductStep, ...]
+StepRound = CloseTileStep | tuple[ProductStep, ...]
 
 
 @dataclass(frozen=True)
 class ClosureSteps:
-    """All rounds that replace an n x n matrix D by its closure, and the name, rows and columns of each temporary."""
+    """All rounds that replace an n x n matrix D by D's closure, and the name, rows and columns of each temporary."""
 
     n: int
     rounds: tuple[StepRound, ...]
     temporaries: tuple[tuple[str, int, int], ...]
 
     @property
-    def tiles(self) -> tuple[Place, ...]:
-        return tuple(x.place for x in self.rounds if isinstance(x, TileStep))
+    def closed_tiles(self) -> tuple[Place, ...]:
+        return tuple(x.place for x in self.rounds if isinstance(x, CloseTileStep))
 
     @property
-    def products(self) -> tuple[ProductStep, ...]:
-        return tuple(step for x in self.rounds if not isinstance(x, TileStep) for step in x)
+    def product_steps(self) -> tuple[ProductStep, ...]:
+        return tuple(step for x in self.rounds if not isinstance(x, CloseTileStep) for step in x)
 
     @property
-    def additions(self) -> int:
-        """Number of sums that are compared with the best value so far."""
-        products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.products)
-        return products + sum(tile.rows**3 for tile in self.tiles)
+    def addition_count(self) -> int:
+        """Number of sums of two lengths that are compared with the best length so far."""
+        products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.product_steps)
+        return products + sum(tile.rows**3 for tile in self.closed_tiles)
 
     @property
-    def entries_moved(self) -> int:
-        """Number of entries read and written, if each step reads each of its operands once."""
-        products = sum(sum(x.rows * x.cols for x in p) for p in self.products)
-        return products + sum(2 * tile.rows**2 for tile in self.tiles)
+    def moved_entry_count(self) -> int:
+        """Number of entries that the steps read and write, if each step reads each of its operands once."""
+        products = sum(sum(x.rows * x.cols for x in p) for p in self.product_steps)
+        return products + sum(2 * tile.rows**2 for tile in self.closed_tiles)
 
     @property
-    def temporary_entries(self) -> int:
+    def temporary_entry_count(self) -> int:
         return sum(rows * cols for _, rows, cols in self.temporaries)
 
 
 @lru_cache(maxsize=64)
 def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
-    """Return the table's steps for an n x n matrix.
+    """Return the closure table's steps for an n x n matrix.
 
     Diagonal blocks are cut near the middle, at a multiple of `leaf` rows, until no diagonal block has more than `leaf`
     rows.
     """
     cutting = _BlockRecursion(table, leaf)
-    rounds = tuple(cutting.close_rounds(Place(MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
+    rounds = tuple(cutting.rounds_to_close(Place(CLOSED_MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
@@ -88,9 +88,9 @@ class _BlockRecursion:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def close_rounds(self, whole: Place, depth: int) -> Iterator[StepRound]:
+    def rounds_to_close(self, whole: Place, depth: int) -> Iterator[StepRound]:
         if whole.rows <= self.leaf:
-            yield TileStep(whole)
+            yield CloseTileStep(whole)
             return
         middle = self.leaf * -(-whole.rows // (2 * self.leaf))
         cuts = ((0, middle), (middle, whole.rows - middle))
@@ -101,7 +101,7 @@ class _BlockRecursion:
             if isinstance(step, CloseStep):
                 yield from [tuple(together)] if together else []
                 together = []
-                yield from self.close_rounds(places[step.place], depth + 1)
+                yield from self.rounds_to_close(places[step.place], depth + 1)
                 continue
             product = self._product_step(step, places, depth)
             if any(_products_conflict(product, other) for other in together):
@@ -122,5 +122,5 @@ class _BlockRecursion:
 
 
 def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
-    """Return True if one of two products writes a block that the other product reads or writes."""
+    """Return True if one of the two products writes a block that the other product reads or writes."""
     return any(p.dest.overlap(q) is not None for p, other in ((x, y), (y, x)) for q in other)

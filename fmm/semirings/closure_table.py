@@ -1,13 +1,13 @@
-"""Closure tables, as text files: block operations that compute the closure D* of a matrix D over a semiring.
+"""Closure tables: text files with the block operations that compute the closure D* of a matrix D over a semiring.
 
 D* is the sum of all powers of D. Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of
-all shortest paths. A closure table cuts D into 2 x 2 blocks. The steps of a table are `close` on diagonal blocks
-(closures of smaller matrices) and the kernels of step_tables/kernels.txt without subtractions.
+all shortest paths. A closure table cuts D into 2 x 2 blocks. A step of the table is either `close` (the closure of a
+diagonal block) or a kernel of step_tables/kernels.txt without subtractions.
 
-A closure table is proved to be correct when it is read. In the proof, blocks are letters that do not commute, and the
-result of a step is a set of words over these letters. For each block, the set of words must equal the set of walks
-between the block's two sides of the cut. The proof holds for every closed semiring with idempotent addition and for
-blocks of any size.
+Each closure table is proved to be correct when the table is read. In the proof, blocks are letters that do not commute,
+and the result of a step is a set of words over these letters. For each block, the set of words must equal the set of
+walks between the block's two sides of the cut. The proof holds for every closed semiring with idempotent addition and
+for blocks of any size.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fmm.kernels.algorithms.step_table import (
     step_from_call,
 )
 
-TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
+CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# For each of the four blocks, in order: the side of the cut (0 or 1) where its edges begin, and the side where its
-# edges end.
-BLOCK_SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
+# For each of the four blocks, in order: the side of the cut (0 or 1) where the block's edges begin, and the side where
+# they end.
+CUT_SIDES_OF_BLOCKS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class CloseStep(NamedTuple):
-    """The step that replaces a diagonal block by its closure."""
+    """The step that replaces a diagonal block by the block's closure."""
 
     place: str
 
@@ -54,17 +54,17 @@ class ClosureTable:
     steps: tuple[TableStep | CloseStep, ...]
 
     @property
-    def products(self) -> int:
+    def product_count(self) -> int:
         return sum(1 for step in self.steps if isinstance(step, TableStep))
 
 
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
-    """Read and prove the closure table of this name; raise StepTableError if there is no such table or it is wrong."""
-    names = sorted(file.name.removesuffix(".txt") for file in TABLE_FOLDER.iterdir())
+    """Read and prove the closure table of this name; raise StepTableError if the table is missing or wrong."""
+    names = sorted(file.name.removesuffix(".txt") for file in CLOSURE_TABLE_FOLDER.iterdir())
     if name not in names:
         raise StepTableError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
-    table = parse_closure_table((TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
+    table = parse_closure_table((CLOSURE_TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     if (defect := closure_error(table)) is not None:
         raise StepTableError(f"{name}.txt does not compute the closure: {defect}")
     return table
@@ -74,15 +74,15 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse the text form of a closure table; raise StepTableError with the file and the line of an error."""
+    """Parse the text of a closure table; raise StepTableError with the file and the line of an error."""
     head, calls = parse_table_lines(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
-    if len(blocks) != len(BLOCK_SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
+    if len(blocks) != len(CUT_SIDES_OF_BLOCKS) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
         raise StepTableError(f"{origin}: four blocks and the temporaries must have distinct names")
-    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_step, calls)))
+    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_table_step, calls)))
 
 
-def _parse_step(call: TableKernelCall) -> TableStep | CloseStep:
+def _parse_table_step(call: TableKernelCall) -> TableStep | CloseStep:
     if call.name == "close" and len(call.places) == 1:
         return CloseStep(call.places[0])
     step, where = step_from_call(call), call.where
@@ -102,7 +102,7 @@ def _parse_step(call: TableKernelCall) -> TableStep | CloseStep:
 
 
 def closure_error(table: ClosureTable) -> str | None:
-    """Return the table's first error as text; None if the table computes the closure over every closed semiring."""
+    """Return the table's first error as text, or None if the table computes the closure over every closed semiring."""
     values: dict[str, WordSet] = {name: LetterSet(name) for name in table.blocks}
     for step in table.steps:
         places = (step.place,) if isinstance(step, CloseStep) else step.read_blocks
@@ -113,20 +113,20 @@ def closure_error(table: ClosureTable) -> str | None:
                 return f"{step}: only blocks of the diagonal are square"
             values[step.place] = repetition(values[step.place])
         else:
-            values[step.written_blocks[0]] = _step_result(step, values)
-    moves = dict(zip(table.blocks, BLOCK_SIDES, strict=True))
+            values[step.written_blocks[0]] = _step_result_words(step, values)
+    moves = dict(zip(table.blocks, CUT_SIDES_OF_BLOCKS, strict=True))
     for block, (begin, end) in moves.items():
         if not is_set_of_walks(values[block], moves, begin, end):
             return f"{block} is not the closure's"
     return None
 
 
-def _step_result(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
+def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
     left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = union(
+            total = union_of_words(
                 total, concatenation(left, right) if source == PRODUCT_SYMBOL else values[step.blocks_by_formal[source]]
             )
     return total
@@ -136,19 +136,19 @@ def _step_result(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
 #
 # An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
 # and for matrices over such a semiring. Sets of words are compared by their derivatives: the derivative by a letter is
-# the set of words that may follow this letter as the first (Brzozowski 1964, Antimirov 1996). The comparison ends,
-# since a set of words has finitely many derivatives.
+# the set of words that may follow this letter as the first (Brzozowski 1964, Antimirov 1996). The comparison
+# terminates, since a set of words has finitely many derivatives.
 
 
 @dataclass(frozen=True)
 class LetterSet:
-    """The set with a single word of a single letter."""
+    """The set that contains a single word, which consists of a single letter."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Union:
+class WordUnion:
     """The union of several sets of words."""
 
     parts: frozenset[WordSet]
@@ -156,7 +156,7 @@ class Union:
 
 @dataclass(frozen=True)
 class Concatenation:
-    """The set of all concatenations of a word of `first` and a word of `then`."""
+    """The set of all words that consist of a word of `first` followed by a word of `then`."""
 
     first: WordSet
     then: WordSet
@@ -164,20 +164,20 @@ class Concatenation:
 
 @dataclass(frozen=True)
 class Repetition:
-    """The set of all concatenations of any number of words of `part`, zero words included."""
+    """The set of all words that consist of zero or more words of `part`."""
 
     part: WordSet
 
 
-WordSet = LetterSet | Union | Concatenation | Repetition
-EMPTY_SET: WordSet = Union(frozenset())
-EMPTY_WORD_SET: WordSet = Repetition(EMPTY_SET)  # the set with a single word, the word without letters
+WordSet = LetterSet | WordUnion | Concatenation | Repetition
+EMPTY_SET: WordSet = WordUnion(frozenset())
+EMPTY_WORD_SET: WordSet = Repetition(EMPTY_SET)  # the set that contains only the word without letters
 
 
-def union(x: WordSet, y: WordSet) -> WordSet:
+def union_of_words(x: WordSet, y: WordSet) -> WordSet:
     """Return the union of two sets of words, in normal form."""
-    parts = (x.parts if isinstance(x, Union) else {x}) | (y.parts if isinstance(y, Union) else {y})
-    return next(iter(parts)) if len(parts) == 1 else Union(frozenset(parts))
+    parts = (x.parts if isinstance(x, WordUnion) else {x}) | (y.parts if isinstance(y, WordUnion) else {y})
+    return next(iter(parts)) if len(parts) == 1 else WordUnion(frozenset(parts))
 
 
 def concatenation(x: WordSet, y: WordSet) -> WordSet:
@@ -194,7 +194,7 @@ def repetition(x: WordSet) -> WordSet:
 
 def has_empty_word(x: WordSet) -> bool:
     """Return True if the set of words contains the word without letters."""
-    if isinstance(x, Union):
+    if isinstance(x, WordUnion):
         return any(has_empty_word(part) for part in x.parts)
     if isinstance(x, Concatenation):
         return has_empty_word(x.first) and has_empty_word(x.then)
@@ -203,10 +203,10 @@ def has_empty_word(x: WordSet) -> bool:
 
 @lru_cache(maxsize=4096)
 def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
-    """Return sets with this union: the words that follow `letter` in the words of x that begin with `letter`."""
+    """Return sets that together contain the rests of all words of x that begin with `letter`, without this letter."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
-    if isinstance(x, Union):
+    if isinstance(x, WordUnion):
         return frozenset(y for part in x.parts for y in letter_derivatives(part, letter))
     if isinstance(x, Repetition):
         return frozenset(concatenation(y, x) for y in letter_derivatives(x.part, letter))
@@ -216,7 +216,8 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
 
 def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
     """Return True if x is the set of walks from vertex `begin` to vertex `end`; each letter is an edge."""
-    # A state has the sets of words that may follow, and the vertex that the walk has reached (None: not a walk).
+    # A state has the sets of words that may follow, and the vertex that the walk has reached (None if the letters form
+    # no walk).
     state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:

@@ -1,7 +1,7 @@
 """Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream.
 
-A first call compiles kernels of this package side by side. CuPy compiles a kernel of its own for each operation on
-arrays, one after the other. Edges are therefore found by one kernel, and rows and diagonals are copied by the driver.
+The first call compiles this package's kernels concurrently, but CuPy compiles one kernel after the other for its array
+operations. Therefore one kernel of this package finds the edges, and the CUDA driver copies rows and diagonals.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from cupy_backends.cuda.api import runtime
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import (
+    ARGUMENT_BUFFER_PREFIX,
     ARGUMENT_BYTES,
-    ARGUMENTS_PREFIX,
     DOUBLED_BUFFER,
     WORKSPACE_BUFFER,
     closure_launches,
-    padded_columns,
+    padded_leading_dimension,
 )
-from fmm.semirings.closure_steps import MATRIX_NAME
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     TROPICAL_RINGS,
     VECTOR_BYTES,
     DeviceMatrix,
-    Ring,
     SemiringProduct,
-    doubling_launch,
+    TropicalRing,
     edges_launch,
-    fastest_sizes,
+    entry_doubling_launch,
+    fastest_minplus_sizes,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the product, and for each entry the step k of its best sum (None without arguments)."""
+    """Return the product, and with arguments the step k of each entry's best sum (else None)."""
     ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
-    left, right = _aligned_rows(a), _aligned_rows(b)
-    c = cupy.empty((m, padded_columns(n)), a.dtype)
-    args = cupy.empty((m, padded_columns(n)) if with_arguments else (1,), np.int32)
+    left, right = _with_aligned_rows(a), _with_aligned_rows(b)
+    c = cupy.empty((m, padded_leading_dimension(n)), a.dtype)
+    args = cupy.empty((m, padded_leading_dimension(n)) if with_arguments else (1,), np.int32)
     device = int(a.data.device_id)
     leading = int(left.strides[0] // left.itemsize), int(right.strides[0] // right.itemsize)
     run = _product_launches(ring, (m, k, n), leading, with_arguments, device)
     addresses = {"A": left.data.ptr, "B": right.data.ptr, "C": c.data.ptr}
-    addresses[ARGUMENTS_PREFIX] = args.data.ptr
+    addresses[ARGUMENT_BUFFER_PREFIX] = args.data.ptr
     if ring.per_word > 1:
-        doubled = cupy.empty((m, padded_columns(k)), np.uint32)
+        doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.launch_all(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
-    """Return the edges of a graph as a new matrix, and the predecessors of paths of one edge (None if not requested).
+    """Return a new matrix of a graph's edges, and on request the predecessors of paths of one edge (else None).
 
-    Zeros, inf, NaN and `rule.missing` are no edges, nor are floating-point entries up to the magnitude `rule.smallest`.
-    Where there is no edge, the matrix has `rule.missing`; the diagonal is zero.
+    Zeros, inf, NaN, `rule.missing` and floating-point entries up to the magnitude `rule.smallest` are not edges. The
+    new matrix has `rule.missing` where there is no edge, and zeros on the diagonal.
     """
     rows, cols = (int(step) // lengths.itemsize for step in lengths.strides)
     n, dtype, device = len(lengths), lengths.dtype.name, int(lengths.data.device_id)
@@ -82,22 +82,22 @@ def device_diagonal(x: Any) -> Any:
 
 
 def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[Any, Any]:
-    """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
+    """Return the closure of an n x n matrix, and the node before the last on each path (None without `predecessors`).
 
-    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
-    `predecessors` must have, for each edge, the node where the edge begins.
+    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes. For each
+    edge, `predecessors` must contain the node where the edge begins.
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
-    values = d if n == padded_columns(n) else _with_padded_rows(d)
-    memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
+    values = d if n == padded_leading_dimension(n) else _with_padded_rows(d)
+    memory = {CLOSED_MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED_BUFFER] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
         nodes = _with_padded_rows(predecessors)
         memory |= {
-            ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
-            ARGUMENTS_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
+            ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME: nodes,
+            ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.launch_all({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
     return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
@@ -105,19 +105,19 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
 
 @lru_cache(maxsize=256)
 def _product_launches(
-    ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
+    ring: TropicalRing, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
 ) -> LaunchSequence:
     """Return the compiled launches of a semiring product."""
     m, k, n = size
     left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
-    dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
+    dest = DeviceMatrix("C", 0, m, n, padded_leading_dimension(n))
     launches = []
     if ring.per_word > 1:
-        words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_columns(k))
-        launches.append(doubling_launch(left, words))
+        words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_leading_dimension(k))
+        launches.append(entry_doubling_launch(left, words))
         left = words
-    sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
-    args = DeviceMatrix(ARGUMENTS_PREFIX, 0, m, n, padded_columns(n)) if with_arguments else None
+    sizes = fastest_minplus_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
+    args = DeviceMatrix(ARGUMENT_BUFFER_PREFIX, 0, m, n, padded_leading_dimension(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
@@ -129,13 +129,15 @@ def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, 
 
 
 @lru_cache(maxsize=64)
-def _closure_launches(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
+def _closure_launches(
+    ring: TropicalRing, n: int, with_predecessors: bool, device: int
+) -> tuple[LaunchSequence, int, int]:
     """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
-def _aligned_rows(x: Any) -> Any:
+def _with_aligned_rows(x: Any) -> Any:
     """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with such rows."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
@@ -146,15 +148,15 @@ def _aligned_rows(x: Any) -> Any:
         and x.data.ptr % VECTOR_BYTES == 0
     ):
         return x
-    copy = cupy.zeros((rows, padded_columns(cols)), x.dtype)
+    copy = cupy.zeros((rows, padded_leading_dimension(cols)), x.dtype)
     copy[:, :cols] = x
     return copy[:, :cols]
 
 
 def _with_padded_rows(x: Any) -> Any:
-    """Return a copy with rows that begin at multiples of 16 bytes; kernels read nothing of the padding."""
+    """Return a copy with rows that begin at multiples of 16 bytes; the kernels do not read the padding."""
     rows, cols = x.shape
-    copy = cupy.empty((rows, padded_columns(cols)), x.dtype)
+    copy = cupy.empty((rows, padded_leading_dimension(cols)), x.dtype)
     _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
     return copy
 
@@ -168,6 +170,6 @@ def _first_columns(x: Any, cols: int) -> Any:
 
 
 def _copy_lines(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
-    """Copy `nbytes` of each line on the current stream; steps are bytes from one line to the next."""
+    """Copy `nbytes` bytes of each line on the current stream; a step is the distance of two lines in bytes."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

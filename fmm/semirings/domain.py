@@ -1,9 +1,9 @@
 """The choice of the ring (number type and semiring) of a product, and the conversion of arrays to the ring and back.
 
-Floating-point arrays are computed in their own type. Integers saturate: the largest integer of a type means "no edge"
-(in max-plus the smallest integer), and a sum beyond the type's range becomes the nearest integer in the range. Kernels
-have no saturating instructions. The values are therefore inspected first, and a ring is chosen in which no sum can
-overflow.
+Products of floating-point arrays are computed in the type of the arrays. Integers saturate: a sum beyond the type's
+range becomes the nearest integer in the range. The largest integer of a type means "no edge" (in max-plus the smallest
+integer). Kernels have no saturating instructions. The values are therefore inspected first, and a ring is chosen in
+which no sum can overflow.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-INT32_RING_LIMIT = 1 << 28  # largest magnitude in the ring "int32" (tropical_rings.cuh)
-# Number of sums from which a test for negative entries is worthwhile: without negative entries a product takes a fifth
-# less time, but the test costs a pass over memory and a wait for the device.
+MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring "int32" (tropical_rings.cuh)
+# Smallest number of sums with which a test for negative entries is worthwhile. Without negative entries a product takes
+# a fifth less time, but the test needs a pass over memory and a wait for the device.
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
 class RingDomain(NamedTuple):
-    """A ring's name, its array type and the value for "no edge"; sign -1 negates all entries in the conversion."""
+    """A ring's name, array type and value for "no edge"; with sign -1, the conversion negates all entries."""
 
     ring: str
     dtype: str
@@ -27,7 +27,7 @@ class RingDomain(NamedTuple):
     sign: int = 1
 
 
-def missing_value(dtype: Any, maximum: bool) -> Any:
+def no_edge_value(dtype: Any, maximum: bool) -> Any:
     """Return the value that means "no edge" in a user's array."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "f":
@@ -36,41 +36,41 @@ def missing_value(dtype: Any, maximum: bool) -> Any:
     return numpy_type.type(limits.min if maximum else limits.max)
 
 
-def choose_domain(
+def choose_ring_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> RingDomain:
-    """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have one type."""
+    """Return the fastest ring for `work` sums of `terms` entries each; the one or two arrays have the same type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
-        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _has_no_negative(arrays) else ""
-        return RingDomain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
-    natural = not maximum and _has_no_negative(arrays)
+        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _is_nonnegative(arrays) else ""
+        return RingDomain(f"{dtype.name}{suffix}", dtype.name, no_edge_value(dtype, maximum))
+    natural = not maximum and _is_nonnegative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
         return RingDomain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
         return RingDomain("int16, none negative", "uint16", np.uint16(2**15 - 1))
     sign = -1 if maximum else 1
-    if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * INT32_RING_LIMIT for x in arrays):
+    if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * MAX_INT32_RING_MAGNITUDE for x in arrays):
         return RingDomain("int32", "int32", np.int32(2**30 - 1), sign)
-    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds these integers exactly
+    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers of these types exactly
 
 
-def _has_no_negative(arrays: tuple[Any, ...]) -> bool:
-    """Return True if no entry is negative (NaN counts as negative); wait for the device."""
+def _is_nonnegative(arrays: tuple[Any, ...]) -> bool:
+    """Return True if no entry is negative or NaN; wait for the device."""
     return all(float(x.min()) >= 0 for x in arrays if x.size)
 
 
 def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
     if x.size == 0 or x.dtype == np.int16:
         return 1 << 15
-    edges = xp.where(x == missing_value(x.dtype, maximum), x.dtype.type(0), x)
+    edges = xp.where(x == no_edge_value(x.dtype, maximum), x.dtype.type(0), x)
     return max(int(edges.max()), -int(edges.min()))
 
 
-def to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
-    """Return x converted to the domain; without a copy if the bits do not change."""
-    missing = missing_value(x.dtype, maximum)
+def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
+    """Convert x to the domain's type; return a view without a copy if the bits do not change."""
+    missing = no_edge_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
         return x
     if domain.dtype == f"u{x.dtype.name}":
@@ -82,10 +82,10 @@ def to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
     return values
 
 
-def from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
-    """Return a result of the domain converted to the user's type, with saturation."""
+def convert_from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
+    """Convert a result of the domain to the user's type, with saturation."""
     target = np.dtype(dtype)
-    if x.dtype == target and missing_value(target, maximum) == domain.missing:
+    if x.dtype == target and no_edge_value(target, maximum) == domain.missing:
         return x
     if domain.dtype == f"u{target.name}":
         return x.view(target)
@@ -93,5 +93,5 @@ def from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) 
     values = x if domain.sign > 0 else -x
     least = values.dtype.type(max(limits.min, 0) if x.dtype.kind == "u" else limits.min)
     result = xp.clip(values, least, limits.max).astype(target)
-    result[x >= domain.missing] = missing_value(target, maximum)
+    result[x >= domain.missing] = no_edge_value(target, maximum)
     return result

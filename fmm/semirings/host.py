@@ -1,8 +1,8 @@
-"""Semiring products and closures on the host by NumPy alone.
+"""Semiring products and closures on the host, computed with NumPy alone.
 
-A product makes one pass over the result for each step k, in pieces of the result that stay in a processor's
+A product updates the whole result once for each step k. The result is cut into pieces that stay in a processor's
 second-level cache. The pieces are distributed over all threads; NumPy's loops release the GIL. `close_matrix` executes
-a closure table's steps, by NumPy or by Numba (numba_kernels.py).
+a closure table's steps, with NumPy or with Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import numpy as np
 
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX_NAME, TileStep, closure_steps
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_BYTES = 1 << 17  # bytes of a piece of the result; the temporary sums of a piece need as many bytes again
+# bytes of a piece of the result; the temporary sums of a piece need the same number of bytes
+RESULT_PIECE_BYTES = 1 << 17
 MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes of a row of a piece
-# Largest numbers of sums in one piece, and of steps k in one pass: an interrupt (Ctrl-C) is handled only between
-# pieces.
+# Largest number of sums in one piece, and largest number of steps k in one pass. The limits are needed because Ctrl-C
+# is handled only between pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without further cuts
 
@@ -31,9 +32,9 @@ HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without 
 class ArgumentRecord(NamedTuple):
     """The arrays in which a product records the step k (inner index) of the best sum for each entry of the result.
 
-    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). Where no sum is
-    better than the previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the step k at
-    which this part of the product begins.
+    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). If no sum is better than the
+    previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the step k with which this
+    part of the product begins.
     """
 
     args: Array
@@ -41,20 +42,20 @@ class ArgumentRecord(NamedTuple):
     via: Array | None = None
     first: int = 0
 
-    def for_steps(self, steps: slice) -> ArgumentRecord:
-        """Return the record for a range of steps, given that earlier steps have been recorded."""
+    def record_for_steps(self, steps: slice) -> ArgumentRecord:
+        """Return the record for a range of steps; all earlier steps must have been recorded."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
         return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
-    def for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
+    def record_for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
         """Return the record for a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
-    def record_steps(self, step: Array) -> None:
-        """Write `args` from the best steps; a step of -1 means that the old value stays."""
+    def write_best_steps(self, step: Array) -> None:
+        """Write `args` from the best step of each entry; a step of -1 means that the old value stays."""
         if self.old is None:
             self.args[...] = step
             return
@@ -65,7 +66,7 @@ class ArgumentRecord(NamedTuple):
 class Semiring(Protocol):
     """Interface of products and tile closures over a semiring, implemented by NumPy and by Numba."""
 
-    def product(
+    def multiply_and_add(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None: ...
 
@@ -75,9 +76,9 @@ class Semiring(Protocol):
 def close_matrix(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
-    """Replace D by its closure, and update `predecessors` (the last node but one of each path) accordingly."""
+    """Replace D by its closure, and update `predecessors` (the node before the last on each path)."""
     steps = closure_steps(closure_table(), len(d), tile_side)
-    values, nodes = {MATRIX_NAME: d}, {MATRIX_NAME: predecessors}
+    values, nodes = {CLOSED_MATRIX_NAME: d}, {CLOSED_MATRIX_NAME: predecessors}
     for name, rows, cols in steps.temporaries:
         values[name] = np.empty((rows, cols), d.dtype)
         nodes[name] = None if predecessors is None else np.empty((rows, cols), predecessors.dtype)
@@ -86,7 +87,7 @@ def close_matrix(
         return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     for step in steps.rounds:
-        if isinstance(step, TileStep):
+        if isinstance(step, CloseTileStep):
             tile_nodes = None if predecessors is None else block_at(step.place, nodes)  # type: ignore[arg-type]
             semiring.close_tile(block_at(step.place, values), tile_nodes)
             continue
@@ -94,7 +95,7 @@ def close_matrix(
             arguments = None
             if predecessors is not None:
                 arguments = ArgumentRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
-            semiring.product(
+            semiring.multiply_and_add(
                 block_at(p.left, values),
                 block_at(p.right, values),
                 block_at(p.old, values),
@@ -105,14 +106,14 @@ def close_matrix(
 
 @dataclass(frozen=True)
 class NumpySemiring:
-    """A semiring by NumPy: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
+    """A semiring computed with NumPy: dest = the best of `old` and all sums left[i, k] + right[k, j]."""
 
     maximum: bool
     missing: Any
     threads: int
 
     @property
-    def better_of(self) -> Any:
+    def choose_better(self) -> Any:
         """The ufunc that returns the better of two values; NaN is never better."""
         return np.fmax if self.maximum else np.fmin
 
@@ -120,12 +121,12 @@ class NumpySemiring:
     def is_better(self) -> Any:
         return np.greater if self.maximum else np.less
 
-    def product(
+    def multiply_and_add(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
         for first in range(0, max(left.shape[1], 1), PIECE_STEPS):
             steps = slice(first, first + PIECE_STEPS)
-            part = None if arguments is None else arguments.for_steps(steps)
+            part = None if arguments is None else arguments.record_for_steps(steps)
             x, y, before = left[:, steps], right[steps], dest if first else old
             tasks: list[Callable[[], None]] = []
             for rows, cols in _piece_ranges(dest, x.shape[1]):
@@ -149,13 +150,13 @@ class NumpySemiring:
             sums = np.empty_like(c)
             for k in range(left.shape[1]):
                 np.add(left[:, k, None], right[k], out=sums)
-                self.better_of(c, sums, out=c)
+                self.choose_better(c, sums, out=c)
         else:
-            arguments.for_block(rows, cols).record_steps(self._best_steps(left, right, c))
+            arguments.record_for_block(rows, cols).write_best_steps(self._find_best_steps(left, right, c))
         dest[rows, cols] = c
 
-    def _best_steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Update c; return for each entry the first step with the best sum, or -1 if no sum beats the entry of c."""
+    def _find_best_steps(self, left: Array, right: Array, c: Array) -> Array:
+        """Update c; return the first step with the best sum for each entry, or -1 if no sum is better than c."""
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
@@ -165,13 +166,13 @@ class NumpySemiring:
         return step
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
-        """Replace d by its closure, by the Floyd-Warshall algorithm."""
+        """Replace d by its closure with the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
                 np.add(d[:, k, None], d[k], out=sums)
                 if predecessors is None:
-                    self.better_of(d, sums, out=d)
+                    self.choose_better(d, sums, out=d)
                     continue
                 self.is_better(sums, d, out=won)
                 np.copyto(d, sums, where=won)
@@ -179,9 +180,9 @@ class NumpySemiring:
 
 
 def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of each piece of x, for a product of `steps` steps."""
+    """Yield the rows and columns of each piece of the result x, for a product with `steps` steps k."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
-    most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
+    most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)
     for i in range(0, x.shape[0], high):
         for j in range(0, x.shape[1], wide):

@@ -8,11 +8,11 @@ import numpy as np
 
 from fmm.arrays.detect import check_dense
 from fmm.semirings import placement
-from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
 from fmm.semirings.host import ArgumentRecord
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
-    Placement,
+    ArrayPlacement,
     as_readable_array,
     host_semiring,
     writable_target,
@@ -21,9 +21,9 @@ from fmm.semirings.placement import (
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the first best k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the best sum's first k."""
     check_dense("fmm.minplus", a, b)
-    with placement.placed_arrays(a=a, b=b, out=out) as place:
+    with placement.place_arrays(a=a, b=b, out=out) as place:
         x, y = place.adopt(as_readable_array(a)), place.adopt(as_readable_array(b))
         dtype = _result_type(x, y)
         x, y = _as_result_type(place.xp, x, a, dtype, maximum), _as_result_type(place.xp, y, b, dtype, maximum)
@@ -45,32 +45,32 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Return the values in the result's type; "no edge" and masked entries become the result type's missing value."""
+    """Convert the values to the result's type; masked entries and "no edge" become the "no edge" value of this type."""
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
-        is_missing = values == missing_value(values.dtype, maximum)
-        result = xp.where(is_missing, missing_value(dtype, maximum), result)
+        is_missing = values == no_edge_value(values.dtype, maximum)
+        result = xp.where(is_missing, no_edge_value(dtype, maximum), result)
     if not isinstance(original, np.ma.MaskedArray):
         return result
-    return np.where(np.ma.getmaskarray(original), missing_value(result.dtype, maximum), result)
+    return np.where(np.ma.getmaskarray(original), no_edge_value(result.dtype, maximum), result)
 
 
-def _compute_product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bool) -> tuple[Any, Any]:
+def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_arguments: bool) -> tuple[Any, Any]:
     xp, dtype, shape = place.xp, x.dtype, (x.shape[0], y.shape[1])
     if 0 in (*shape, x.shape[1]):
-        return xp.full(shape, missing_value(dtype, maximum), dtype), xp.full(shape, -1, np.int32)
+        return xp.full(shape, no_edge_value(dtype, maximum), dtype), xp.full(shape, -1, np.int32)
     work = x.shape[0] * x.shape[1] * y.shape[1]
-    domain = choose_domain(xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work)
-    left, right = (to_domain(v, domain, maximum) for v in (x, y))
+    domain = choose_ring_domain(xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work)
+    left, right = (convert_to_domain(v, domain, maximum) for v in (x, y))
     if place.is_on_device:
-        values, args = placement.device_module().device_product(domain.ring, left, right, with_arguments)
+        values, args = placement.load_device_module().device_product(domain.ring, left, right, with_arguments)
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if with_arguments else None
         semiring = host_semiring(domain, maximum, work)
         arguments = None if args is None else ArgumentRecord(args)
-        semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
-    result = from_domain(xp, values, domain, dtype, maximum)
+        semiring.multiply_and_add(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
+    result = convert_from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
         # a sum that saturates means "no edge", so the entry has no argument
-        args[result == missing_value(dtype, maximum)] = -1
+        args[result == no_edge_value(dtype, maximum)] = -1
     return result, args

@@ -1,6 +1,6 @@
-"""CUDA launches for the semirings of shortest paths: products (minplus.cuh) and closures of tiles (close_tile.cuh).
+"""CUDA launches for min-plus and max-plus semirings: products (minplus.cuh) and closures of tiles (close_tile.cuh).
 
-`fastest_sizes` selects a product's tile sizes by the predicted clocks of its thread blocks.
+`fastest_minplus_sizes` selects the tile sizes with the fewest predicted clocks.
 """
 
 from __future__ import annotations
@@ -18,65 +18,72 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-TILE_THREADS = 256  # threads of a thread block that closes a tile, or that writes 16-bit entries twice
+# number of number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
+TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A semiring on the device: the number type, and the device code that finds the better of two sums."""
+class TropicalRing:
+    """A min-plus or max-plus semiring on a device: the number type, and the C++ class that chooses the better sum."""
 
     name: str
     cpp: str  # C++ class of the ring in the device code
     word: str  # C++ type of a word, which holds `per_word` entries
     word_bytes: int
     code: str  # format character of a word in Python's module struct
-    per_word: int = 1  # number of entries of B or C in a word; a word of A repeats one entry `per_word` times
+    per_word: int = 1  # number of entries of B or C in a word; a word of A contains one entry `per_word` times
     tile_cpp: str = ""  # C++ class of the ring in which a tile is closed, if it differs from `cpp`
     stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
     @property
-    def item_bytes(self) -> int:
+    def entry_bytes(self) -> int:
         return self.word_bytes // self.per_word
 
 
 TROPICAL_RINGS = {
     ring.name: ring
     for ring in (
-        Ring("float32", "SignedFloats", "float", 4, "f", tile_cpp="Floats<false>"),
-        Ring("float32, greatest", "Floats<true>", "float", 4, "f"),
-        Ring("float32, none negative", "NonnegativeFloats", "float", 4, "f"),
-        Ring("float64", "Doubles<false>", "double", 8, "d"),
-        Ring("float64, greatest", "Doubles<true>", "double", 8, "d"),
-        Ring("int32", "Integers", "int", 4, "i"),
-        Ring("int32, none negative", "Naturals<0x7fffffff>", "unsigned", 4, "I"),
-        Ring("int16, none negative", "NaturalPairs", "unsigned", 4, "I", 2, "Naturals<0x7fff>", "unsigned short"),
+        TropicalRing("float32", "SignedFloats", "float", 4, "f", tile_cpp="Floats<false>"),
+        TropicalRing("float32, greatest", "Floats<true>", "float", 4, "f"),
+        TropicalRing("float32, none negative", "NonnegativeFloats", "float", 4, "f"),
+        TropicalRing("float64", "Doubles<false>", "double", 8, "d"),
+        TropicalRing("float64, greatest", "Doubles<true>", "double", 8, "d"),
+        TropicalRing("int32", "Integers", "int", 4, "i"),
+        TropicalRing("int32, none negative", "Naturals<0x7fffffff>", "unsigned", 4, "I"),
+        TropicalRing(
+            "int16, none negative", "NaturalPairs", "unsigned", 4, "I", 2, "Naturals<0x7fff>", "unsigned short"
+        ),
     )
 }
 
-# Tile sizes of kernels without arguments, for words of at most 4 bytes: from the fastest on large products to the one
-# that fills a device with the smallest products.
-SIZES_4_BYTES = (
+# Tile sizes of kernels without arguments, for words of at most 4 bytes. The first sizes are the fastest for large
+# products; the last sizes fill a device with the smallest products.
+TILE_SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
 # With arguments, or with 8-byte entries (two registers), a thread computes half as many entries.
-HALF_SQUARE_SIZES = replace(SIZES_4_BYTES[0], name="Half", m_s=64, n_r=8)
-SIZES_4_BYTES_WITH_ARGUMENTS = (HALF_SQUARE_SIZES, *SIZES_4_BYTES[1:])
-SIZES_8_BYTES = (replace(HALF_SQUARE_SIZES, stages=2), replace(SIZES_4_BYTES[1], blocks=3), SIZES_4_BYTES[2])
-SIZES_8_BYTES_WITH_ARGUMENTS = (replace(SIZES_4_BYTES[1], blocks=2), SIZES_4_BYTES[2])
+HALF_SQUARE_TILE_SIZES = replace(TILE_SIZES_4_BYTES[0], name="Half", m_s=64, n_r=8)
+ARGUMENT_TILE_SIZES_4_BYTES = (HALF_SQUARE_TILE_SIZES, *TILE_SIZES_4_BYTES[1:])
+TILE_SIZES_8_BYTES = (
+    replace(HALF_SQUARE_TILE_SIZES, stages=2),
+    replace(TILE_SIZES_4_BYTES[1], blocks=3),
+    TILE_SIZES_4_BYTES[2],
+)
+ARGUMENT_TILE_SIZES_8_BYTES = (replace(TILE_SIZES_4_BYTES[1], blocks=2), TILE_SIZES_4_BYTES[2])
 
 
-def kernel_tile_sizes(ring: Ring, with_arguments: bool) -> tuple[TileSizes, ...]:
-    """Return the tile sizes with which the kernel of products over this ring may be compiled."""
+def candidate_tile_sizes(ring: TropicalRing, with_arguments: bool) -> tuple[TileSizes, ...]:
+    """Return the candidate tile sizes of the product kernel over this ring."""
     if ring.word_bytes > 4:
-        return SIZES_8_BYTES_WITH_ARGUMENTS if with_arguments else SIZES_8_BYTES
-    return SIZES_4_BYTES_WITH_ARGUMENTS if with_arguments else SIZES_4_BYTES
+        return ARGUMENT_TILE_SIZES_8_BYTES if with_arguments else TILE_SIZES_8_BYTES
+    return ARGUMENT_TILE_SIZES_4_BYTES if with_arguments else TILE_SIZES_4_BYTES
 
 
-def tile_side(with_arguments: bool) -> int:
-    """Return the side of the largest tile that one thread block can close in its registers."""
+def largest_tile_side(with_arguments: bool) -> int:
+    """Return the side of the largest tile that a thread block can close in registers."""
     return 64 if with_arguments else 128
 
 
@@ -85,7 +92,7 @@ def tile_side(with_arguments: bool) -> int:
 
 @dataclass(frozen=True)
 class MinplusKernel:
-    """The description of a kernel that computes products over a ring."""
+    """The parameters with which the kernel for products over a ring is compiled."""
 
     ring: str
     sizes: TileSizes
@@ -93,7 +100,7 @@ class MinplusKernel:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Bytes of shared memory: tiles of A with padded rows, and tiles of B."""
+        """Bytes of shared memory for the tiles of A, with padded rows, and the tiles of B."""
         s, item = self.sizes, TROPICAL_RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
@@ -109,7 +116,7 @@ class DeviceMatrix(NamedTuple):
 
 
 class SemiringProduct(NamedTuple):
-    """Operands of a product: each entry of dest is the best of its old value and of the sums of left and right.
+    """Operands of a product: each entry of dest becomes the best of the entry of `old` and all sums of left and right.
 
     If the ring has two entries in a word, each entry of `left` must be written twice. `args` receives the step k of the
     best sum of each entry, or with `via` the entry of row k of `via`.
@@ -124,13 +131,13 @@ class SemiringProduct(NamedTuple):
     via: DeviceMatrix | None = None
 
 
-def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
-    """Return the launch that computes one product, or two independent products."""
+def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
+    """Return the launch that computes one product or two independent products."""
     with_arguments = products[0].args is not None
     kernel = MinplusKernel(ring.name, sizes, with_arguments)
     packed, slots, blocks = b"", [], []
     for product in products:
-        words, product_slots, count = _pack_product(ring, sizes, product)
+        words, product_slots, count = _pack_kernel_parameters(ring, sizes, product)
         slots += [AddressSlot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in product_slots]
         packed += words
         blocks.append(count)
@@ -140,8 +147,10 @@ def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProd
     return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 
 
-def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tuple[bytes, list[AddressSlot], int]:
-    """Return a product's packed kernel parameters, the slots of their addresses, and the number of thread blocks."""
+def _pack_kernel_parameters(
+    ring: TropicalRing, sizes: TileSizes, product: SemiringProduct
+) -> tuple[bytes, list[AddressSlot], int]:
+    """Return a product's packed kernel parameters, the slots for its addresses, and the number of thread blocks."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
@@ -153,47 +162,52 @@ def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tup
     at += [2 * at[1] + i for i in range(5)]
     leading = [left.leading, right.leading // pairs, dest.leading // pairs, old.leading // pairs if old else 0]
     leading += [x.leading if x else 0 for x in arguments]
-    item = ring.item_bytes
+    item = ring.entry_bytes
     wide = all(x is None or not (x.offset % VECTOR_BYTES or x.leading * item % VECTOR_BYTES) for x in (dest, old))
     tail = struct.pack("<5q7q8i", *[0] * 5, *leading, m, n, k, down, across, min(down, 8), wide, 0)
     slots = [AddressSlot(word, *where) for word, where in zip(at, rects, strict=True) if where is not None]
     return b"".join(operands) + tail, slots, down * across
 
 
-def close_launch(ring: Ring, tile: DeviceMatrix, args: DeviceMatrix | None = None) -> Launch:
-    """Return the launch that replaces a tile by its closure; the tile's side is at most `tile_side`."""
+def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix | None = None) -> Launch:
+    """Return the launch that replaces a tile by its closure; the tile's side must be at most `largest_tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [AddressSlot(0, tile.base, tile.offset), *([AddressSlot(2, args.base, args.offset)] if args else [])]
-    side = tile_side(args is not None)
+    side = largest_tile_side(args is not None)
     shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
-    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY_POINT, TILE_THREADS, shared)
+    kernel = Kernel(close_tile_source, (ring.name, side, args is not None), ENTRY_POINT, TILE_THREADS, shared)
     label = f"close_tile over {ring.name}{', with arguments' * (args is not None)}"
     return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
 
 
-def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
+def entry_doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     """Return the launch that writes each 16-bit entry twice into one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = AddressSlot(0, source.base, source.offset), AddressSlot(1, dest.base, dest.offset)
-    kernel = Kernel(doubling_source, (), ENTRY_POINT, TILE_THREADS)
+    kernel = Kernel(entry_doubling_source, (), ENTRY_POINT, TILE_THREADS)
     blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
 
-LENGTH_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int16": "short"}  # C++ type by element type
+CPP_LENGTH_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int32": "int",
+    "int16": "short",
+}  # C++ type by element type
 
 
 def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
-    """Return the launch that writes the edges of the n x n matrix "A" of lengths to "C", and predecessors to "P".
+    """Return the launch that writes the edges of the n x n lengths in buffer "A" to "C", and predecessors to "P".
 
-    `strides` are those of A, in entries.
+    `strides` are the strides of A in entries.
     """
     none, predecessors = rule.no_predecessor, () if rule.no_predecessor is None else (AddressSlot(2, "P", 0),)
     parameters = struct.pack(
         "<5q2d4i", 0, 0, 0, *strides, rule.missing, rule.smallest, n, rule.unweighted, none or 0, 0
     )
-    kernel = Kernel(edges_source, (LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
+    kernel = Kernel(edges_source, (CPP_LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
     label = f"edges: entries of {dtype} that are no edges become {rule.missing:g}"
     slots = AddressSlot(0, "A", 0), AddressSlot(1, "C", 0), *predecessors
     return Launch("sums", label, kernel, (min(n, 4096), 1, 1), parameters, slots)
@@ -217,7 +231,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
 
 
 @lru_cache(maxsize=64)
-def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
+def close_tile_source(ring_name: str, side: int, with_arguments: bool) -> str:
     """Return the CUDA source of the kernel that closes a tile."""
     ring = TROPICAL_RINGS[ring_name]
     stored = ring.stored or ring.word
@@ -231,13 +245,13 @@ def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
 
 
 @lru_cache(maxsize=1)
-def doubling_source() -> str:
+def entry_doubling_source() -> str:
     """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
     return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 
-@lru_cache(maxsize=len(LENGTH_TYPES))
+@lru_cache(maxsize=len(CPP_LENGTH_TYPES))
 def edges_source(cpp: str) -> str:
     """Return the CUDA source of the kernel that writes the edges of a graph."""
     parameters, body = f"fmm::tropical::Lengths<{cpp}>", "fmm::tropical::write_edges(p);"
@@ -247,32 +261,37 @@ def edges_source(cpp: str) -> str:
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-BLOCK_OVERHEAD_CLOCKS = 2500.0  # clocks that a thread block needs before its first step and after its last step
+# clocks that a thread block spends before its first step k and after its last step
+THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 
 
-class SumRate(NamedTuple):
-    """Sums of words per clock on one multiprocessor: with a single thread block, and with as many as fit."""
+class SumsPerClock(NamedTuple):
+    """Sums of words per clock on a multiprocessor with one thread block, and with the most thread blocks that fit."""
 
     alone: float
     full: float
 
 
 # Measured on an H200 at 1.98 GHz on square products of side 128 to 4096 (results/nvidia-h200/tiles/minplus.json).
-FLOAT_SUM_RATES = {"Square": SumRate(21, 44), "Medium": SumRate(33, 45.5), "Small": SumRate(19, 38)}
-NONNEGATIVE_FLOAT_SUM_RATES = {"Square": SumRate(27, 53.5), "Medium": SumRate(38, 56), "Small": SumRate(20, 43)}
-INTEGER_SUM_RATES = {"Square": SumRate(45, 57), "Medium": SumRate(40, 54), "Small": SumRate(20, 43)}
-# In kernels with arguments three of four instructions run at half the rate. The rates of kernels with arguments were
-# measured on large products only.
-ARGUMENT_SUM_RATES = {"Half": SumRate(12, 15.5), "Medium": SumRate(10, 13.5), "Small": SumRate(8, 12)}
-DOUBLE_SUM_RATES = {"Half": SumRate(10, 18.3), "Medium": SumRate(10.7, 18.4), "Small": SumRate(9, 17)}
+FLOAT_SUM_RATES = {"Square": SumsPerClock(21, 44), "Medium": SumsPerClock(33, 45.5), "Small": SumsPerClock(19, 38)}
+NONNEGATIVE_FLOAT_SUM_RATES = {
+    "Square": SumsPerClock(27, 53.5),
+    "Medium": SumsPerClock(38, 56),
+    "Small": SumsPerClock(20, 43),
+}
+INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
+# In kernels with arguments, three of four instructions run at half the rate. These kernels were measured on large
+# products only.
+ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
+DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
 
 def product_clocks(
-    ring: Ring, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
+    ring: TropicalRing, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
 ) -> float:
     """Return the predicted clocks from the start of a launch until its last thread block ends.
 
-    The prediction ignores memory, and that thread blocks of one wave end at different times.
+    The prediction ignores device memory, and that thread blocks that start together end at different times.
     """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
@@ -284,12 +303,14 @@ def product_clocks(
         else {"double": DOUBLE_SUM_RATES, "float": floats}.get(ring.word, INTEGER_SUM_RATES)
     )
     rate = rates[sizes.name]
-    return BLOCK_OVERHEAD_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
+    return THREAD_BLOCK_OVERHEAD_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
 
 
-def fastest_sizes(ring: Ring, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int) -> TileSizes:
+def fastest_minplus_sizes(
+    ring: TropicalRing, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int
+) -> TileSizes:
     """Return the tile sizes with the fewest predicted clocks for these products."""
     return min(
-        kernel_tile_sizes(ring, with_arguments),
+        candidate_tile_sizes(ring, with_arguments),
         key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),
     )

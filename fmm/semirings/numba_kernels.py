@@ -1,9 +1,10 @@
-"""Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
+"""Semiring products and the Floyd-Warshall algorithm, compiled by Numba if Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
-with four steps k at a time: with more steps, the compiled code would check too many pairs of addresses for overlap.
-INNER_STEPS rows of the right operand, of TASK_ROW_BYTES each, stay in the first-level cache. Matrices are passed as
-one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are contiguous.
+with four steps k at a time. With more steps, the compiled code would compare too many pairs of addresses for overlap. A
+part of the right operand, with INNER_STEPS rows of TASK_ROW_BYTES bytes, stays in the first-level cache. Matrices are
+passed as one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are
+contiguous.
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import ArgumentRecord, Array
 
-# largest number of result rows of a task; steps k of the inner dimension for which rows stay in cache
+# TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of steps k with right rows that stay in cache.
 TASK_ROWS, INNER_STEPS = 128, 16
-TASK_ROW_BYTES = 1024  # bytes of a row of the part of the result that a task computes
-# largest number of sums of a task, since interrupts (Ctrl-C) are handled only between tasks; least rows of a task
+TASK_ROW_BYTES = 1024  # bytes of each row of the part of the result that a task computes
+# TASK_SUMS: largest number of sums of a task, since Ctrl-C is handled only between tasks. MIN_TASK_ROWS: smallest
+# number of rows of a task.
 TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
 
 
-def can_compile() -> bool:
-    """Return True if Numba is installed. Numba itself is imported at the first compilation."""
+def is_numba_installed() -> bool:
+    """Return True if Numba is installed; do not import Numba."""
     return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
-class CompiledSemiring:
-    """A semiring by Numba: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
+class NumbaSemiring:
+    """A semiring computed with Numba: dest = the best of `old` and all sums left[i, k] + right[k, j]."""
 
     maximum: bool
     missing: Any
     threads: int
 
-    def product(
+    def multiply_and_add(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
         kernels = _compiled_functions(dest.dtype.name, self.maximum)
@@ -49,11 +51,11 @@ class CompiledSemiring:
         elif old is not dest:
             dest[...] = old
         steps, wide = left.shape[1], TASK_ROW_BYTES // dest.itemsize
-        operands: tuple[Any, ...] = (*_as_flat(left), *_as_flat(right), *_as_flat(dest), steps)
+        operands: tuple[Any, ...] = (*_as_flat_matrix(left), *_as_flat_matrix(right), *_as_flat_matrix(dest), steps)
         kernel: Callable[..., None] = kernels.product
         step = np.full(dest.shape, -1, np.int32) if arguments else dest
         if arguments:
-            operands, kernel = (*operands, *_as_flat(step)), kernels.product_with_arguments
+            operands, kernel = (*operands, *_as_flat_matrix(step)), kernels.product_with_arguments
         high = min(max(TASK_SUMS // (wide * max(steps, 1)), MIN_TASK_ROWS), TASK_ROWS)
         tasks = [
             partial(kernel, *operands, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
@@ -62,19 +64,19 @@ class CompiledSemiring:
         ]
         Threads(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
-            arguments.record_steps(step)
+            arguments.write_best_steps(step)
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
-        """Replace d by its closure, by the Floyd-Warshall algorithm."""
+        """Replace d by its closure with the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        # first node k of each call of the compiled function, which handles `together` nodes
+        # each call of the compiled function handles `together` nodes; `first` is the call's first node
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
-                kernels.close_tile(*_as_flat(d), count, first, last)
+                kernels.close_tile(*_as_flat_matrix(d), count, first, last)
             else:
-                kernels.close_with_predecessors(*_as_flat(d), *_as_flat(predecessors), count, first, last)
+                kernels.close_with_predecessors(*_as_flat_matrix(d), *_as_flat_matrix(predecessors), count, first, last)
 
 
 class _FlatMatrix(NamedTuple):
@@ -84,7 +86,7 @@ class _FlatMatrix(NamedTuple):
     leading: int
 
 
-def _as_flat(x: Array) -> _FlatMatrix:
+def _as_flat_matrix(x: Array) -> _FlatMatrix:
     """Return the one-dimensional memory of a matrix with contiguous rows; copy other matrices."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
@@ -94,7 +96,7 @@ def _as_flat(x: Array) -> _FlatMatrix:
 
 
 class _CompiledFunctions(NamedTuple):
-    """The functions for one number type, each compiled at its first call."""
+    """The functions for one number type; Numba compiles each function at the function's first call."""
 
     product: Any
     product_with_arguments: Any
@@ -109,7 +111,7 @@ def _compiled_functions(dtype: str, maximum: bool) -> _CompiledFunctions:
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
     better, best = jit(_is_greater if maximum else _is_less), jit(_larger_number if maximum else _smaller_number)
-    product, close_tile = _make_product(best, number), _make_close(best, number)
+    product, close_tile = _make_product_function(best, number), _make_close_tile_function(best, number)
     product_with_arguments = _make_product_with_arguments(better, number)
     close_with_predecessors = _make_close_with_predecessors(better, number)
     return _CompiledFunctions(jit(product), jit(product_with_arguments), jit(close_tile), jit(close_with_predecessors))
@@ -135,8 +137,8 @@ def _larger_number(x: Any, y: Any) -> Any:
     return x if x > y else y
 
 
-def _make_product(best: Any, number: Any) -> Any:
-    def product(
+def _make_product_function(best: Any, number: Any) -> Any:
+    def update_rows(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
         """Update the rows top:end and columns left:right of c with the sums of all steps."""
@@ -165,11 +167,11 @@ def _make_product(best: Any, number: Any) -> Any:
                         x[n] = best(number(a0 + b0[n]), x[n])
                     step += 1
 
-    return product
+    return update_rows
 
 
 def _make_product_with_arguments(better: Any, number: Any) -> Any:
-    def product(
+    def update_rows(
         a: Any,
         lda: int,
         b: Any,
@@ -184,7 +186,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """Update c with the sums of all steps; `arg` becomes the step wherever a sum is better than the entry of c."""
+        """Update c with the sums of all steps; where a sum is better than the entry of c, `arg` becomes the step."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):
@@ -198,11 +200,11 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
                         x[n] = s if won else x[n]
                         found[n] = np.int32(step) if won else found[n]
 
-    return product
+    return update_rows
 
 
-def _make_close(best: Any, number: Any) -> Any:
-    def close_tile(d: Any, leading: int, count: int, first: int, last: int) -> None:
+def _make_close_tile_function(best: Any, number: Any) -> Any:
+    def close_nodes(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
@@ -210,11 +212,11 @@ def _make_close(best: Any, number: Any) -> Any:
                 for j in range(count):
                     row[j] = best(number(f + line[j]), row[j])
 
-    return close_tile
+    return close_nodes
 
 
 def _make_close_with_predecessors(better: Any, number: Any) -> Any:
-    def close_tile(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
+    def close_nodes(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
@@ -226,4 +228,4 @@ def _make_close_with_predecessors(better: Any, number: Any) -> Any:
                     row[j] = s if won else row[j]
                     found[j] = past[j] if won else found[j]
 
-    return close_tile
+    return close_nodes

@@ -1,15 +1,15 @@
-"""The options of fmm.shortest_paths, the rule for edges, and the error that is raised for negative cycles."""
+"""The options of fmm.shortest_paths, the rule that defines edges, and the error for negative cycles."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Method = Literal["auto", "r-kleene", "floyd-warshall"]
-METHOD_NAMES: tuple[str, ...] = get_args(Method)
+PathMethod = Literal["auto", "r-kleene", "floyd-warshall"]
+PATH_METHOD_NAMES: tuple[str, ...] = get_args(PathMethod)
 
 
 class NegativeCycleError(ValueError):
-    """The graph has a cycle of negative length, so that no shortest paths exist."""
+    """The graph has a cycle of negative length, so no shortest paths exist."""
 
 
 class PathRequest(NamedTuple):
@@ -19,13 +19,14 @@ class PathRequest(NamedTuple):
     predecessors: bool = False
     unweighted: bool = False
     overwrite: bool = False
-    method: Method = "auto"
+    method: PathMethod = "auto"
 
 
 class EdgeRule(NamedTuple):
-    """Which entries of a matrix of lengths are edges, and how edges are written."""
+    """The rule that decides which entries of a matrix of lengths are edges, and how the edges are written."""
 
-    missing: float  # the value for "no edge"
-    smallest: float  # floating-point entries up to this magnitude are no edges
+    missing: float  # the entry that means "no edge"
+    smallest: float  # floating-point entries up to this magnitude are not edges
     unweighted: bool = False  # True if every edge has length 1
-    no_predecessor: int | None = None  # the predecessor where there is no edge; None if no predecessors are written
+    # the predecessor of pairs of nodes without an edge; None if no predecessors are written
+    no_predecessor: int | None = None

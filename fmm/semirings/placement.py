@@ -16,14 +16,14 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import RingDomain
 from fmm.semirings.host import NumpySemiring, Semiring
-from fmm.semirings.numba_kernels import CompiledSemiring
+from fmm.semirings.numba_kernels import NumbaSemiring
 
 COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
-# least number of sums for which Numba is used, since a compilation by Numba takes seconds once per process
+# smallest number of sums for which Numba is used, since Numba's compilation takes seconds once per process
 MIN_SUMS_TO_COMPILE = 128**3
 
 
-class Placement(NamedTuple):
+class ArrayPlacement(NamedTuple):
     """The array library that computes (NumPy or CuPy), and conversions from and to the caller's library."""
 
     xp: Any
@@ -36,18 +36,18 @@ class Placement(NamedTuple):
 
 
 @contextmanager
-def placed_arrays(**arrays: Any) -> Iterator[Placement]:
+def place_arrays(**arrays: Any) -> Iterator[ArrayPlacement]:
     """Yield the placement of these arrays; for device arrays, make their device and their library's stream current."""
     present = [x for x in arrays.values() if x is not None]
     kinds = {array_kind(x) for x in present}
     if kinds <= {"host"}:
-        yield Placement(np, np.asarray, lambda x: x)
+        yield ArrayPlacement(np, np.asarray, lambda x: x)
         return
     device_sides = {is_on_device(x) for x in present}
     if len(device_sides) > 1 or len(kinds - {"host"}) > 1 or any(isinstance(x, np.ndarray) for x in present):
         raise mixed_arrays_error(**arrays)
     if device_sides == {False}:
-        yield Placement(np, _numpy_of_tensor, sys.modules["torch"].from_numpy)
+        yield ArrayPlacement(np, _numpy_of_tensor, sys.modules["torch"].from_numpy)
         return
     cupy_library()
     import cupy
@@ -56,17 +56,17 @@ def placed_arrays(**arrays: Any) -> Iterator[Placement]:
 
     if kinds != {"torch"}:
         with present[0].device if kinds == {"cupy"} else cupy.cuda.Device():
-            yield Placement(cupy, cupy.asarray, lambda x: x)
+            yield ArrayPlacement(cupy, cupy.asarray, lambda x: x)
         return
     torch, number = sys.modules["torch"], present[0].device.index
     with cupy.cuda.Device(number), stream_at_address(torch.cuda.current_stream(number).cuda_stream):
-        yield Placement(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
+        yield ArrayPlacement(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
 
 
 def _numpy_of_tensor(x: Any) -> Any:
     if array_kind(x) != "torch":
         return np.asarray(x)
-    # for tensors that require gradients x.numpy() raises torch's own exception
+    # if the tensor requires gradients, x.numpy() raises torch's own exception
     return x.numpy() if x.requires_grad else tensor_as_numpy(x)
 
 
@@ -79,11 +79,12 @@ def as_readable_array(x: Any) -> Any:
     return as_plain_tensor(x)
 
 
-def writable_target(place: Placement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return `out` as a writable array of the computing library; raise if the result's shape or type differs."""
+def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
     if array_kind(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
-    out_type = str(out.dtype).removeprefix("torch.")  # compared by name, since NumPy lacks some of torch's types
+    # types are types are compared by name, since NumPy lacks some of torch's types
+    out_type = str(out.dtype).removeprefix("torch.")
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")
     target = place.adopt(out)
@@ -93,20 +94,20 @@ def writable_target(place: Placement, out: Any, shape: tuple[int, ...], dtype: A
 
 
 def write_result(out: Any, target: Any, result: Any) -> Any:
-    """Copy the result into `target`, the array that shares memory with `out`, and return `out`."""
+    """Copy the result to `target`, the array that shares memory with `out`, and return `out`."""
     target[...] = result
     return out
 
 
 def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
-    """Return the host's fastest implementation of the semiring for `work` sums: by Numba or by NumPy."""
-    compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.can_compile()
-    chosen: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
+    """Return the host's fastest implementation of the semiring for `work` sums, with Numba or with NumPy."""
+    compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.is_numba_installed()
+    chosen: type[NumbaSemiring] | type[NumpySemiring] = NumbaSemiring if compiled else NumpySemiring
     return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())
 
 
-def device_module() -> Any:
-    """Import and return the module that computes on a CUDA device; the import loads CuPy."""
+def load_device_module() -> Any:
+    """Import and return the module for CUDA devices; the import loads CuPy."""
     from fmm.semirings import device
 
     return device

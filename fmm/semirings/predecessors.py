@@ -1,9 +1,10 @@
-"""Repair of predecessors that do not lead back to the start of their path.
+"""Repair predecessors that do not lead back to the start of their path.
 
-If several paths have one length, a product records the first path that it finds for an entry. For another entry of the
-same row, the product may find such paths in another order. On a cycle of length zero, or of a length that rounding
-absorbs, two nodes can then record each other as predecessors. Rows with such cycles are found and rebuilt edge by edge:
-each new edge gives the path that exceeds the computed length the least (only by rounding).
+If several paths have the same length, a product records the first path that it finds for an entry. For another entry of
+the same row, the product may find these paths in another order. On a cycle of length zero, or of a length that rounding
+absorbs, two nodes can then record each other as predecessors. Rows with these cycles are found and rebuilt edge by
+edge. Each step connects the node for which the new path exceeds the computed length the least; the excess is only
+rounding.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_ENTRIES = 1 << 24  # number of entries that are inspected at a time
+PIECE_ENTRIES = 1 << 24  # number of entries of the predecessor matrix that are inspected at a time
 
 
-def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
+def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
     """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
     host_edges: Array | None = None
     count = len(predecessors)
@@ -26,14 +27,15 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # Every cycle has a node with a length not greater than its predecessor's; rows without such a node are correct.
+        # Every cycle has a node with a length not greater than the length of its predecessor. Rows without a node of
+        # this kind are correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
-        # The maximum of bytes replaces `any`: CuPy ships this reduction compiled, but compiles `any` for seconds.
+        # The maximum of bytes replaces `any`: CuPy ships a compiled maximum, but compiles `any` for seconds.
         suspects = first + np.flatnonzero(to_numpy(no_farther.view(np.int8).max(axis=1)))
         if not len(suspects):
             continue
         on_device = xp.asarray(suspects)
-        lost = to_numpy(_lost_nodes(xp, on_device, predecessors[on_device]))
+        lost = to_numpy(_mask_lost_nodes(xp, on_device, predecessors[on_device]))
         if not lost.any():
             continue
         if host_edges is None:
@@ -41,12 +43,12 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
         for row, row_lost in zip(suspects, lost, strict=True):
             if row_lost.any():
                 row_lengths = _host_lengths(lengths[row], missing)
-                rebuilt = _rebuilt_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
+                rebuilt = _rebuild_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
                 predecessors[row] = xp.asarray(rebuilt)
 
 
-def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
-    """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
+def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
+    """Return a mask of the nodes from which the chain of predecessors does not end at the row's start node.
 
     Each iteration doubles the number of predecessors that are followed.
     """
@@ -56,8 +58,8 @@ def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
     return (predecessors >= 0) & (back != rows[:, None])
 
 
-def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
-    """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
+def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
+    """Return a row with new predecessors for the lost nodes; every chain of predecessors then ends at `start`."""
     predecessors, away = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
     best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
@@ -75,7 +77,7 @@ def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, 
 
 
 def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
-    """Return the node, and all nodes of `away` with a chain of predecessors that contains the node."""
+    """Return this node and all nodes of `away` with a chain of predecessors that contains this node."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:
@@ -86,6 +88,6 @@ def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
 
 
 def _host_lengths(x: Any, missing: Any) -> Array:
-    """Return the lengths as float64 on the host, with inf for "no edge"."""
+    """Return the lengths as a float64 array on the host, with inf for "no edge"."""
     values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

@@ -9,29 +9,29 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind
 from fmm.semirings import placement
-from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from fmm.semirings.path_request import METHOD_NAMES, EdgeRule, NegativeCycleError, PathRequest
+from fmm.semirings.path_request import PATH_METHOD_NAMES, EdgeRule, NegativeCycleError, PathRequest
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
-    Placement,
+    ArrayPlacement,
     as_readable_array,
     host_semiring,
     writable_target,
     write_result,
 )
-from fmm.semirings.predecessors import mend_predecessors
+from fmm.semirings.predecessors import repair_predecessors
 
-NO_PREDECESSOR = -9999  # predecessor that SciPy returns where there is no path
+NO_PREDECESSOR = -9999  # predecessor that SciPy returns for a pair of nodes without a path
 # floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
 NO_EDGE_MAGNITUDE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    """Return the lengths of the shortest paths between all pairs of nodes; on request also the predecessors."""
-    if not isinstance(request.method, str) or request.method not in METHOD_NAMES:
-        raise ValueError(f"method must be one of {', '.join(METHOD_NAMES)}, not {request.method!r}")
-    with placement.placed_arrays(d=d, out=out) as place:
+    """Return the lengths of the shortest paths between all pairs of nodes, and on request the predecessors."""
+    if not isinstance(request.method, str) or request.method not in PATH_METHOD_NAMES:
+        raise ValueError(f"method must be one of {', '.join(PATH_METHOD_NAMES)}, not {request.method!r}")
+    with placement.place_arrays(d=d, out=out) as place:
         graph = _read_graph(place, d)
         weights = graph.lengths
         if weights.ndim != 2:
@@ -41,7 +41,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         if weights.dtype.kind not in "biufcO":
             raise TypeError(f"fmm.shortest_paths takes lengths that are numbers, not {weights.dtype}")
         dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
-        result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
+        result = d if out is None and request.overwrite and _can_overwrite(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
         edges, predecessors = _find_edges(place, graph, dtype, request)
         lengths, predecessors = _close_graph(place, edges, predecessors, request)
@@ -53,14 +53,14 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths, a mask of the entries that are edges (None: all), and whether zeros are edges."""
+    """A matrix of lengths, a mask of the entries that can be edges (None: all), and whether zeros are edges."""
 
     lengths: Any
     stored: Any = None
     zeros_are_edges: bool = False
 
 
-def _read_graph(place: Placement, d: Any) -> _Graph:
+def _read_graph(place: ArrayPlacement, d: Any) -> _Graph:
     if isinstance(d, np.ma.MaskedArray):
         return _Graph(np.ma.getdata(d), ~np.ma.getmaskarray(d))
     if not hasattr(d, "tocsr"):
@@ -75,7 +75,7 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
     return _Graph(lengths.astype(d.dtype) if d.dtype.name in COMPUTED_TYPES else lengths, stored, zeros_are_edges=True)
 
 
-def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
+def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
     """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
         own = (array_kind(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
@@ -83,12 +83,12 @@ def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
-def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
+def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the edges, and on request the predecessors of paths of one edge (else None).
 
     On a device, one kernel finds the edges of a dense matrix of the result's type.
     """
-    xp, missing, predecessors = place.xp, missing_value(dtype, False), None
+    xp, missing, predecessors = place.xp, no_edge_value(dtype, False), None
     values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
     is_aligned = not any(step % values.itemsize for step in values.strides)
     if not (place.is_on_device and is_plain and is_aligned and values.dtype == dtype and len(values)):
@@ -96,7 +96,7 @@ def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathReques
     else:
         no_predecessor = NO_PREDECESSOR if request.predecessors and request.directed else None
         rule = EdgeRule(float(missing), NO_EDGE_MAGNITUDE, request.unweighted, no_predecessor)
-        edges, predecessors = placement.device_module().device_edges(values, rule)
+        edges, predecessors = placement.load_device_module().device_edges(values, rule)
     edges = edges if request.directed else xp.minimum(edges, edges.T)
     if request.predecessors and predecessors is None:
         nodes = xp.arange(len(edges), dtype=np.int32)
@@ -107,14 +107,14 @@ def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathReques
 
 
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
-    """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
+    """Return the lengths of the edges as a new row-major array, with SciPy's rules for edges.
 
     Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
-    sparse matrix are edges. Assignments by a mask or by index arrays are avoided, since CuPy compiles several kernels
-    for such an assignment at the first call.
+    sparse matrix are edges. The function avoids assignments with masks and index arrays, since CuPy compiles several
+    kernels for an assignment of this kind.
     """
     values = graph.lengths
-    if values.dtype.kind == "c":  # with NumPy's warning about the lost imaginary part
+    if values.dtype.kind == "c":  # NumPy warns about the lost imaginary part
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
@@ -124,11 +124,11 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
     else:
         is_edge = xp.ones(values.shape, bool) if graph.zeros_are_edges else values != 0
         if values.dtype.name == dtype.name:
-            is_edge &= values != missing_value(dtype, False)
+            is_edge &= values != no_edge_value(dtype, False)
     if graph.stored is not None:
         is_edge &= graph.stored
     lengths = dtype.type(1) if request.unweighted else values.astype(dtype, copy=False)
-    edges = xp.ascontiguousarray(xp.where(is_edge, lengths, missing_value(dtype, False)))
+    edges = xp.ascontiguousarray(xp.where(is_edge, lengths, no_edge_value(dtype, False)))
     edges.reshape(-1)[:: len(edges) + 1] = 0
     return edges
 
@@ -136,40 +136,40 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 # ---- from edges to shortest paths
 
 
-def _close_graph(place: Placement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
+def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
 
-    `predecessors` are those of paths of one edge.
+    The argument `predecessors` contains the predecessors of paths of one edge.
     """
     xp, n, dtype = place.xp, len(edges), edges.dtype
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
-    domain = choose_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
-    values = to_domain(edges, domain, False)
+    domain = choose_ring_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
+    values = convert_to_domain(edges, domain, False)
     if place.is_on_device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
-        closure = placement.device_module().device_closure
+        closure = placement.load_device_module().device_closure
         values, predecessors = closure(domain.ring, values, predecessors)
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
         with np.errstate(all="ignore"):
             close_matrix(host_semiring(domain, False, n**3), values, predecessors, tile_side)
     if domain.dtype[0] != "u":
-        diagonal = placement.device_module().device_diagonal if place.is_on_device else np.diagonal
+        diagonal = placement.load_device_module().device_diagonal if place.is_on_device else np.diagonal
         _check_negative_cycles(diagonal(values))
-    lengths = from_domain(xp, values, domain, dtype, False)
+    lengths = convert_from_domain(xp, values, domain, dtype, False)
     if predecessors is not None:
-        mend_predecessors(xp, original, missing_value(dtype, False), lengths, predecessors)
+        repair_predecessors(xp, original, no_edge_value(dtype, False), lengths, predecessors)
     return lengths, predecessors
 
 
 def _check_negative_cycles(diagonal: Any) -> None:
-    """Raise NegativeCycleError if a node has a path of negative length to itself, by the diagonal on the host.
+    """Raise NegativeCycleError if an entry of the diagonal is negative; the diagonal is a NumPy array.
 
-    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
-    error need no change.
+    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError. Programs that catch SciPy's error
+    then need no change.
     """
     negative = diagonal < 0
     if not negative.any():

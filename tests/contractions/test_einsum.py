@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,17 @@ import pytest
 
 import fmm
 from fmm.contractions import array_module, pairs
-from fmm.contractions.pairs import LabeledArray, contract_pair, group_labels, merged_matrix, split_stack
+from fmm.contractions.einsum import plan_contraction
+from fmm.contractions.pairs import LabeledArray, contract_pair, plan_pair
 
 opt_einsum = pytest.importorskip("opt_einsum")
+
+
+@pytest.fixture(autouse=True)
+def small_pairs_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small contractions of these tests run as products too."""
+    monkeypatch.setattr(import_module("fmm.contractions.einsum"), "SMALL_HOST_MULTIPLY_ADDS", 0)
+
 
 EXPRESSIONS = (
     "ij,jk->ik",
@@ -180,11 +189,19 @@ def test_an_array_times_itself_is_a_gram_matrix(monkeypatch: pytest.MonkeyPatch)
 def test_the_order_of_summed_labels_copies_the_smaller_operand() -> None:
     a, b = np.ones((3, 4, 50)), np.ones((4, 3, 2))  # labels xyi and yxj: x and y are stored in two orders
     left, right = LabeledArray(a, tuple("xyi")), LabeledArray(b, tuple("yxj"))
-    groups = group_labels(left, right, "ij")
-    assert groups.summed == ("x", "y")
-    assert np.shares_memory(merged_matrix(left, (), groups.rows, groups.summed), a)
-    assert split_stack(left, groups.rows, groups.summed) == ((), ("i",))
-    np.testing.assert_allclose(contract_pair(left, right, "ij").array, np.full((50, 2), 12.0))
+    plan = plan_pair(left.layout, right.layout, frozenset("ij"), False, True)
+    assert plan.a.order == (2, 0, 1) and plan.b.order == (1, 0, 2)  # the larger operand, A, is not copied
+    assert np.shares_memory(plan.a.apply(a), a) and not np.shares_memory(plan.b.apply(b), b)
+    np.testing.assert_allclose(contract_pair(left, right, frozenset("ij")).array, np.full((50, 2), 12.0))
+
+
+def test_a_contraction_of_small_pairs_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    products = noted_products(monkeypatch)
+    a, b, c = (np.ones((8, 8)) for _ in range(3))
+    np.testing.assert_allclose(fmm.einsum("ij,jk,kl->il", a, b, c), np.full((8, 8), 64.0))
+    assert not products
+    assert plan_contraction("ij,jk,kl->il", ((8, 8),) * 3, "auto").largest_multiply_adds == 512
 
 
 # ---- tensordot and multi_dot

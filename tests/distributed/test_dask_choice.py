@@ -12,8 +12,8 @@ from fmm.distributed.dask_choice import (
     ChunkCosts,
     ChunkTask,
     GridPlan,
-    SimulatedRun,
     SimulatedWorkers,
+    SimulationResult,
     choose_grid_plan,
     default_products_per_task,
     simulate_tasks,
@@ -26,18 +26,18 @@ WINOGRAD = Plan.parse("winograd > vendor")
 
 def test_a_task_waits_for_what_it_reads() -> None:
     chain = [ChunkTask("a", ("x",), 2.0), ChunkTask("b", ("a",), 3.0), ChunkTask("c", ("x",), 4.0)]
-    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 1, 1.0)) == SimulatedRun(9.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 1, 1.0)) == SimulationResult(9.0, 9.0, 0)
     # Two threads: c beside a and b.
-    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 2, 1.0)) == SimulatedRun(6.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 2, 1.0)) == SimulationResult(6.0, 9.0, 0)
 
 
 def test_what_is_elsewhere_is_sent_once() -> None:
     """The first task fetches a chunk; later tasks find the chunk on that worker."""
     tasks = [ChunkTask("a", ("x", "y"), 5.0), ChunkTask("b", ("x", "y"), 5.0), ChunkTask("c", ("x", "y"), 5.0)]
-    assert simulate_tasks(tasks, HOMES, SimulatedWorkers(2, 1, 1.0)) == SimulatedRun(11.0, 15.0, 2)
+    assert simulate_tasks(tasks, HOMES, SimulatedWorkers(2, 1, 1.0)) == SimulationResult(11.0, 15.0, 2)
     # A link so slow that both stay where x is.
     alone = [ChunkTask("a", ("x",), 5.0), ChunkTask("b", ("x",), 5.0)]
-    assert simulate_tasks(alone, HOMES, SimulatedWorkers(2, 1, 100.0)) == SimulatedRun(10.0, 10.0, 0)
+    assert simulate_tasks(alone, HOMES, SimulatedWorkers(2, 1, 100.0)) == SimulationResult(10.0, 10.0, 0)
 
 
 def test_tasks_cost_products_passes_and_new_memory() -> None:
@@ -86,7 +86,7 @@ def test_the_worker_is_chosen_as_if_all_were_asked(processes: int, threads: int,
 
 def simulated_by_asking_all(
     tasks: list[ChunkTask], homes: dict[Hashable, int], workers: SimulatedWorkers
-) -> SimulatedRun:
+) -> SimulationResult:
     free = [[0.0] * workers.threads for _ in range(workers.processes)]
     places, ready = {key: {home} for key, home in homes.items()}, dict.fromkeys(homes, 0.0)
     sent = 0
@@ -101,7 +101,7 @@ def simulated_by_asking_all(
         for key in reads:
             places[key].add(who)
         places[makes], sent = {who}, sent + lacking
-    return SimulatedRun(max(map(max, free)), sum(task.seconds for task in tasks), sent)
+    return SimulationResult(max(map(max, free)), sum(task.seconds for task in tasks), sent)
 
 
 def test_thousands_of_workers_take_no_longer_to_be_told_apart() -> None:

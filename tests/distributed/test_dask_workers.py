@@ -28,7 +28,7 @@ def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.Monk
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert kinds_of_dot(client) == {"ReplacedFunction"}
+        assert kinds_of_dot(client) == {"ReplacementFunction"}
 
 
 def kinds_of_dot(client: Any) -> set[str]:
@@ -44,15 +44,15 @@ def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
     ):
         products.install(client, "numpy")
         products.install(client, "numpy")  # which changes nothing
-        assert kinds_of_dot(client) == {"ReplacedFunction"}
+        assert kinds_of_dot(client) == {"ReplacementFunction"}
         (lost,) = client.run(os.getpid).values()
         os.kill(lost, signal.SIGKILL)
         while client.submit(os.getpid, pure=False).result(timeout=120) == lost:
             time.sleep(0.01)
-        assert kinds_of_dot(client) == {"ReplacedFunction"}
+        assert kinds_of_dot(client) == {"ReplacementFunction"}
         cluster.scale(2)
         client.wait_for_workers(2, timeout=120)
-        assert kinds_of_dot(client) == {"ReplacedFunction"}
+        assert kinds_of_dot(client) == {"ReplacementFunction"}
         products.uninstall(client)
         products.uninstall(client, "numpy")  # nor does this
         assert kinds_of_dot(client) == {"_ArrayFunctionDispatcher"}

@@ -6,7 +6,7 @@ import pytest
 
 import fmm.distributed
 from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, first_product_size, sharing_error_growth
-from fmm.distributed.layout import M_AXIS, Layout
+from fmm.distributed.layout import M_AXIS, MeshLayout
 from fmm.hardware.links import default_network
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
@@ -50,7 +50,7 @@ def test_what_is_no_product_on_a_mesh() -> None:
 
 def test_what_is_too_large_is_not_chosen() -> None:
     """Half of B has 128 MiB; received panels come on top."""
-    layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M_AXIS,))
+    layout = MeshLayout(8192, 8192, 8192, (2,), (0,), (0,), (M_AXIS,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), default_network("9.0", 2)
     free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(outer_plan=VENDOR))
     tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, outer_plan=VENDOR))
@@ -65,7 +65,7 @@ LIMITS_OF_MEMORY = [1 << 34, 40 << 30, 115 << 30]
 @pytest.mark.parametrize("free", LIMITS_OF_MEMORY)
 def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int) -> None:
     """float64, 65536, rows over four devices: 24 GiB of B arrive beside the parts before the products run."""
-    layout = Layout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
+    layout = MeshLayout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
     found = decide_sharing(layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, free_bytes=free))
     best, size = found.best, first_product_size(found.best)
     assert found.local_workspace == workspace_share(int(free - best.held_bytes))
@@ -81,7 +81,7 @@ def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int)
 
 
 def test_less_memory_is_never_predicted_faster() -> None:
-    layout = Layout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
+    layout = MeshLayout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
     seconds = [
         decide_sharing(
             layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, outer_plan=VENDOR, free_bytes=free)

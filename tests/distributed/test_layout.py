@@ -13,10 +13,10 @@ from fmm.distributed.layout import (
     M_AXIS,
     N_AXIS,
     BlocksHeld,
-    Box,
     CutAxes,
-    Layout,
-    Operand,
+    MeshLayout,
+    OperandName,
+    Rectangle,
     Span,
     mesh_coordinates,
 )
@@ -25,29 +25,29 @@ MESHES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (2, 1, 
 SIZES = [(12, 12, 12), (7, 5, 9), (1, 13, 2), (3, 1, 8)]
 
 
-def taken(matrix: np.ndarray, box: Box) -> np.ndarray:
+def taken(matrix: np.ndarray, box: Rectangle) -> np.ndarray:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
 
 
-def played(layout: Layout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def played(layout: MeshLayout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the product as the processes compute it, each from its own and its received blocks alone."""
     c = np.zeros((layout.m, layout.n), dtype=a.dtype)
-    whole: dict[Operand, np.ndarray] = {"A": a, "B": b}
-    had: dict[Operand, np.ndarray] = {}
+    whole: dict[OperandName, np.ndarray] = {"A": a, "B": b}
+    had: dict[OperandName, np.ndarray] = {}
     for rank, step in product(range(layout.process_count), range(layout.pieces)):
         for operand, box in layout.panels_needed(rank, step).items():
             if step and layout.has_constant_panel(operand):
                 continue
             had[operand] = np.full((box.rows.size, box.cols.size), 10**6, dtype=a.dtype)  # what nobody writes shows
             arrived = [t.box for t in layout.transfers_by_step[step] if (t.dest, t.operand) == (rank, operand)]
-            for part in (*arrived, layout.blocks_held[operand].box(rank).intersection(box)):
+            for part in (*arrived, layout.blocks_held[operand].block_of_rank(rank).intersection(box)):
                 taken(had[operand], part.relative_to(box))[:] = taken(whole[operand], part)
         rows, _, cols = layout.share_in_step(rank, step)
-        taken(c, Box(rows, cols))[:] += had["A"] @ had["B"]
+        taken(c, Rectangle(rows, cols))[:] += had["A"] @ had["B"]
     return c
 
 
-def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int, count: int = 12) -> list[Layout]:
+def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int, count: int = 12) -> list[MeshLayout]:
     """Return a random sample of layouts."""
     draw = random.Random(f"{mesh} {size} {pieces}")
 
@@ -55,7 +55,7 @@ def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int,
         return tuple(draw.choice(among) for _ in mesh)
 
     return [
-        Layout(
+        MeshLayout(
             *size,
             mesh,
             cuts(0, 1, None),
@@ -81,14 +81,14 @@ def test_layouts_multiply(mesh: tuple[int, ...], pieces: int, rng: np.random.Gen
 def test_who_sends_holds_what_he_sends() -> None:
     for layout in some_layouts((2, 3), (11, 7, 5), 3, 40):
         for transfer in (t for step in layout.transfers_by_step for t in step):
-            box = layout.blocks_held[transfer.operand].box(transfer.source)
+            box = layout.blocks_held[transfer.operand].block_of_rank(transfer.source)
             assert transfer.box.intersection(box) == transfer.box and transfer.box.size > 0
             assert transfer.source != transfer.dest
 
 
 def test_rows_of_b_go_around() -> None:
     """Rows of A and B on four processes: each begins with its own part, then sends and receives one part a step."""
-    layout = Layout(64, 64, 64, (4,), (0,), (0,), (M_AXIS,), 4)
+    layout = MeshLayout(64, 64, 64, (4,), (0,), (0,), (M_AXIS,), 4)
     assert layout.transfers_by_step[0] == ()
     for step in layout.transfers_by_step[1:]:
         assert sorted(t.source for t in step) == sorted(t.dest for t in step) == [0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_rows_of_b_go_around() -> None:
 
 def test_two_dimensions_send_and_receive_evenly() -> None:
     """As in Cannon's algorithm, no process sends to two others at a time."""
-    layout = Layout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M_AXIS, N_AXIS), 4)
+    layout = MeshLayout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M_AXIS, N_AXIS), 4)
     for step in layout.transfers_by_step:
         for operand in ("A", "B"):
             sources = [t.source for t in step if t.operand == operand]
@@ -105,15 +105,15 @@ def test_two_dimensions_send_and_receive_evenly() -> None:
 
 
 def test_each_process_receives_what_it_lacks_and_no_more() -> None:
-    layout = Layout(60, 60, 60, (2, 3), (0, 1), (0, 1), (M_AXIS, N_AXIS), 6)
+    layout = MeshLayout(60, 60, 60, (2, 3), (0, 1), (0, 1), (M_AXIS, N_AXIS), 6)
     for rank in range(6):
         received = sum(t.box.size for step in layout.transfers_by_step for t in step if t.dest == rank)
         assert received == 30 * 60 - 30 * 20 + 60 * 20 - 30 * 20
 
 
 def test_parts_are_torchs_chunks() -> None:
-    assert [Span(0, 10).nth_part(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
-    assert [Span(2, 5).nth_part(4, i).size for i in range(4)] == [1, 1, 1, 0]
+    assert [Span(0, 10).equal_part(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+    assert [Span(2, 5).equal_part(4, i).size for i in range(4)] == [1, 1, 1, 0]
     assert [mesh_coordinates(rank, (2, 3)) for rank in (0, 2, 3, 5)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    nested = [BlocksHeld((10, 4), (2, 2), (0, 0)).box(rank).rows for rank in range(4)]
+    nested = [BlocksHeld((10, 4), (2, 2), (0, 0)).block_of_rank(rank).rows for rank in range(4)]
     assert nested == [Span(0, 3), Span(3, 5), Span(5, 8), Span(8, 10)]

@@ -31,7 +31,7 @@ OTHERS = {
 def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) -> None:
     with (
         pytest.raises(shared_product.LostProcessError) as reported,
-        shared_product.reports_lost_process(PROCESSES, "step 1 of 2"),
+        shared_product.translate_lost_process_errors(PROCESSES, "step 1 of 2"),
     ):
         raise error
     assert "one of the processes 2, 7 is lost or did not answer in time (step 1 of 2)" in str(reported.value)
@@ -40,6 +40,6 @@ def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) 
 
 @pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS)
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as reported, shared_product.reports_lost_process(PROCESSES, "step 1 of 2"):
+    with pytest.raises(type(error)) as reported, shared_product.translate_lost_process_errors(PROCESSES, "step 1 of 2"):
         raise error
     assert reported.value is error

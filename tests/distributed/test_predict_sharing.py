@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from fmm.distributed import predict_sharing
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, Layout
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, MeshLayout
 from fmm.distributed.predict_sharing import (
-    Devices,
+    MeshDevices,
     choose_sharing,
     level_operation_counts,
     predict_layout,
     rank_sharings,
 )
-from fmm.distributed.quadrants import parse_outer_level, quadrants
+from fmm.distributed.quadrants import outer_level_blocks, parse_outer_level
 from fmm.hardware.links import Link, Network, default_network, link_by_name
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
@@ -28,12 +28,12 @@ def cubic(m: int, k: int, n: int) -> float:
     return 2.0 * m * k * n / FLOPS
 
 
-def devices(inside: Link = FAST, together: int = 8, stream: float = 1e15) -> Devices:
-    return Devices(cubic, stream, Network(inside, SLOW, together), 4)
+def devices(inside: Link = FAST, together: int = 8, stream: float = 1e15) -> MeshDevices:
+    return MeshDevices(cubic, stream, Network(inside, SLOW, together), 4)
 
 
-def rows_of_four(n: int, pieces: int = 1, along: int = K_AXIS) -> Layout:
-    return Layout(n, n, n, (4,), (0,), (0,), (M_AXIS,), pieces, along)
+def rows_of_four(n: int, pieces: int = 1, along: int = K_AXIS) -> MeshLayout:
+    return MeshLayout(n, n, n, (4,), (0,), (0,), (M_AXIS,), pieces, along)
 
 
 def test_one_piece_waits_for_all_of_b() -> None:
@@ -80,7 +80,7 @@ def test_between_machines_messages_take_the_other_link() -> None:
 
 def test_parts_of_c_are_added_up() -> None:
     n = 4096
-    layout = Layout(n, n, n, (4,), (1,), (0,), (K_AXIS,))
+    layout = MeshLayout(n, n, n, (4,), (1,), (0,), (K_AXIS,))
     found = predict_layout(layout, VENDOR, devices())
     assert found.waiting == 0.0 and found.around == pytest.approx(0.75 * n * n * 4 / 100e9, rel=1e-3)
 
@@ -127,7 +127,7 @@ def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     """Each of 16 processes receives 3/16 of A, 1/4 of 15/16 of B, and at the end 3/4 of its part of C."""
     n = 8192
     whole = n * n * 4
-    row = Layout(n, n, n, (16,), (0,), (0,), (M_AXIS,))
+    row = MeshLayout(n, n, n, (16,), (0,), (0,), (M_AXIS,))
     ways = rank_sharings(row, devices(together=16))
     found = next(way for way in ways if way.rectangle and way.layout.pieces == 1)
     assert found.layout.mesh == (4, 4)
@@ -147,7 +147,7 @@ def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     ],
 )
 def test_what_is_no_rectangle(sizes: tuple[int, int, int], mesh: tuple[int, ...], cuts: tuple[int, ...]) -> None:
-    assert not list(predict_sharing.rectangle_layouts(Layout(*sizes, mesh, cuts, cuts, (M_AXIS,) * len(mesh))))
+    assert not list(predict_sharing.rectangle_layouts(MeshLayout(*sizes, mesh, cuts, cuts, (M_AXIS,) * len(mesh))))
 
 
 def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
@@ -155,9 +155,9 @@ def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
     sends less; and pieces beside which products take longer hide most of it."""
     sent = replace(devices(stream=1e30), product_seconds=lambda m, k, n: 0.0)
     for ranks, wins in ((16, True), (4, False)):
-        row = Layout(32768, 32768, 32768, (ranks,), (0,), (0,), (M_AXIS,))
+        row = MeshLayout(32768, 32768, 32768, (ranks,), (0,), (0,), (M_AXIS,))
         assert choose_sharing(rank_sharings(row, sent), 1e12).rectangle == wins
-    busy = rank_sharings(Layout(32768, 32768, 32768, (16,), (0,), (0,), (M_AXIS,)), devices())
+    busy = rank_sharings(MeshLayout(32768, 32768, 32768, (16,), (0,), (0,), (M_AXIS,)), devices())
     assert not choose_sharing(busy, 1e12).rectangle
 
 
@@ -167,16 +167,18 @@ def replace_speed(original: Link, gigabytes: float) -> Link:
 
 def test_small_products_are_compared_in_one_piece_alone() -> None:
     found = rank_sharings(rows_of_four(64), devices())
-    assert found[0].seconds < predict_sharing.MIN_SECONDS_TO_COMPARE and {way.layout.pieces for way in found} == {1}
+    assert found[0].predicted_seconds < predict_sharing.MIN_SECONDS_TO_COMPARE and {
+        way.layout.pieces for way in found
+    } == {1}
 
 
 def test_what_no_level_above_can_do() -> None:
     for text in ("3m", "gram", "strassen.fused > tile", "no-such-scheme"):
         with pytest.raises(PlanError):
             parse_outer_level(text)
-    uneven = Layout(64, 9, 64, (2, 4), (0, 1), (0, 1), (M_AXIS, N_AXIS))  # 4 parts of 3 and 2 parts of 5
+    uneven = MeshLayout(64, 9, 64, (2, 4), (0, 1), (0, 1), (M_AXIS, N_AXIS))  # 4 parts of 3 and 2 parts of 5
     with pytest.raises(PlanError, match="do not match"):
-        quadrants(uneven, WINOGRAD)
+        outer_level_blocks(uneven, WINOGRAD)
     others = rank_sharings(uneven, devices(), (WINOGRAD,))  # shared in other ways, it can
     assert others and all(way.layout.work != (M_AXIS, N_AXIS) for way in others)
 
@@ -184,11 +186,11 @@ def test_what_no_level_above_can_do() -> None:
 def test_blocks_are_held_alike() -> None:
     """Rows by three, 10 of them, and the inner dimension in three parts: every process has the same part of each
     block, padded to an even number."""
-    found = quadrants(Layout(10, 7, 8, (3,), (0,), (0,), (M_AXIS,)), WINOGRAD)
+    found = outer_level_blocks(MeshLayout(10, 7, 8, (3,), (0,), (0,), (M_AXIS,)), WINOGRAD)
     assert (found.rows, found.cols, found.width) == (4, 8, 4)
     block = found.block_layout
     assert (block.m, block.k, block.n) == (6, 6, 4)
-    assert [block.share(rank).rows.size for rank in range(3)] == [2, 2, 2]
+    assert [block.process_share(rank).rows.size for rank in range(3)] == [2, 2, 2]
     assert [group.size for group in found.inner_parts_held("A", 0)] == [3, 3, 1]
     assert [[group.size for group in found.inner_parts_held("B", rank)] for rank in range(3)] == [[3], [3], [1]]
 

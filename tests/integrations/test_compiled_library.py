@@ -54,7 +54,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @needs_compiler
 def test_a_library_is_compiled_once(library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = count_compilations(monkeypatch)
-    assert answer(library.load()) == answer(library.load()) == 42 and len(compiled) == 1
+    assert answer(library.load_library()) == answer(library.load_library()) == 42 and len(compiled) == 1
     assert cached(tmp_path).stat().st_mode & 0o777 == 0o700 == cached(tmp_path).parent.stat().st_mode & 0o777
     assert not [path for path in cached(tmp_path).parent.iterdir() if path != cached(tmp_path)]
 
@@ -64,28 +64,28 @@ def test_a_library_is_compiled_once(library: CompiledLibrary, tmp_path: Path, mo
 def test_a_library_that_cannot_be_trusted_is_compiled_again(
     damage: str, library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.load()
+    library.load_library()
     path, compiled = cached(tmp_path), count_compilations(monkeypatch)
     content = path.read_bytes()
     path.unlink()  # this process has loaded the old one
     path.write_bytes({"truncated": content[:5000], "empty": b"", "foreign": b"\x7fELF"}.get(damage, content))
     path.chmod(0o777 if damage == "writable by all" else 0o700)
-    assert answer(library.load()) == 42 and len(compiled) == 1
+    assert answer(library.load_library()) == 42 and len(compiled) == 1
     assert cached(tmp_path).read_bytes() == content
-    assert answer(library.load()) == 42 and len(compiled) == 1
+    assert answer(library.load_library()) == 42 and len(compiled) == 1
 
 
 @needs_compiler
 def test_a_library_of_another_user_is_not_loaded(
     library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.load()
-    monkeypatch.setattr(compiled_library, "_current_user", lambda: 12345)
+    library.load_library()
+    monkeypatch.setattr(compiled_library, "_current_user_id", lambda: 12345)
     monkeypatch.setattr(compiled_library, "_owner_of_file", lambda path: 54321)
     with pytest.raises(CannotCompileError, match="no folder for it that only this user can write"):
-        library.load()
+        library.load_library()
     compiled = count_compilations(monkeypatch)
-    assert answer(library.load(needs_cache=False)) == 42 and len(compiled) == 1
+    assert answer(library.load_library(needs_cache=False)) == 42 and len(compiled) == 1
 
 
 @needs_compiler
@@ -93,24 +93,24 @@ def test_the_folder_is_made_private(library: CompiledLibrary, tmp_path: Path) ->
     folder = tmp_path / "cache" / "fmm"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert answer(library.load()) == 42 and folder.stat().st_mode & 0o777 == 0o755
+    assert answer(library.load_library()) == 42 and folder.stat().st_mode & 0o777 == 0o755
 
 
 @needs_compiler
 def test_a_compiler_may_have_options(library: CompiledLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{find_compiler()[0]} -O1 '-DX=a b'")
-    assert answer(library.load()) == 42
+    assert answer(library.load_library()) == 42
 
 
 def test_a_compiler_that_fails_is_an_error(library: CompiledLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     for compiler, message in (("false", "compiler failed"), ("/no/such", "No such file"), ("g++ '", "CXX: No closing")):
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(OSError, match=message):
-            library.load()
+            library.load_library()
     monkeypatch.delenv("CXX")
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(CannotCompileError, match="no C\\+\\+ compiler is found"):
-        library.load()
+        library.load_library()
 
 
 # ---- NumPy without a compiler, or without a home
@@ -141,7 +141,8 @@ def test_without_a_compiler_matmul_stays_numpys(
 
 @needs_compiler
 def test_without_a_home_the_loops_are_compiled_for_the_process(tmp_path: Path) -> None:
-    code = "import fmm, numpy; fmm.install('numpy'); from fmm.integrations import numpy_loops as x; print(x._installed)"
+    code = "import fmm, numpy; fmm.install('numpy')\n"
+    code += "from fmm.integrations import numpy_loops; print(numpy_loops._installed_loops)"
     environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "", "TMPDIR": str(tmp_path)}
     (tmp_path / "file").write_text("")
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")  # a file, in which no folder can be made

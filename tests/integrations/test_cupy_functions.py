@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fmm
 from fmm.integrations import cupy_functions
 from fmm.integrations.cupy_functions import CupyFunctions, is_mutable_type
-from fmm.integrations.product_functions import contraction, replace_attributes
+from fmm.integrations.product_functions import parse_contraction, replace_attributes
 from fmm.integrations.report import begin_report, end_report
 
 
@@ -56,7 +56,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng: np.random.Generator) -> None:
     a, b, small, v = drawn(rng, 20, 30), drawn(rng, 30, 20), drawn(rng, 3, 3), drawn(rng, 30)
     other = np.ones((30, 20))  # another type
-    undo = replace_attributes(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).function_replacements())
     try:
         cases: list[tuple[str, Any, str]] = [
             ("matmul", (a, b), "fmm"),
@@ -101,7 +101,7 @@ def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng:
 def test_inner_products_are_counted_whoever_answers(cupy: Any, rng: np.random.Generator) -> None:
     a, small = drawn(rng, 20, 30), drawn(rng, 3, 3)
     counts = begin_report()
-    undo = replace_attributes(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).function_replacements())
     try:
         cupy.inner(a, a)
         cupy.inner(small, small)
@@ -121,7 +121,7 @@ def test_inner_products_are_counted_whoever_answers(cupy: Any, rng: np.random.Ge
 
 def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = replace_attributes(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).function_replacements())
     try:
         cupy.dot(a, a, out=np.asarray(out))
         cupy.dot(a, a, out=None)
@@ -135,7 +135,7 @@ def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> No
 
 def test_cupys_own_matmul_judges_what_is_fmms_alone(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = replace_attributes(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).function_replacements())
     try:
         for name, value in {"plan": "vendor", "workspace": 0, "device": 0, "progress": True}.items():
             with pytest.raises(TypeError, match=name):
@@ -149,7 +149,7 @@ def test_cupys_own_matmul_judges_what_is_fmms_alone(cupy: Any, rng: np.random.Ge
 
 def test_dot_writes_by_fmm_where_cupys_own_would_write(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = replace_attributes(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).function_replacements())
     try:
         cupy.dot(a, a, out=out)
         cupy.dot(a, a, out)
@@ -195,7 +195,7 @@ AXES = [
 @pytest.mark.parametrize(("left", "right", "axes"), AXES)
 def test_a_contraction_is_a_product(left: Any, right: Any, axes: Any, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal(left), rng.standard_normal(right)
-    found = contraction(left, right, axes)
+    found = parse_contraction(left, right, axes)
     assert found is not None
     m, k, n = found.size
     x, y = a.transpose(found.left_axes).reshape(m, k), b.transpose(found.right_axes).reshape(k, n)
@@ -207,7 +207,7 @@ WRONG = [0, 3, -1, ((0,), (0,)), ((0, 0), (0, 1)), ((0, 1), (0,)), "ab", None, (
 
 @pytest.mark.parametrize("axes", WRONG)
 def test_what_the_library_must_say_is_left_to_it(axes: Any) -> None:
-    assert contraction((3, 4), (4, 5), axes) is None
+    assert parse_contraction((3, 4), (4, 5), axes) is None
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.integers(1, 4), max_size=4), st.data())
@@ -215,7 +215,7 @@ def test_contractions_of_any_axes_are_numpys(left: list[int], right: list[int], 
     pairs = [(i, j) for i, x in enumerate(left) for j, y in enumerate(right) if x == y]
     chosen = data.draw(st.lists(st.sampled_from(pairs), max_size=3)) if pairs else []
     axes = [i for i, _ in chosen], [j for _, j in chosen]
-    found = contraction(tuple(left), tuple(right), axes)
+    found = parse_contraction(tuple(left), tuple(right), axes)
     if found is None:
         assert not chosen or len({*axes[0]}) < len(chosen) or len({*axes[1]}) < len(chosen)
     else:

@@ -56,13 +56,13 @@ def test_without_the_variable_nothing_waits(site: Path) -> None:
 def test_fmm_is_installed_once_numpy_is_loaded(site: Path) -> None:
     shows = "print(type(numpy.dot).__name__, numpy.__loader__ is numpy.__spec__.loader, len(sys.meta_path) - finders)"
     done = python(site, f"finders = len(sys.meta_path); import numpy; {shows}")
-    assert done.stdout == "ReplacedFunction True -1\n"
+    assert done.stdout == "ReplacementFunction True -1\n"
 
 
 def test_a_library_that_loads_numpy_itself_is_installed_too(site: Path) -> None:
     (site / "torch.py").write_text("import numpy\nproduct = numpy.dot\n")
     done = python(site, "import torch; print(type(torch.product).__name__)")
-    assert done.stdout == "ReplacedFunction\n"
+    assert done.stdout == "ReplacementFunction\n"
 
 
 def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> No
 def test_a_program_that_imports_fmm_first_has_it_installed(site: Path) -> None:
     """fmm imports NumPy, whose import loads the hook, while fmm itself is being imported."""
     done = python(site, "import fmm, numpy; print(type(numpy.dot).__name__)")
-    assert done.stdout == "ReplacedFunction\n" and "cannot be imported" not in done.stderr
+    assert done.stdout == "ReplacementFunction\n" and "cannot be imported" not in done.stderr
 
 
 def test_an_import_that_fails_is_tried_again(site: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_import_that_fails_is_tried_again(site: Path) -> None:
     program = "try:\n    import cupy\nexcept ImportError as error:\n    print(error)\n"
     assert (
         python(site, f"{program}import numpy; print(type(numpy.dot).__name__)").stdout
-        == "no device\nReplacedFunction\n"
+        == "no device\nReplacementFunction\n"
     )
 
 

@@ -27,7 +27,7 @@ if child == 0:
     signal.alarm(5)  # ends it, should it wait
     report.begin_report()
     fmm.install("numpy")
-    on_import.after_import("wave", print)
+    on_import.call_after_import("wave", print)
     import numpy as np
     np.matmul(np.ones((2, 2)), np.ones((2, 2)))
     fmm.uninstall()
@@ -38,7 +38,7 @@ done.set()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("lock", ["install_targets._lock", "on_import._lock", "report._lock"])
+@pytest.mark.parametrize("lock", ["install_targets._targets_lock", "on_import._callbacks_lock", "report._counts_lock"])
 def test_a_forked_process_finds_open_what_another_thread_holds(lock: str) -> None:
     """The first one is held for minutes where a hook is compiled."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FMM_INSTALL": "", "FMM_TUNING_MODE": "off"}

@@ -156,11 +156,11 @@ def classical_by_numpy(a: Any) -> Any:
     fmm.uninstall("numpy")
     loops = numpy_loops.compiled_loops()
     for number in numpy_loops.DTYPES_BY_NUMBER:
-        loops.set_limits(number, numpy_loops.NEVER_SIDE, 0)
+        loops.set_limits(number, numpy_loops.NO_PLAN_SIDE, 0)
     try:
         return a @ a
     finally:
-        numpy_loops.update_limits()
+        numpy_loops.update_loop_limits()
 
 
 # ---- numpy.matmul stays what others look for
@@ -190,7 +190,7 @@ def test_small_products_call_no_python() -> None:
                 large @ large
         finally:
             sys.setprofile(None)
-    assert "computed_by_plan" in called
+    assert "compute_loop_product" in called
 
 
 def test_a_declined_product_is_not_decided_again_at_once() -> None:
@@ -233,12 +233,12 @@ def test_a_report_counts_products_of_new_sizes(host_plans: list[Plan], monkeypat
     finally:
         end_report()
     assert [(product.times, bool(product.outcome.plan)) for product in products] == [(1, False), (1, True)]
-    assert products[0].outcome.reason == numpy_loops.FIRST_PRODUCT and len(host_plans) == 1
+    assert products[0].outcome.reason == numpy_loops.FIRST_PRODUCT_REASON and len(host_plans) == 1
 
 
 def loop_addresses() -> list[int]:
     """Return the addresses of numpy.matmul's loops."""
-    replace = numpy_loops.numpy_function(numpy_loops.REPLACE_LOOP)
+    replace = numpy_loops.numpy_function_address(numpy_loops.REPLACE_LOOP_INDEX)
     prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     return [exchanged_loop(prototype(replace), number) for number in numpy_loops.DTYPES_BY_NUMBER]
 
@@ -262,7 +262,7 @@ def test_uninstalling_puts_the_very_loops_back() -> None:
 
 def test_a_loop_that_somebody_put_in_front_stays(run: list[Plan]) -> None:
     """It calls fmm's, which calls NumPy's, also after fmm is uninstalled and installed again."""
-    address = numpy_loops.numpy_function(numpy_loops.REPLACE_LOOP)
+    address = numpy_loops.numpy_function_address(numpy_loops.REPLACE_LOOP_INDEX)
     replace = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
         address
     )
@@ -304,8 +304,8 @@ def test_an_error_of_fmms_leaves_the_product_to_numpy(
         arguments[2][...] = np.nan  # half of C is written
         raise RuntimeError("a defect") if caplog.records else MemoryError
 
-    monkeypatch.setattr(numpy_loops, "_multiply", fail)
-    monkeypatch.setattr(numpy_loops, "OWN_MODULES", {*numpy_loops.OWN_MODULES, __name__.partition(".")[0]})
+    monkeypatch.setattr(numpy_loops, "_multiply_by_plan", fail)
+    monkeypatch.setattr(numpy_loops, "OWN_PACKAGES", {*numpy_loops.OWN_PACKAGES, __name__.partition(".")[0]})
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(4):
             np.testing.assert_allclose(a @ a, classical(a, a))
@@ -328,7 +328,7 @@ def test_an_exception_of_a_signal_handler_is_raised_after_the_product(
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the handler has not run")
 
-    monkeypatch.setattr(numpy_loops, "_multiply", interrupted)
+    monkeypatch.setattr(numpy_loops, "_multiply_by_plan", interrupted)
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(error):
@@ -354,7 +354,7 @@ def test_an_exception_for_another_thread_is_raised_there(run: list[Plan], monkey
         except KeyboardInterrupt:
             found.append("raised")
 
-    monkeypatch.setattr(numpy_loops, "_multiply", interrupted)
+    monkeypatch.setattr(numpy_loops, "_multiply_by_plan", interrupted)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()

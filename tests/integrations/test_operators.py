@@ -23,7 +23,7 @@ torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers, torch_hook, torch_install  # noqa: E402 - load torch
-from fmm.integrations.torch_kernels import OPERATORS, bypass_fmm  # noqa: E402
+from fmm.integrations.torch_kernels import TORCH_OPERATORS, bypass_fmm  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("plans_run"),
@@ -48,7 +48,7 @@ def requested(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_answers.DispatcherProducts._torch_answer
+    own = torch_answers.DispatcherProducts._compute_or_decline
 
     def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
@@ -57,8 +57,8 @@ def requested(
     for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_answers.DispatcherProducts, "_torch_answer", answer)
-    undo = torch_install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
+    monkeypatch.setattr(torch_answers.DispatcherProducts, "_compute_or_decline", answer)
+    undo = torch_install.install_at_key("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions
     finally:
@@ -348,7 +348,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
                 call()
         finally:
             end_report()
-        assert reported in str(report) and report.report().by_plans == 0, str(report)
+        assert reported in str(report) and report.build_report().by_plans == 0, str(report)
     report = begin_report()
     try:
         row.expand(N, N).contiguous().addmm_(a, a)
@@ -356,7 +356,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
     finally:
         end_report()
     assert sorted(kind.where for kind, _ in report.counts) == ["torch.addmm_", "torch.baddbmm"]
-    assert report.report().by_plans == 2
+    assert report.build_report().by_plans == 2
 
 
 def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, requested: list[Any]) -> None:
@@ -369,7 +369,7 @@ def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, r
         torch.addmm(a, a, a)
     finally:
         end_report()
-    assert report.report().by_plans == 0 and str(report).count("sums may overflow are in its operands") == 2, str(
+    assert report.build_report().by_plans == 0 and str(report).count("sums may overflow are in its operands") == 2, str(
         report
     )
 
@@ -502,14 +502,14 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
     def registered() -> list[str]:
         return [
             line
-            for row in OPERATORS
+            for row in TORCH_OPERATORS
             for line in torch._C._dispatch_dump(f"aten::{row.name}").splitlines()
             if line.startswith((f"{key}:", "name", "schema"))
         ]
 
     before, a = registered(), drawn(device)
     for _ in range(3):
-        undo = torch_install.install_at(key, compiled)
+        undo = torch_install.install_at_key(key, compiled)
         assert registered() != before
         undo()
         assert registered() == before
@@ -539,7 +539,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
         thread.start()
     try:
         for _ in range(100):
-            undo = torch_install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
+            undo = torch_install.install_at_key("CUDA" if device == "cuda" else "CPU", compiled)
             time.sleep(0.002)
             undo()
     finally:
@@ -593,7 +593,7 @@ def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: p
 def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
     with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
-        torch_install.install_at("CPU")
+        torch_install.install_at_key("CPU")
 
 
 def test_a_compiler_that_takes_long_is_not_silent(

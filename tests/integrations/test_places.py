@@ -17,7 +17,7 @@ import fmm
 from fmm.config import environment
 from fmm.integrations import install_targets, on_import
 from fmm.integrations.install_targets import CannotInstallError, InstallTarget
-from fmm.integrations.product_functions import ReplacedFunction, names_bound_to, replace_attributes
+from fmm.integrations.product_functions import ReplacementFunction, names_bound_to, replace_attributes
 from tests.support.threads import at_once
 
 np: Any = numpy
@@ -215,7 +215,7 @@ def test_nothing_is_said_of_libraries_that_nobody_named(
 ) -> None:
     """Missing default libraries log nothing: stderr must not differ on machines without torch."""
     monkeypatch.setitem(install_targets.INSTALL_TARGETS, "torch", InstallTarget("no_such_library", "nowhere"))
-    monkeypatch.setattr(install_targets, "DEFAULT_NAMES", ("torch", "numpy"))
+    monkeypatch.setattr(install_targets, "DEFAULT_TARGET_NAMES", ("torch", "numpy"))
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed():
         assert np.dot is not DOT
         fmm.install()
@@ -241,7 +241,7 @@ def test_a_library_is_changed_when_it_is_loaded(tmp_path: Any, monkeypatch: pyte
         assert later_library.product() == "by fmm"
         assert type(later_library.__spec__.loader).__module__ != on_import.__name__
         assert later_library.__loader__ is later_library.__spec__.loader
-        assert on_import._FINDER not in sys.meta_path
+        assert on_import._CALLBACK_FINDER not in sys.meta_path
         fmm.uninstall("later")
         assert later_library.product() == "its own"
     finally:
@@ -387,7 +387,7 @@ def test_if_one_cannot_be_put_none_is() -> None:
 
 
 def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
-    replaced = ReplacedFunction(np.matmul, lambda *operands: "ours")
+    replaced = ReplacementFunction(np.matmul, lambda *operands: "ours")
     assert replaced(1, 2) == "ours" and replaced.nin == np.matmul.nin and replaced.__name__ == "matmul"
     assert replaced.__doc__ == np.matmul.__doc__ and replaced.__wrapped__ is np.matmul
     owner = SimpleNamespace(a=np.matmul, b=DOT, c=np.matmul)

@@ -17,16 +17,16 @@ import fmm
 from fmm.integrations import report as counting
 from fmm.integrations.install_targets import INSTALL_TARGETS
 from fmm.integrations.report import (
-    REPORT_LINES,
+    MAX_REPORT_LINES,
     UNCOUNTED_PRODUCTS,
-    Counts,
-    Outcome,
     ProductKind,
+    ProductOutcome,
+    ReportCounts,
     begin_report,
     end_report,
     expected_speedup,
-    record_outcome,
-    unseen_products,
+    outcome_of_record,
+    uncounted_products_text,
     watch_counting,
 )
 from fmm.kernels.plans.plan import VENDOR
@@ -37,11 +37,11 @@ from fmm.runtime.decisions import decide
 from tests.support import ROOT
 
 np: Any = numpy
-LEFT = Outcome("", "for the test")
+LEFT = ProductOutcome("", "for the test")
 
 
 @pytest.fixture
-def counts(eager: None) -> Iterator[Counts]:
+def counts(eager: None) -> Iterator[ReportCounts]:
     """NumPy's products are counted, and have plans though they are small."""
     found = begin_report()
     try:
@@ -54,7 +54,7 @@ def counts(eager: None) -> Iterator[Counts]:
 # ---- what is counted
 
 
-def test_a_report_counts_and_explains(counts: Counts, rng: numpy.random.Generator) -> None:
+def test_a_report_counts_and_explains(counts: ReportCounts, rng: numpy.random.Generator) -> None:
     a = rng.standard_normal((200, 200))
     for _ in range(3):
         np.matmul(a, a)
@@ -62,7 +62,7 @@ def test_a_report_counts_and_explains(counts: Counts, rng: numpy.random.Generato
     np.matmul(np.ones((2, 3)), np.ones((2, 3)).T)
     with pytest.raises(ValueError, match="mismatch"):
         np.matmul(a, a[:3])  # NumPy rejects this itself
-    report = counts.report()
+    report = counts.build_report()
     assert report.calls == 5 and 3 <= report.by_plans <= 5 and 0 < report.share < 1
     text = str(report)
     assert text.startswith(f"fmm: {report.by_plans} of 5 products ran by plans")
@@ -70,26 +70,26 @@ def test_a_report_counts_and_explains(counts: Counts, rng: numpy.random.Generato
     assert "2 x 3 by 3 x 2: left alone: " in text
 
 
-def one(counts: Counts) -> tuple[ProductKind, Outcome]:
+def one(counts: ReportCounts) -> tuple[ProductKind, ProductOutcome]:
     ((key, times),) = counts.counts.items()
     assert times == 1
     return key
 
 
-def test_products_that_numpy_answers_in_the_end_are_not_the_plans(counts: Counts) -> None:
+def test_products_that_numpy_answers_in_the_end_are_not_the_plans(counts: ReportCounts) -> None:
     """A plan is chosen, and left once the numbers are looked at."""
     a = 1e153 * np.eye(200)
     assert np.matmul(a, a).max() == 1e153 * 1e153
     _, outcome = one(counts)
     assert not outcome.plan and outcome.reason.startswith("inf, NaN or numbers so large that sums may overflow are in")
-    assert outcome.reason.endswith("was chosen") and counts.report().by_plans == 0
+    assert outcome.reason.endswith("was chosen") and counts.build_report().by_plans == 0
     out = np.empty((200, 200))
     np.matmul(a, a, out=out)  # which NumPy completes in a thread of fmm's
-    assert out.max() == 1e153 * 1e153 and counts.report().by_plans == 0
+    assert out.max() == 1e153 * 1e153 and counts.build_report().by_plans == 0
 
 
 def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
-    counts: Counts, rng: numpy.random.Generator
+    counts: ReportCounts, rng: numpy.random.Generator
 ) -> None:
     a = rng.standard_normal((200, 200))
     with np.errstate(under="raise"):
@@ -112,7 +112,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
 
 
 def test_the_plan_that_ran_is_told_and_not_the_one_that_was_to(
-    counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
+    counts: ReportCounts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, tried = rng.standard_normal((200, 200)), failing(monkeypatch, 1)
     np.testing.assert_allclose(np.matmul(a, a), np.einsum("ij,jk->ik", a, a))
@@ -121,7 +121,7 @@ def test_the_plan_that_ran_is_told_and_not_the_one_that_was_to(
 
 
 def test_want_of_memory_is_a_reason(
-    counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
+    counts: ReportCounts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _ = rng.standard_normal((200, 200)), failing(monkeypatch, 1000)
     np.testing.assert_allclose(np.matmul(a, a), np.einsum("ij,jk->ik", a, a))
@@ -129,7 +129,7 @@ def test_want_of_memory_is_a_reason(
 
 
 def test_who_multiplied_while_a_shape_is_measured_is_told(
-    counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    counts: ReportCounts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path))
@@ -153,7 +153,7 @@ def test_who_multiplied_while_a_shape_is_measured_is_told(
 )
 @pytest.mark.parametrize("side", [3, 200])
 def test_the_type_is_the_one_that_was_computed_in(
-    options: dict[str, Any], computed: str, side: int, counts: Counts
+    options: dict[str, Any], computed: str, side: int, counts: ReportCounts
 ) -> None:
     a = np.ones((side, side), "f4")
     given = {name: np.empty((side, side), value) if name == "out" else value for name, value in options.items()}
@@ -161,7 +161,7 @@ def test_the_type_is_the_one_that_was_computed_in(
     assert one(counts)[0] == ProductKind("numpy.matmul", (side, side), (side, side), computed)
 
 
-def test_each_function_is_counted_by_its_own_name(counts: Counts, rng: numpy.random.Generator) -> None:
+def test_each_function_is_counted_by_its_own_name(counts: ReportCounts, rng: numpy.random.Generator) -> None:
     a, out = rng.standard_normal((200, 200)), np.empty((200, 200))
     np.dot(a, a, out=out)
     np.inner(a, a + 1)
@@ -218,13 +218,13 @@ def kind_of_size(m: int) -> ProductKind:
 
 
 def test_a_report_is_short_however_many_products_there_are() -> None:
-    counts = Counts()
-    for n in range(2 * REPORT_LINES):
-        counts.add(kind_of_size(n + 1), LEFT)
+    counts = ReportCounts()
+    for n in range(2 * MAX_REPORT_LINES):
+        counts.add_product(kind_of_size(n + 1), LEFT)
     lines = str(counts).splitlines()
-    assert len(lines) == REPORT_LINES + 2 and lines[-1] == f"  and {REPORT_LINES} kinds of smaller products"
-    assert f"{2 * REPORT_LINES} x 8 by 8 x 8" in lines[1]
-    assert len(counts.report().fields["products"]) == 2 * REPORT_LINES
+    assert len(lines) == MAX_REPORT_LINES + 2 and lines[-1] == f"  and {MAX_REPORT_LINES} kinds of smaller products"
+    assert f"{2 * MAX_REPORT_LINES} x 8 by 8 x 8" in lines[1]
+    assert len(counts.build_report().fields["products"]) == 2 * MAX_REPORT_LINES
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
 def test_only_what_is_true_of_these_libraries_is_said(
     places: list[str], reported: list[str], not_told: list[str]
 ) -> None:
-    line = unseen_products(places)
+    line = uncounted_products_text(places)
     assert line.endswith("other processes") and "\n" not in line
     assert [part for part in reported if part not in line] == [] == [part for part in not_told if part in line]
 
@@ -253,13 +253,13 @@ def test_every_place_has_its_words() -> None:
 
 def test_a_report_is_made_while_threads_go_on_multiplying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread counts a product of another kind just while the others are put in order."""
-    counts, kinds = Counts(), [kind_of_size(n) for n in range(1, 9)]
+    counts, kinds = ReportCounts(), [kind_of_size(n) for n in range(1, 9)]
     for kind in kinds[:4]:
-        counts.add(kind, LEFT)
+        counts.add_product(kind, LEFT)
     new = iter(kinds[4:])
 
     def flops(kind: ProductKind) -> int:
-        counts.add(next(new, kind), LEFT)
+        counts.add_product(next(new, kind), LEFT)
         return 1
 
     monkeypatch.setattr(ProductKind, "flops", property(flops))
@@ -275,8 +275,8 @@ def test_the_speedup_is_the_models_or_the_tuners() -> None:
     assert expected_speedup(by_model) == pytest.approx(1.25)
     certified = fmm.Decision(plan, decision.problem, "measured: 1.3")
     assert expected_speedup(certified) is None
-    assert record_outcome(CallRecord(certified, plan)) == Outcome(str(plan), "measured: 1.3")
-    assert record_outcome(CallRecord(certified, VENDOR, "why")).plan == ""
+    assert outcome_of_record(CallRecord(certified, plan)) == ProductOutcome(str(plan), "measured: 1.3")
+    assert outcome_of_record(CallRecord(certified, VENDOR, "why")).plan == ""
 
 
 # ---- at the end of a process

@@ -39,14 +39,14 @@ def test_a_script_runs_as_it_would_without(program: Path) -> None:
     done = python("-m", "fmm", "--install", "numpy", str(program), "--report", "-m", "x")
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert first == f"__main__ ['--report', '-m', 'x'] ReplacedFunction {program.parent}"
+    assert first == f"__main__ ['--report', '-m', 'x'] ReplacementFunction {program.parent}"
     assert second == "found beside it" and not done.stderr
 
 
 def test_a_module_runs_and_its_status_is_the_programs(program: Path) -> None:
     done = python("-m", "fmm", "--install", "numpy", "--report", "-m", "program", "end", cwd=program.parent)
     assert done.returncode == 3
-    assert done.stdout.startswith("__main__ ['end'] ReplacedFunction")
+    assert done.stdout.startswith("__main__ ['end'] ReplacementFunction")
     assert "fmm: 0 of 3 products ran by plans" in done.stderr
     assert "1  numpy.dot, float64, 4 x 5 by 5 x 6: left alone: " in done.stderr
     assert "numpy.matmul, int64, 3 x 3 by 3 x 3: left alone: NumPy answers: a side of integers" in done.stderr
@@ -72,11 +72,13 @@ def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
 @pytest.mark.slow
 def test_the_environment_installs_when_fmm_is_loaded_and_for_children(program: Path) -> None:
     code = "import fmm, numpy as np; print(type(np.dot).__name__)"
-    assert python("-c", code, FMM_INSTALL="numpy").stdout == "ReplacedFunction\n"
+    assert python("-c", code, FMM_INSTALL="numpy").stdout == "ReplacementFunction\n"
     assert python("-c", code).stdout == "_ArrayFunctionDispatcher\n"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     (program.parent / "parent.py").write_text(child)
-    assert python("-m", "fmm", "--install", "numpy", str(program.parent / "parent.py")).stdout == "ReplacedFunction\n"
+    assert (
+        python("-m", "fmm", "--install", "numpy", str(program.parent / "parent.py")).stdout == "ReplacementFunction\n"
+    )
 
 
 def test_libraries_that_a_program_does_not_load_are_not_loaded(program: Path) -> None:
@@ -98,4 +100,4 @@ def test_run_in_this_process(
     finally:
         fmm.uninstall()
         sys.modules.pop("beside", None)
-    assert "['one'] ReplacedFunction" in capsys.readouterr().out
+    assert "['one'] ReplacementFunction" in capsys.readouterr().out

@@ -15,7 +15,7 @@ torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers  # noqa: E402 - which loads torch
-from fmm.integrations.torch_install import install_at  # noqa: E402
+from fmm.integrations.torch_install import install_at_key  # noqa: E402
 from fmm.integrations.torch_kernels import bypass_fmm  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +43,7 @@ def run(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     """Every product of more than a few numbers by a plan."""
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 8)
     with plans_for_all(monkeypatch) as plans:
-        undo = install_at("CUDA" if device == "cuda" else "CPU", compiled=False)
+        undo = install_at_key("CUDA" if device == "cuda" else "CPU", compiled=False)
         try:
             yield plans
         finally:

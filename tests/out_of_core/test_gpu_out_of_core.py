@@ -23,7 +23,7 @@ SIZES = [("float32", (1, 3001, 1)), ("float64", (1023, 17, 2049))]
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the memory to a few tiles, so that slots are reused."""
-    monkeypatch.setattr(product, "memory_limit", lambda machine: 2_000_000)
+    monkeypatch.setattr(product, "usable_memory_bytes", lambda machine: 2_000_000)
 
 
 def close(found: Any, a: Any, b: Any, dtype: str) -> None:
@@ -88,7 +88,7 @@ def test_the_device_gives_no_more_memory_than_explain_says(plan: str | None, mon
     """CuPy's pool grows by the peak of a product's memory."""
     import cupy
 
-    monkeypatch.setattr(product, "memory_limit", lambda machine: 400_000_000)
+    monkeypatch.setattr(product, "usable_memory_bytes", lambda machine: 400_000_000)
     a, b = draw((6000, 5000), "float32"), draw((5000, 7000), "float32", 7)
     pool, unit = cupy.get_default_memory_pool(), 1 << 30
     fmm.matmul(a, b, device=0, plan=plan)  # rates of copies are measured, handles made

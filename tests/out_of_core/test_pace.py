@@ -14,14 +14,14 @@ from fmm.out_of_core import product as out_of_core
 from fmm.out_of_core import run_schedule as pacing
 from fmm.out_of_core.run_schedule import (
     ASSUMED_PRODUCT_SECONDS,
-    MAX_SECONDS_AHEAD,
+    MAX_LAUNCH_SECONDS_AHEAD,
     LaunchUnit,
     ScheduleRun,
     limited_launch_unit,
     whole_launch_unit,
 )
 from fmm.out_of_core.schedule import ProductCut, build_schedule
-from fmm.out_of_core.transfers import Transfers
+from fmm.out_of_core.transfers import CopyThreads
 from fmm.problem import Shape
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from tests.support.host_engine import HostEngine, HostEvent, HostMachine
@@ -36,10 +36,10 @@ class CountingEngine(HostEngine):
         self.rows: list[int] = []
         self.ahead: list[int] = []
 
-    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
+    def multiply_matrices(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
         self.ahead.append(sum(not event.over for event in self.events))
         self.rows.append(len(a))
-        self.events.append(super().multiply(a, b, c, adds, workspace))
+        self.events.append(super().multiply_matrices(a, b, c, adds, workspace))
         return self.events[-1]
 
 
@@ -48,10 +48,10 @@ def test_a_second_of_products_is_launched_behind_the_one_that_runs(seconds: floa
     """The memory holds all tiles, so that no load waits for a product."""
     schedule = build_schedule((100, 200, 150), 8, ProductCut(100, 150, (50,), (100,), (4, 4, 1)))
     engine, done = CountingEngine(), list[int]()
-    paces = {step.size: LaunchUnit(16, seconds) for step in schedule.products}
+    paces = {step.product_size: LaunchUnit(16, seconds) for step in schedule.multiply_steps}
     a, b, c = np.random.default_rng(1).standard_normal((100, 200)), np.ones((200, 150)), np.zeros((100, 150))
-    run = ScheduleRun(schedule, engine, Transfers(engine, threads=2), c.dtype, 0, 0, paces)
-    run.multiply(a, b, c, done.append)
+    run = ScheduleRun(schedule, engine, CopyThreads(engine, threads=2), c.dtype, 0, 0, paces)
+    run.multiply_matrices(a, b, c, done.append)
     np.testing.assert_allclose(c, a @ b, atol=1e-10)
     assert max(engine.rows) == 16 and len(engine.rows) == 4 * 7
     assert max(engine.ahead) <= most
@@ -81,14 +81,14 @@ def test_long_products_are_launched_in_parts_where_that_costs_no_time(size: Shap
 def test_of_an_unknown_device_a_few_are_launched_ahead() -> None:
     assert (
         limited_launch_unit((100, 100, 100), lambda size: 0.0) == (100, ASSUMED_PRODUCT_SECONDS)
-        and 0 < ASSUMED_PRODUCT_SECONDS < MAX_SECONDS_AHEAD
+        and 0 < ASSUMED_PRODUCT_SECONDS < MAX_LAUNCH_SECONDS_AHEAD
     )
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_core, "ALWAYS_FREE_BYTES", 0)
-    monkeypatch.setattr(pacing, "MAX_SECONDS_AHEAD", 1e-9)
+    monkeypatch.setattr(pacing, "MAX_LAUNCH_SECONDS_AHEAD", 1e-9)
     monkeypatch.setattr(pacing, "MAX_BAND_SLOWDOWN", 1e9)
     monkeypatch.setattr(pacing, "MIN_BAND_ROWS", 64)
     out_of_core._cached_streamed_product.cache_clear()

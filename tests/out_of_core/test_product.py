@@ -16,8 +16,14 @@ import fmm
 from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
 from fmm.out_of_core import product as out_of_core
-from fmm.out_of_core.choose_schedule import DoesNotFitError
-from fmm.out_of_core.transfers import BUFFERS_PER_THREAD, MAX_COPY_THREADS, DevicePlace, Transfers, measure_rates
+from fmm.out_of_core.choose_schedule import TilesDoNotFitError
+from fmm.out_of_core.transfers import (
+    BUFFERS_PER_THREAD,
+    MAX_COPY_THREADS,
+    CopyThreads,
+    DeviceLocation,
+    measure_copy_rates,
+)
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
@@ -35,7 +41,7 @@ TYPES = ["float32", "float64", "complex64", "complex128", "float16", "int8", "in
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_core, "ALWAYS_FREE_BYTES", 0)
-    monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("fmm.out_of_core.transfers.COPY_CHUNK_BYTES", 4096)
 
 
 def streamed(a: Any, b: Any, out: Any = None, room: int = 200_000, machine: Any = None, **options: Any) -> Any:
@@ -266,7 +272,7 @@ def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_
 
 
 def test_far_too_little_memory() -> None:
-    with pytest.raises(DoesNotFitError, match="too few"):
+    with pytest.raises(TilesDoNotFitError, match="too few"):
         streamed(matrix((300, 300), "float64"), matrix((300, 300), "float64"), room=2000)
 
 
@@ -280,7 +286,7 @@ def test_buffers_are_no_larger_than_is_said_however_long_rows_are(
     (m, k, n), found = size, []
     a, b = (np.asarray(matrix(x, dtype), order=order) for x in ((m, k), (k, n)))
     for chunk in (4096, 1 << 22):
-        monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("fmm.out_of_core.transfers.COPY_CHUNK_BYTES", chunk)
         machine, out = HostMachine(2_000_000), np.zeros((m, n), dtype, order=order)
         found.append(streamed(a, b, out, machine=machine))
         assert (
@@ -359,11 +365,11 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
             raise OSError("the array's file is gone")
 
     engine = HostEngine(fails)
-    transfers = Transfers(engine, threads=1)
+    transfers = CopyThreads(engine, threads=1)
     a, b = matrix((32, 64), "float64"), matrix((32, 64), "float64", 1)
-    (start, memory), dtype = engine.allocate(2 * a.nbytes), a.dtype
-    places = [DevicePlace(start + i * a.nbytes, 64, dtype) for i in range(2)]
-    loads = [transfers.load(x, place) for x, place in zip((a, b), places, strict=True)]
+    (start, memory), dtype = engine.allocate_memory(2 * a.nbytes), a.dtype
+    places = [DeviceLocation(start + i * a.nbytes, 64, dtype) for i in range(2)]
+    loads = [transfers.start_load(x, place) for x, place in zip((a, b), places, strict=True)]
     loads[0].wait()
     assert loads[0].has_happened()
     assert (engine.matrix_at(places[0].address, a.shape, 64, dtype) == a).all()
@@ -375,9 +381,9 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
 
 def test_rates_are_measured_there_and_back() -> None:
     engine = HostEngine()
-    transfers, ticks = Transfers(engine, threads=2), iter(range(1000))
+    transfers, ticks = CopyThreads(engine, threads=2), iter(range(1000))
     try:
-        rates = measure_rates(engine, transfers, lambda: float(next(ticks)), 1 << 20)
+        rates = measure_copy_rates(engine, transfers, lambda: float(next(ticks)), 1 << 20)
     finally:
         transfers.close()
     assert rates == (2.0**20, 2.0**20)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES
-from fmm.out_of_core.choose_schedule import DoesNotFitError, candidate_schedules, choose_schedule
+from fmm.out_of_core.choose_schedule import TilesDoNotFitError, candidate_schedules, choose_schedule
 from fmm.out_of_core.schedule import (
     CopyRates,
     LoadStep,
     MultiplyStep,
+    OperandTile,
     ProductCut,
     Schedule,
     StoreStep,
-    Tile,
     build_schedule,
     cut_ranges,
     padded_length,
@@ -60,7 +60,7 @@ def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Prod
     """Whoever begins each step as soon as what it waits for is done never finds a wrong tile, nor one that is still
     read: seen by who was in a slot, and who must have ended by then."""
     found = build_schedule(size, 4, cut)
-    there: dict[tuple[str, int], Tile] = {}
+    there: dict[tuple[str, int], OperandTile] = {}
     loaded: dict[tuple[str, int], int] = {}
     block: dict[int, tuple[object, object]] = {}
     ended = [ended_before(found, number) for number in range(len(found.steps))]
@@ -124,12 +124,12 @@ def test_memory_is_that_of_the_largest_tile_in_each_slot() -> None:
     found = build_schedule((100, 90, 50), 4, ProductCut(60, 50, (10, 80), (60,), (1, 2, 1)))
     of_a, of_b, of_c = 60 * 80 * 4, 80 * 52 * 4, 60 * 52 * 4  # lines of 50 are 52 long
     whole = [-(-x // 512) * 512 for x in (of_a, 10 * 52 * 4, of_b, of_c)]
-    assert found.slots == {
+    assert found.slot_bytes == {
         "A": (whole[0],),
         "B": (max(whole[1], 50 * 12 * 4 // 512 * 512 + 512), whole[2]),
         "C": (whole[3],),
     }
-    assert found.memory == sum(sum(x) for x in found.slots.values())
+    assert found.total_slot_bytes == sum(sum(x) for x in found.slot_bytes.values())
     assert (padded_length(50, 4), padded_length(3, 16)) == (52, 3)
 
 
@@ -155,10 +155,10 @@ def seconds_by_work(workspace: int) -> object:
 def test_what_is_chosen_fits(size: tuple[int, int, int], dtype: str, room: int) -> None:
     try:
         found, _ = choose_schedule(size, dtype, room, CopyRates(1e10, 1e10), seconds_by_work)  # type: ignore[arg-type]
-    except DoesNotFitError:
+    except TilesDoNotFitError:
         assert room <= 300_000 and max(size) >= 700
         return
-    assert found.memory <= room
+    assert found.total_slot_bytes <= room
     pieces = cut_ranges(size[1], found.cut.pieces)
     if DTYPES[dtype].exact or dtype == "float16":
         others = [

@@ -97,7 +97,7 @@ def test_where_the_wheel_is_installed_the_environment_installs_fmm(clean_bin: Pa
     """In programs that do not load it; Python reads the line in fmm_install.pth as it starts."""
     (tmp_path / "program.py").write_text("import numpy as np, sys; print(type(np.dot).__name__, 'fmm' in sys.modules)")
     assert "_ArrayFunctionDispatcher False" in run([clean_bin / "python", "program.py"], tmp_path)
-    assert "ReplacedFunction True" in run(["env", "FMM_INSTALL=numpy", clean_bin / "python", "program.py"], tmp_path)
+    assert "ReplacementFunction True" in run(["env", "FMM_INSTALL=numpy", clean_bin / "python", "program.py"], tmp_path)
 
 
 @pytest.mark.slow

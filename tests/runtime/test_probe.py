@@ -120,14 +120,16 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
     def fail(threads: int, dtypes: tuple[str, ...]) -> Calibration:
         raise MemoryError
 
-    monkeypatch.setattr(probe, "_measure", fail)
+    monkeypatch.setattr(probe, "_measure_calibration", fail)
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
     assert not probe._measured_calibrations, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "paused_blas_threads", lambda: 2)
-    monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
+    monkeypatch.setattr(
+        probe, "_measure_calibration", lambda threads, dtypes: pytest.fail("measured with one thread of two")
+    )
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
     assert not probe._measured_calibrations, "it is tried again"
 

@@ -15,7 +15,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import PlanError
-from fmm.semirings.domain import missing_value
+from fmm.semirings.domain import no_edge_value
 
 Array = np.ndarray[Any, Any]
 DTYPES = "float32", "float64", "complex64", "complex128", "int16", "int64", "uint8", "bool"
@@ -229,7 +229,7 @@ def test_minplus(count: int) -> None:
         best = (sums.max if greatest else sums.min)(axis=1, initial=none)
         if dtype.kind == "i":
             limits = np.iinfo(dtype)
-            best = np.where(best == none, missing_value(dtype, greatest), np.clip(best, limits.min, limits.max))
+            best = np.where(best == none, no_edge_value(dtype, greatest), np.clip(best, limits.min, limits.max))
         found, step = fmm.minplus(chance.laid_out(a), chance.laid_out(b), maximum=greatest, argmin=True)
         assert found.dtype == dtype, f"seed {seed}"
         np.testing.assert_allclose(found, best, 1e-6, err_msg=f"seed {seed}")
@@ -247,12 +247,12 @@ def drawn_lengths(chance: Chance, shape: tuple[int, int], dtype: str) -> Array:
     if kind == "f":
         found[rng.random(shape) < 0.2] = chance.one_of(np.inf, -np.inf, np.nan)
     elif dtype in ("int32", "int16"):
-        found[rng.random(shape) < 0.2] = missing_value(dtype, chance.one_of(False, True))
+        found[rng.random(shape) < 0.2] = no_edge_value(dtype, chance.one_of(False, True))
     return found
 
 
 def as_floats(x: Array, greatest: bool) -> Array:
     found = x.astype(np.float64)
     if x.dtype.name in ("int32", "int16"):
-        found[x == missing_value(x.dtype, greatest)] = -np.inf if greatest else np.inf
+        found[x == no_edge_value(x.dtype, greatest)] = -np.inf if greatest else np.inf
     return found

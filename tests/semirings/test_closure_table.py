@@ -17,7 +17,7 @@ from fmm.semirings.closure_table import (
     is_set_of_walks,
     parse_closure_table,
     repetition,
-    union,
+    union_of_words,
 )
 
 TEXT = """
@@ -30,7 +30,7 @@ temps   T
 
 def test_r_kleene_is_two_closures_and_six_products() -> None:
     table = closure_table("r-kleene")
-    assert table.products == 6 and len(table.steps) == 8
+    assert table.product_count == 6 and len(table.steps) == 8
     assert closure_error(table) is None
     assert "Nicolau" in table.source
 
@@ -111,13 +111,13 @@ def test_words() -> None:
     moves = {"a": (0, 1), "b": (1, 0)}
     assert is_set_of_walks(concatenation(repetition(concatenation(a, b)), a), moves, 0, 1)
     assert is_set_of_walks(concatenation(a, repetition(concatenation(b, a))), moves, 0, 1)
-    assert not is_set_of_walks(concatenation(repetition(union(a, b)), a), moves, 0, 1)
+    assert not is_set_of_walks(concatenation(repetition(union_of_words(a, b)), a), moves, 0, 1)
     assert is_set_of_walks(repetition(concatenation(b, a)), moves, 1, 1) and not is_set_of_walks(
         repetition(concatenation(a, b)), moves, 1, 1
     )
     assert (
         concatenation(EMPTY_SET, a) == EMPTY_SET
         and concatenation(EMPTY_WORD_SET, a) == a
-        and union(EMPTY_SET, a) == a
+        and union_of_words(EMPTY_SET, a) == a
         and repetition(EMPTY_WORD_SET) == EMPTY_WORD_SET
     )

@@ -9,11 +9,11 @@ import pytest
 
 from fmm.semirings import host, numba_kernels
 from fmm.semirings.host import ArgumentRecord, NumpySemiring, close_matrix
-from fmm.semirings.numba_kernels import CompiledSemiring, can_compile
+from fmm.semirings.numba_kernels import NumbaSemiring, is_numba_installed
 from tests.support.marks import quick_and_slow
 
-compiled = pytest.mark.skipif(not can_compile(), reason="no Numba (the extra fmm-tune[compiled])")
-KINDS = [pytest.param(NumpySemiring, id="numpy"), pytest.param(CompiledSemiring, id="compiled", marks=compiled)]
+compiled = pytest.mark.skipif(not is_numba_installed(), reason="no Numba (the extra fmm-tune[compiled])")
+KINDS = [pytest.param(NumpySemiring, id="numpy"), pytest.param(NumbaSemiring, id="compiled", marks=compiled)]
 MISSING = {"float32": np.inf, "float64": np.inf, "uint16": 2**15 - 1, "uint32": 2**31 - 1}
 Matrix = np.ndarray[Any, Any]
 
@@ -69,15 +69,15 @@ def check_products(kind: Any, dtype: str, greatest: bool) -> None:
         for before in (None, old):
             wanted, step = reference(a, b, before, chosen.missing, greatest)
             dest, args = np.full((m, n), 7, dtype), np.full((m, n), -7, np.int32)
-            chosen.product(a, b, before, dest)
+            chosen.multiply_and_add(a, b, before, dest)
             np.testing.assert_array_equal(dest, wanted)
             dest[...] = 7
-            chosen.product(a, b, before, dest, ArgumentRecord(args))
+            chosen.multiply_and_add(a, b, before, dest, ArgumentRecord(args))
             np.testing.assert_array_equal(dest, wanted)
             np.testing.assert_array_equal(args, step)
         notes = [rng.integers(0, 99, s).astype(np.int32) for s in ((k, n), (m, n))]
         via, past = notes
-        chosen.product(a, b, old, dest, ArgumentRecord(args, past, via))
+        chosen.multiply_and_add(a, b, old, dest, ArgumentRecord(args, past, via))
         np.testing.assert_array_equal(args, np.where(step < 0, past, via[step, np.arange(n)]))
 
 
@@ -87,7 +87,7 @@ def test_a_sum_that_is_nan_is_never_the_best(kind: Any) -> None:
     b = np.array([[1, np.nan, -np.inf, 3, 5, -np.inf]], np.float64).T
     dest = np.empty((1, 1))
     for count, wanted in ((3, np.inf), (5, 5), (6, -np.inf)):
-        semiring(kind, "float64").product(a[:, :count], b[:count], None, dest)
+        semiring(kind, "float64").multiply_and_add(a[:, :count], b[:count], None, dest)
         assert dest[0, 0] == wanted
 
 

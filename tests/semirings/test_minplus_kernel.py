@@ -10,27 +10,27 @@ import pytest
 
 from fmm.kernels.cuda.launch_list import MAX_PARAMETER_BYTES
 from fmm.semirings.closure_launches import (
-    ARGUMENTS_PREFIX,
+    ARGUMENT_BUFFER_PREFIX,
     DOUBLED_BUFFER,
     WORKSPACE_BUFFER,
     closure_launches,
-    padded_columns,
+    padded_leading_dimension,
 )
-from fmm.semirings.closure_steps import MATRIX_NAME
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     TROPICAL_RINGS,
     DeviceMatrix,
     MinplusKernel,
-    Ring,
     SemiringProduct,
-    close_source,
-    doubling_launch,
-    doubling_source,
-    fastest_sizes,
-    kernel_tile_sizes,
+    TropicalRing,
+    candidate_tile_sizes,
+    close_tile_source,
+    entry_doubling_launch,
+    entry_doubling_source,
+    fastest_minplus_sizes,
+    largest_tile_side,
     minplus_launch,
     minplus_source,
-    tile_side,
 )
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
@@ -42,19 +42,19 @@ COMPUTED_TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "u
 POISON = 77
 
 
-def dtype_of(ring: Ring) -> Any:
+def dtype_of(ring: TropicalRing) -> Any:
     return np.uint16 if ring.per_word > 1 else COMPUTED_TYPES[ring.word]
 
 
-def none_of(ring: Ring) -> Any:
+def none_of(ring: TropicalRing) -> Any:
     if ring.word in ("float", "double"):
         return -np.inf if "greatest" in ring.name else np.inf
     return {"Integers": 2**30 - 1, "NaturalPairs": 2**15 - 1}.get(ring.cpp, 2**31 - 1)
 
 
-def matrix(rows: int, cols: int, ring: Ring, rng: np.random.Generator) -> Matrix:
+def matrix(rows: int, cols: int, ring: TropicalRing, rng: np.random.Generator) -> Matrix:
     """Whole numbers, a fifth of them "no edge"; behind each row's end, numbers that would be the best."""
-    found = lines_of(rows, padded_columns(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
+    found = lines_of(rows, padded_leading_dimension(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
     values = rng.integers(0 if "none negative" in ring.name else -50, 50, (rows, cols)).astype(float)
     values[rng.random((rows, cols)) < 0.2] = none_of(ring)
     found[:, :cols] = values
@@ -65,7 +65,7 @@ def whole(base: str, x: Matrix, cols: int) -> DeviceMatrix:
     return DeviceMatrix(base, 0, x.shape[0], cols, x.shape[1])
 
 
-def best(ring: Ring, a: Matrix, b: Matrix, old: Matrix | None) -> tuple[Matrix, Matrix]:
+def best(ring: TropicalRing, a: Matrix, b: Matrix, old: Matrix | None) -> tuple[Matrix, Matrix]:
     """The results, and the first step that is better than what was there."""
     none = none_of(ring)
     sums = a[:, :, None].astype(float) + b[None].astype(float)
@@ -77,17 +77,18 @@ def best(ring: Ring, a: Matrix, b: Matrix, old: Matrix | None) -> tuple[Matrix, 
     return (every.max if greatest else every.min)(1), (every.argmax if greatest else every.argmin)(1) - 1
 
 
-def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], with_arguments: bool, with_old: bool) -> None:
+def launched(ring: TropicalRing, sizes: Any, shape: tuple[int, int, int], with_arguments: bool, with_old: bool) -> None:
     m, k, n = shape
     rng = np.random.default_rng(sum(shape))
     memory = {"A": matrix(m, k, ring, rng), "B": matrix(k, n, ring, rng), "O": matrix(m, n, ring, rng)}
     memory |= {
-        base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))
+        base: lines_of(m, padded_leading_dimension(n), POISON, kind)
+        for base, kind in (("C", dtype_of(ring)), ("G", np.int32))
     }
     left, launches = whole("A", memory["A"], k), []
     if ring.per_word > 1:
-        memory["A2"] = lines_of(m, padded_columns(k), POISON, np.uint32)
-        launches.append(doubling_launch(left, whole("A2", memory["A2"], k)))
+        memory["A2"] = lines_of(m, padded_leading_dimension(k), POISON, np.uint32)
+        launches.append(entry_doubling_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
     old = whole("O", memory["O"], n) if with_old else None
     args = whole("G", memory["G"], n) if with_arguments else None
@@ -116,7 +117,7 @@ def test_products_on_the_host(name: str, with_arguments: bool) -> None:
     """With every tile size on sizes that divide nothing; nothing beside the result is touched."""
     required_compiler()
     ring = TROPICAL_RINGS[name]
-    for sizes in kernel_tile_sizes(ring, with_arguments)[-1:]:
+    for sizes in candidate_tile_sizes(ring, with_arguments)[-1:]:
         for shape in ((1, 1, 1), (35, 21, 71), (33, 64, 40)):
             for with_old in (False, True):
                 launched(ring, sizes, shape, with_arguments, with_old)
@@ -126,21 +127,21 @@ def test_products_on_the_host(name: str, with_arguments: bool) -> None:
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_the_larger_tiles_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
-    for sizes in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments)[:-1]:
+    for sizes in candidate_tile_sizes(TROPICAL_RINGS[name], with_arguments)[:-1]:
         launched(TROPICAL_RINGS[name], sizes, (130, 19, 263), with_arguments, True)
 
 
 @pytest.mark.parametrize("name", ["float32", "int16, none negative"])
 def test_an_empty_inner_dimension_is_no_edge(name: str) -> None:
     required_compiler()
-    launched(TROPICAL_RINGS[name], kernel_tile_sizes(TROPICAL_RINGS[name], False)[-1], (3, 0, 5), False, False)
+    launched(TROPICAL_RINGS[name], candidate_tile_sizes(TROPICAL_RINGS[name], False)[-1], (3, 0, 5), False, False)
 
 
 def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     """From the step on at which all that a warp has are negative: both infinities, NaN, and what is tiny too."""
     required_compiler()
     ring, (m, k, n), rng = TROPICAL_RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
-    memory = {base: lines_of(rows, padded_columns(cols), np.float32(-9), np.float32) for base, rows, cols in
+    memory = {base: lines_of(rows, padded_leading_dimension(cols), np.float32(-9), np.float32) for base, rows, cols in
               (("A", m, k), ("B", k, n), ("C", m, n))}  # fmt: skip
     a, b = memory["A"][:, :k], memory["B"][:, :n]
     a[...], b[...] = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -148,7 +149,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     a[1, 20:30], b[25, 5], b[40, 7], a[2, 50] = np.inf, -np.inf, np.nan, np.nan
     a[3:8, 1:], b[1:, 9:12] = abs(a[3:8, 1:]), 1
     product = SemiringProduct(whole("A", memory["A"], k), whole("B", memory["B"], n), whole("C", memory["C"], n))
-    play([minplus_launch(ring, kernel_tile_sizes(ring, False)[-1], [product])], memory)
+    play([minplus_launch(ring, candidate_tile_sizes(ring, False)[-1], [product])], memory)
     with np.errstate(invalid="ignore"):
         sums = a[:, :, None] + b[None]
     np.testing.assert_array_equal(memory["C"][:, :n], np.fmin.reduce(sums, axis=1))
@@ -163,18 +164,18 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
     edges[there] = rng.integers(1, 90, (n, n))[there]
     np.fill_diagonal(edges, 0)
     found = closure_launches(ring, n, with_arguments, 132)
-    d = lines_of(n, padded_columns(n), none, dtype)
+    d = lines_of(n, padded_leading_dimension(n), none, dtype)
     d[:, :n] = edges
-    memory = {MATRIX_NAME: d, WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, dtype)}
+    memory = {CLOSED_MATRIX_NAME: d, WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, dtype)}
     memory[DOUBLED_BUFFER] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
     if with_arguments:
-        nodes = lines_of(n, padded_columns(n), -9999, np.int32)
+        nodes = lines_of(n, padded_leading_dimension(n), -9999, np.int32)
         nodes[:, :n] = np.where(edges == none, -9999, np.arange(n)[:, None])
         nodes[range(n), range(n)] = -9999
         memory |= {
-            ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
-            ARGUMENTS_PREFIX + WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, np.int32),
+            ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME: nodes,
+            ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, np.int32),
         }
     play(found.launches, memory)
     return edges, d[:, :n], None if nodes is None else nodes[:, :n]
@@ -190,7 +191,7 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
 def test_closures_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
     none = none_of(TROPICAL_RINGS[name])
-    for n in (1, 5, tile_side(with_arguments) + 3):
+    for n in (1, 5, largest_tile_side(with_arguments) + 3):
         edges, found, nodes = closed_by_launches(name, n, with_arguments)
         wanted = np.where(edges == none, np.inf, edges)
         for k in range(n):
@@ -210,15 +211,20 @@ def test_a_launch_is_told_what_fits() -> None:
 
 def test_small_products_have_small_tiles() -> None:
     ring = TROPICAL_RINGS["int32"]
-    names = [fastest_sizes(ring, False, [(n, n, n)], 132).name for n in (128, 1024, 16384)]
+    names = [fastest_minplus_sizes(ring, False, [(n, n, n)], 132).name for n in (128, 1024, 16384)]
     assert names == ["Small", "Medium", "Square"]
 
 
 def compile_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
     """From the largest tiles to the smallest, then the kernel that closes a tile."""
-    kernels = [MinplusKernel(name, s, with_arguments) for s in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments)]
+    kernels = [
+        MinplusKernel(name, s, with_arguments) for s in candidate_tile_sizes(TROPICAL_RINGS[name], with_arguments)
+    ]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
-    return [*jobs, (f"close {name}", close_source(name, tile_side(with_arguments), with_arguments), architecture)]
+    return [
+        *jobs,
+        (f"close {name}", close_tile_source(name, largest_tile_side(with_arguments), with_arguments), architecture),
+    ]
 
 
 def compiled_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
@@ -261,12 +267,12 @@ def test_kernels_of_every_kind_are_compiled_everywhere(architecture: str) -> Non
 
 
 def test_numbers_are_written_twice_everywhere() -> None:
-    assert report("write_twice", doubling_source(), "sm_90").local == 0
+    assert report("write_twice", entry_doubling_source(), "sm_90").local == 0
 
 
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_shared_memory_fits(name: str, with_arguments: bool) -> None:
     """On every architecture one thread block; on Hopper as many as the compiler leaves registers for."""
-    for s in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments):
+    for s in candidate_tile_sizes(TROPICAL_RINGS[name], with_arguments):
         shared = MinplusKernel(name, s, with_arguments).shared_memory_bytes
         assert shared <= 64 << 10 and s.blocks * (shared + 1024) <= 228 << 10

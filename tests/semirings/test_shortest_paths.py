@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.semirings import numba_kernels, placement, shortest_paths
-from fmm.semirings.domain import RingDomain, choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.domain import RingDomain, choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from fmm.semirings.path_request import PathRequest
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
@@ -425,7 +425,7 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
 def domain_of(
     *arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40
 ) -> RingDomain:
-    return choose_domain(np, arrays, greatest, device, args, terms=2, work=work)
+    return choose_ring_domain(np, arrays, greatest, device, args, terms=2, work=work)
 
 
 def test_none_negative_is_computed_in_the_type_itself() -> None:
@@ -453,7 +453,7 @@ def test_floats_of_which_none_is_negative() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "int16"])
 def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -> None:
     """In each domain of a device; also where the domain has the user's type."""
-    none = missing_value(dtype, greatest)
+    none = no_edge_value(dtype, greatest)
     numbers = np.array([[5, none, -7, 0]], dtype)
     natural = np.array([[5, none, 7, 0]], dtype)
     cases = [(numbers, domain_of(numbers, device=True, greatest=greatest))]
@@ -461,10 +461,10 @@ def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -
     if not greatest:
         cases += [(natural, domain_of(natural, device=True, args=args)) for args in (False, True)]
     for graph, domain in cases:
-        inside = to_domain(graph, domain, greatest)
+        inside = convert_to_domain(graph, domain, greatest)
         assert inside.dtype == domain.dtype and inside[0, 1] == domain.missing
         assert (inside[0, [0, 2, 3]] == domain.sign * graph[0, [0, 2, 3]].astype(float)).all()
-        back = from_domain(np, inside, domain, dtype, greatest)
+        back = convert_from_domain(np, inside, domain, dtype, greatest)
         assert back.dtype == dtype and (back == graph).all()
     assert {domain.ring for _, domain in cases} >= {"int32", "float64"}
 
@@ -490,14 +490,14 @@ def test_what_is_masked_is_none(dtype: str, none: float) -> None:
 @pytest.mark.parametrize(("small", "large"), [("int16", "int32"), ("int32", "float64"), ("int16", "float32")])
 def test_none_of_one_type_is_none_of_the_other(small: str, large: str) -> None:
     """The missing value of a type is an ordinary number of a wider type."""
-    none, other = missing_value(small, False), missing_value(large, False)
+    none, other = no_edge_value(small, False), no_edge_value(large, False)
     a, b = np.array([[none, 5]], small), np.array([[1], [other]], large)
     zeros = np.zeros_like(b)
     for found, expected in ((fmm.minplus(a, b), other), (fmm.minplus(b.T, a.T), other), (fmm.minplus(a, zeros), 5)):
         assert found.dtype == large and found[0, 0] == expected
-    least = missing_value(small, True)
+    least = no_edge_value(small, True)
     greatest = fmm.minplus(np.array([[least, least]], small), zeros, maximum=True)
-    assert greatest[0, 0] == missing_value(large, True)
+    assert greatest[0, 0] == no_edge_value(large, True)
 
 
 def test_sparse_matrices_have_no_product() -> None:
@@ -560,7 +560,7 @@ def test_edges_found_on_a_device_are_those_of_the_host(dtype: str, monkeypatch: 
     else:
         special = [np.iinfo(dtype).max, np.iinfo(dtype).max - 1, np.iinfo(dtype).min]
     graph.reshape(-1)[: 4 * len(special)] = special * 4
-    places = [placement.Placement(xp, np.asarray, np.asarray) for xp in (NumpyAsCupy(), np)]
+    places = [placement.ArrayPlacement(xp, np.asarray, np.asarray) for xp in (NumpyAsCupy(), np)]
     for lengths, *options in product((graph, graph.T, graph[::-1]), *[(False, True)] * 3):
         read, request = shortest_paths._Graph(lengths), PathRequest(*options)
         on_device, on_host = (shortest_paths._find_edges(x, read, lengths.dtype, request) for x in places)
@@ -619,7 +619,7 @@ def test_products_as_defined_on_a_device(dtype: str, maximum: bool, monkeypatch:
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy alone computes the same as the compiled kernels."""
-    monkeypatch.setattr(numba_kernels, "can_compile", lambda: False)
+    monkeypatch.setattr(numba_kernels, "is_numba_installed", lambda: False)
     rng = np.random.default_rng(18)
     edges = rng.integers(0, 99, (200, 200)).astype(np.int32)
     np.testing.assert_array_equal(as_lengths(fmm.shortest_paths(edges)), csgraph.floyd_warshall(edges))

@@ -37,7 +37,7 @@ class HostEvent:
 
 class HostBuffer:
     def __init__(self, nbytes: int) -> None:
-        self.bytes = np.full(nbytes, 0xFF, np.uint8)  # NaN
+        self.byte_array = np.full(nbytes, 0xFF, np.uint8)  # NaN
         self.waiting: HostEvent | None = None
 
     def wait(self) -> None:
@@ -78,9 +78,9 @@ class HostEngine:
     late: int = 0  # what was sent after that, to memory that may be another's
     lock: Any = field(default_factory=threading.Lock)
 
-    def begin_thread(self) -> None: ...
+    def prepare_thread(self) -> None: ...
 
-    def allocate(self, nbytes: int) -> tuple[int, Any]:
+    def allocate_memory(self, nbytes: int) -> tuple[int, Any]:
         self.fails("allocate")
         memory = np.full(nbytes + 512, 0xFF, np.uint8)
         self.allocated.append(nbytes)
@@ -91,27 +91,27 @@ class HostEngine:
         self.fails("reserve")
         self.reserved.append(nbytes)
 
-    def new_buffer(self, nbytes: int) -> HostBuffer:
+    def create_buffer(self, nbytes: int) -> HostBuffer:
         self.buffers.append(nbytes)
         return HostBuffer(nbytes)
 
     def send_buffer(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
         self.late += self.finished
-        source = buffer.bytes.ctypes.data
+        source = buffer.byte_array.ctypes.data
         event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
         with self.lock:
             self.sent_bytes += nbytes
             self.pending.append(event)
 
-    def sent_event(self) -> HostEvent:
+    def arrival_event(self) -> HostEvent:
         with self.lock:
             events = list(self.pending)
         return HostEvent(lambda: all_over(events))
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: Any) -> None:
         self.fails("fetch")
-        ctypes.memmove(buffer.bytes.ctypes.data, address, nbytes)
+        ctypes.memmove(buffer.byte_array.ctypes.data, address, nbytes)
         with self.lock:
             self.fetched_bytes += nbytes
 
@@ -120,7 +120,7 @@ class HostEngine:
         memory: Any = (ctypes.c_char * nbytes).from_address(address)
         return np.ndarray(shape, dtype, memory, strides=(leading * dtype.itemsize, dtype.itemsize))
 
-    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
+    def multiply_matrices(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
         self.fails("multiply")
         self.workspaces.append(workspace)
         self.products.append((*a.shape, b.shape[1], adds))
@@ -133,7 +133,7 @@ class HostEngine:
         self.latest = _after(self.latest, begin)  # in their turn
         return self.latest
 
-    def wait_until_done(self) -> None:
+    def wait_until_idle(self) -> None:
         all_over([*self.pending, self.latest])
         self.finished = True
 
@@ -148,12 +148,12 @@ class HostMachine:
     memory: int
     made: HostEngine = field(default_factory=HostEngine)
     device: Device = H200
-    rates: CopyRates = RATES
-    out_of_memory: type[BaseException] = MemoryError
+    copy_rates: CopyRates = RATES
+    out_of_memory_error: type[BaseException] = MemoryError
 
     def free_bytes(self) -> int:
         return self.memory
 
     @contextmanager
-    def engine(self, constraints: PlanConstraints) -> Iterator[HostEngine]:
+    def open_engine(self, constraints: PlanConstraints) -> Iterator[HostEngine]:
         yield self.made

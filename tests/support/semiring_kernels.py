@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
-    LENGTH_TYPES,
+    CPP_LENGTH_TYPES,
     TROPICAL_RINGS,
     DeviceMatrix,
     SemiringProduct,
-    close_launch,
-    doubling_launch,
+    candidate_tile_sizes,
+    close_tile_launch,
     edges_launch,
-    kernel_tile_sizes,
+    entry_doubling_launch,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -20,13 +20,13 @@ from fmm.semirings.path_request import EdgeRule
 def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
-    found = {doubling_launch(some, some).kernel}
-    found |= {edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in LENGTH_TYPES}
+    found = {entry_doubling_launch(some, some).kernel}
+    found |= {edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in CPP_LENGTH_TYPES}
     for ring in TROPICAL_RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)
             found |= {
-                minplus_launch(ring, sizes, [product]).kernel for sizes in kernel_tile_sizes(ring, with_arguments)
+                minplus_launch(ring, sizes, [product]).kernel for sizes in candidate_tile_sizes(ring, with_arguments)
             }
-            found.add(close_launch(ring, some, some if with_arguments else None).kernel)
+            found.add(close_tile_launch(ring, some, some if with_arguments else None).kernel)
     return found

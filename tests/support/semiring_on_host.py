@@ -11,20 +11,20 @@ import pytest
 
 from fmm.semirings import placement, predecessors
 from fmm.semirings.closure_launches import (
-    ARGUMENTS_PREFIX,
+    ARGUMENT_BUFFER_PREFIX,
     DOUBLED_BUFFER,
     WORKSPACE_BUFFER,
     closure_launches,
-    padded_columns,
+    padded_leading_dimension,
 )
-from fmm.semirings.closure_steps import MATRIX_NAME
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     TROPICAL_RINGS,
     DeviceMatrix,
     SemiringProduct,
-    doubling_launch,
+    candidate_tile_sizes,
     edges_launch,
-    kernel_tile_sizes,
+    entry_doubling_launch,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -78,13 +78,15 @@ class CountedArray(np.ndarray[Any, Any]):
 
 def count_kernels(monkeypatch: pytest.MonkeyPatch) -> set[tuple[object, ...]]:
     """Let a simulated device's arrays record the kernels that CuPy would compile; return the set of kernels."""
-    place = placement.Placement(NumpyAsCupy(), lambda x: np.asarray(x).view(CountedArray), lambda x: x.view(np.ndarray))
+    place = placement.ArrayPlacement(
+        NumpyAsCupy(), lambda x: np.asarray(x).view(CountedArray), lambda x: x.view(np.ndarray)
+    )
 
     @contextmanager
     def placed(**_: Any) -> Iterator[Any]:
         yield place
 
-    monkeypatch.setattr(placement, "placed_arrays", placed)
+    monkeypatch.setattr(placement, "place_arrays", placed)
     monkeypatch.setattr(predecessors, "to_numpy", lambda x: x.view(np.ndarray))
     monkeypatch.setattr(CountedArray, "kernels", set())
     return CountedArray.kernels
@@ -101,17 +103,18 @@ class HostDevice:
         ring, (m, k), n = TROPICAL_RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
         memory |= {
-            base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))
+            base: lines_of(m, padded_leading_dimension(n), POISON, kind)
+            for base, kind in (("C", a.dtype), ("args", np.int32))
         }
-        left, launches = DeviceMatrix("A", 0, m, k, padded_columns(k)), []
+        left, launches = DeviceMatrix("A", 0, m, k, padded_leading_dimension(k)), []
         if ring.per_word > 1:
-            memory["twice"] = lines_of(m, padded_columns(k), POISON, np.uint32)
-            launches.append(doubling_launch(left, left._replace(base="twice")))
+            memory["twice"] = lines_of(m, padded_leading_dimension(k), POISON, np.uint32)
+            launches.append(entry_doubling_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
-        dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
+        dest = DeviceMatrix("C", 0, m, n, padded_leading_dimension(n))
         args = dest._replace(base="args") if with_arguments else None
-        product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded_columns(n)), dest, args=args)
-        play([*launches, minplus_launch(ring, kernel_tile_sizes(ring, with_arguments)[-1], [product])], memory)
+        product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded_leading_dimension(n)), dest, args=args)
+        play([*launches, minplus_launch(ring, candidate_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
     def device_edges(self, lengths: Matrix, rule: EdgeRule) -> tuple[Matrix, Matrix | None]:
@@ -130,32 +133,32 @@ class HostDevice:
         n = len(d)
         found = closure_launches(TROPICAL_RINGS[name], n, predecessors is not None, 132)
         values, numbers = self._wide(d), max(found.numbers, 1)
-        memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: lines_of(1, numbers, POISON, d.dtype)}
+        memory = {CLOSED_MATRIX_NAME: values, WORKSPACE_BUFFER: lines_of(1, numbers, POISON, d.dtype)}
         memory[DOUBLED_BUFFER] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if predecessors is not None:
             memory |= {
-                ARGUMENTS_PREFIX + MATRIX_NAME: self._wide(predecessors),
-                ARGUMENTS_PREFIX + WORKSPACE_BUFFER: lines_of(1, numbers, POISON, np.int32),
+                ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME: self._wide(predecessors),
+                ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: lines_of(1, numbers, POISON, np.int32),
             }
         play(found.launches, memory)
-        return values[:, :n].copy(), None if predecessors is None else memory[ARGUMENTS_PREFIX + MATRIX_NAME][
-            :, :n
-        ].copy()
+        return values[:, :n].copy(), None if predecessors is None else memory[
+            ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME
+        ][:, :n].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
-        found = lines_of(x.shape[0], padded_columns(x.shape[1]), POISON, x.dtype)
+        found = lines_of(x.shape[0], padded_leading_dimension(x.shape[1]), POISON, x.dtype)
         found[:, : x.shape[1]] = x
         return found
 
 
 def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """Let fmm.shortest_paths and fmm.minplus compute NumPy arrays on a simulated device; return the device."""
-    device, place = HostDevice(), placement.Placement(NumpyAsCupy(), np.asarray, lambda x: x)
+    device, place = HostDevice(), placement.ArrayPlacement(NumpyAsCupy(), np.asarray, lambda x: x)
 
     @contextmanager
     def placed(**_: Any) -> Iterator[Any]:
         yield place
 
-    monkeypatch.setattr(placement, "placed_arrays", placed)
-    monkeypatch.setattr(placement, "device_module", lambda: device)
+    monkeypatch.setattr(placement, "place_arrays", placed)
+    monkeypatch.setattr(placement, "load_device_module", lambda: device)
     return device

@@ -23,9 +23,9 @@ import fmm.distributed
 from benchmarks import forced_plan
 from benchmarks.forced_plan import force
 from fmm.distributed import predict_sharing, sharded_tensors
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, Layout
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, MeshLayout
 from fmm.distributed.predict_sharing import layouts_in_pieces, rectangle_layouts
-from fmm.distributed.sharded_tensors import placement_cuts
+from fmm.distributed.sharded_tensors import cut_axes_of_placements
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
 from fmm.runtime.torch_autograd.operator import MATMUL_OPERATOR
@@ -85,14 +85,14 @@ def every_way(device: str) -> None:
     """Each way that could be chosen, one after the other."""
     for mesh in meshes(device):
         cuts = tuple(range(mesh.ndim))
-        start = Layout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
+        start = MeshLayout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
         a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
         x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
         for work in product((M_AXIS, K_AXIS, N_AXIS), repeat=mesh.ndim):
             for number, layout in enumerate(layouts_in_pieces(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
                     way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
-                    check(sharded_tensors.shared_product(way, x, y), a, b, str(layout))
+                    check(sharded_tensors.compute_shared_product(way, x, y), a, b, str(layout))
 
 
 def rectangle(device: str) -> None:
@@ -103,11 +103,13 @@ def rectangle(device: str) -> None:
         a, b = drawn(m, k, dtype, device, 3), drawn(k, n, dtype, device, 4)
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
-            start = Layout(m, k, n, (count,), placement_cuts(x), placement_cuts(y), (M_AXIS,))
+            start = MeshLayout(m, k, n, (count,), cut_axes_of_placements(x), cut_axes_of_placements(y), (M_AXIS,))
             found = [piece for whole in rectangle_layouts(start) for piece in layouts_in_pieces(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
-                c = sharded_tensors.shared_product(sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y)
+                c = sharded_tensors.compute_shared_product(
+                    sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y
+                )
                 check(c, a, b, f"{dtype} {places} {layout}")
                 assert c.placements == ((Shard(0),) if layout.work[0] == M_AXIS else (Shard(1),))
     predict_sharing.RECTANGLE_MARGIN, predict_sharing.MIN_SECONDS_TO_COMPARE = -1e9, 0.0  # whatever is predicted
@@ -180,7 +182,7 @@ def check_local_limits(mesh: Any, x: Any) -> None:
         fmm.distributed.matmul(x, x, plan="vendor")
     finally:
         module.local_matmul = multiply
-    agreed = [way for way in sharded_tensors._sharings[mesh].values() if way is not None][-1]
+    agreed = [way for way in sharded_tensors._sharings_by_mesh[mesh].values() if way is not None][-1]
     limits = {(more["workspace"], more["max_error_growth"]) for more in options}
     assert limits == {(agreed.local_workspace, agreed.local_error_growth)} and agreed.local_workspace, limits
 
@@ -231,12 +233,12 @@ def large(device: str) -> None:
         for plan in (None, "vendor", "winograd"):
             found = fmm.distributed.matmul(x, y, plan=plan, placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {plan}"
-        start = Layout(n, n, n, (count,), (0,), (0,), (M_AXIS,))
+        start = MeshLayout(n, n, n, (count,), (0,), (0,), (M_AXIS,))
         for work, along in product((M_AXIS, N_AXIS, K_AXIS), (M_AXIS, N_AXIS, K_AXIS)):
             way = sharded_tensors.AgreedSharing(
                 "", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0
             )
-            found = sharded_tensors.shared_product(way, x, y).redistribute(placements=[Shard(0)]).to_local()
+            found = sharded_tensors.compute_shared_product(way, x, y).redistribute(placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {way}"
         with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
             found = torch.mm(x, y).redistribute(placements=[Shard(0)]).to_local()

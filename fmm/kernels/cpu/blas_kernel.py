@@ -33,7 +33,7 @@ SLOWDOWN_TEXTS = {("AVX2", "AVX-512"): "about half the speed"}
 
 @lru_cache(maxsize=1)
 def slow_kernel_warning() -> str:
-    """Return a warning if OpenBLAS runs a kernel for an older processor than this one, else an empty string.
+    """Return a warning if OpenBLAS runs a kernel for an older type of processor, else an empty string.
 
     The result is also empty if the kernel or the processor's instruction set is unknown.
     """

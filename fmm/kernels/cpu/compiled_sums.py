@@ -1,17 +1,17 @@
 """Compute sums in compiled loops, which load and store every element once; this needs llvmlite, a part of Numba.
 
 NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
-cache line of a result is fetched before it is written. This module compiles a schedule of elementwise calls to one LLVM
-function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results. Results
-that start on cache lines and exceed the caches are stored directly to memory. The operations have the same order as in
-NumPy, so the results are bitwise equal.
+cache line of a result is fetched before NumPy writes the line. This module compiles a schedule of elementwise calls to
+one LLVM function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results.
+Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the same
+order as in NumPy, so the results are bitwise equal.
 
 Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
 store.
 
 NumPy computes sums with complex coefficients, sums of other arrays with gaps within a row, and small sums. If little
-address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet, because LLVM aborts the process
-when it gets no memory.
+address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet. LLVM would abort the process
+for lack of memory.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def is_compiler_installed() -> bool:
 
 @lru_cache(maxsize=1)
 def is_compiler_usable() -> bool:
-    """Return True if llvmlite is installed and works here; raise MemoryError if LLVM lacks address space."""
+    """Return True if llvmlite is installed and works; raise MemoryError if LLVM lacks address space."""
     if not is_compiler_installed():
         return False
     require_address_space()
@@ -144,7 +144,7 @@ def _compiler_engine() -> tuple[Any, Any]:
     """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
-    with suppress(RuntimeError):  # later versions initialize themselves, and raise here
+    with suppress(RuntimeError):  # later versions of llvmlite initialize LLVM themselves, and raise RuntimeError
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -160,8 +160,9 @@ def compiled_function(
 ) -> Callable[..., None]:
     """Return a compiled function that runs the schedule.
 
-    The function's arguments are the number of rows, the number of elements in a row, the addresses of the used arrays
-    in slot order, and their row strides in bytes. MemoryError is raised if LLVM lacks address space.
+    The function's arguments are the number of rows, the number of elements in a row, and two arrays. The arrays contain
+    the addresses and the row strides in bytes of the used slots, in order. MemoryError is raised if LLVM lacks address
+    space.
     """
     from llvmlite import binding
 

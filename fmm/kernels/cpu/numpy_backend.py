@@ -85,7 +85,7 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            if not any(wanted):  # writes of 2 x 1 and 1 x 2 elements, for example, both lack the corner
+            if not any(wanted):  # for example, the corner of a 2 x 1 array and a 1 x 2 array is in neither array
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
@@ -143,8 +143,8 @@ def _sum_panel(schedule: CallSchedule, slots: Sequence[Array | None], window: Wi
 _NUMPY_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
-    # Not numpy.negative: in NumPy 2.3 and 2.4 it reads wrong elements if float32 elements are 16 bytes apart, or
-    # float64 elements 64 bytes.
+    # numpy.negative is not used: NumPy 2.3 and 2.4 read wrong elements of float32 arrays with strides of 16 bytes, and
+    # of float64 arrays with strides of 64 bytes.
     "negate": lambda v, c: np.subtract(0, v[c.first], out=v[c.dest]),
     "copy": lambda v, c: np.copyto(v[c.dest], v[c.first]),
     "zero": lambda v, c: v[c.dest].fill(0),

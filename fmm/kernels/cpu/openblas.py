@@ -1,4 +1,4 @@
-"""Control the threads of NumPy's BLAS and call its syrk and herk, if NumPy's BLAS is OpenBLAS with its own threads.
+"""Control the threads of NumPy's OpenBLAS, and find its syrk and herk.
 
 `single_threaded_blas` temporarily limits BLAS to the calling thread, so that two products can run concurrently. The
 limit applies to the whole process, so products in other threads use one thread meanwhile. Only one call of fmm sets the

@@ -33,8 +33,8 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 CONCURRENT_PRODUCTS = 2  # number of concurrent products; a plan has too few products to keep more threads busy
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # smallest number of flops of a whole product for which concurrent tasks are faster
 MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level's products and the next level's sums
-# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops may start before the check of A and B has ended,
-# because a failed check then wastes little work.
+# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B. If the check
+# fails, little work is wasted.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
 MIN_PART_ROWS = 384  # smallest number of rows in a part of a product; BLAS packs the other operand for each part
@@ -43,7 +43,7 @@ PART_ROW_UNIT = 192  # products are cut at multiples of BLAS's tile rows, so rou
 
 @dataclass(eq=False)
 class PlanTask:
-    """A task of a plan: the arrays it reads and writes, its work, and the unfinished tasks that must precede it."""
+    """A task of a plan: arrays to read and write, the work, and the unfinished tasks that must run earlier."""
 
     reads: Sequence[Array]
     writes: Sequence[Array]
@@ -213,7 +213,7 @@ class TaskQueue:
 
 @dataclass(frozen=True)
 class ConcurrentBackend(NumpyBackend):
-    """A NumPy backend that adds the steps of a plan to a task queue instead of running them."""
+    """A NumPy backend that adds the steps of a plan to a task queue, from which workers run the steps."""
 
     queue: TaskQueue
 
@@ -295,8 +295,8 @@ def _running_queue(
 
 
 # ---- the times of sums and products
-# The tuner and the probe time sums only with this code. Sums are timed within a plan, because a sum that runs
-# concurrently with a product has one thread only, and the product on the other thread uses part of the cache.
+# The tuner and the probe time sums only with this code. Sums are timed within a plan, because a concurrent product
+# changes the time of a sum: the sum has one thread only, and the product uses part of the cache.
 
 
 @dataclass

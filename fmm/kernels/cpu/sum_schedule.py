@@ -97,8 +97,8 @@ class _ScheduleBuilder:
     def _can_write_at_once(self, output: int, number: int, terms: Terms) -> bool:
         """Return True if the line may be written to the output immediately.
 
-        The result is False if a later line reads an input in the output's memory, or if the line itself reads two such
-        inputs.
+        The result is False if a later line reads an input that shares memory with the output, or if this line reads two
+        inputs that do.
         """
         overwritten = self.aliases.get(output, set())
         needed_later = any(self.last_use.get(read, -1) > number for read in overwritten)

@@ -196,7 +196,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
 
 
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
-    """Exclude the caller's processor for workers: Linux often wakes workers there and moves them too late."""
+    """Exclude the caller's processor for workers, because Linux often wakes workers on the caller's processor."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -208,7 +208,7 @@ def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
 
 
 def _pin_to_processors(workers: Sequence[Worker]) -> None:
-    """Pin each worker to its own processor if their numbers are equal, because Linux is slow to spread threads."""
+    """Pin each worker to a processor if there are as many processors as workers; Linux is slow to spread threads."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -230,8 +230,8 @@ after_fork_in_child(_sum_workers.clear)
 def blas_threads() -> int:
     """Return the number of threads that NumPy's BLAS uses for a product now.
 
-    If threadpoolctl is installed, it reports the number. Otherwise the environment variables and the processors that
-    this process may use determine the number, as in the BLAS libraries.
+    The number comes from threadpoolctl, if threadpoolctl is installed. Otherwise the environment variables and the
+    processors that this process may use determine the number, as in the BLAS libraries.
     """
     if (count := openblas.paused_blas_threads()) > 0:
         return count

@@ -1,8 +1,8 @@
 """Compute products A A^H on the CPU: one triangle by BLAS's syrk or herk, then the other triangle as a mirror image.
 
-NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, they are called in the same library, so that both use the
-same threads. Otherwise they are called through SciPy. If SciPy is not installed, numpy.matmul computes the whole
-product.
+NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls syrk and herk in the same library, which uses the
+same threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes the
+whole product.
 
 `hermitian_product` is for complex matrices with few rows.
 """
@@ -25,8 +25,8 @@ from fmm.kernels.plans.sums import Mirror, Place
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
-# Number of rows that one task mirrors, and largest number of columns of a tile. The cache holds a tile's cache lines
-# until they are completely written.
+# Number of rows that one task mirrors, and largest number of columns of a tile. Each cache line of a tile stays in the
+# cache until the line is completely written.
 MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
 # Smallest number of complex multiply-adds for which computing one triangle in panels is faster than the whole product.
@@ -217,8 +217,8 @@ def above_diagonal(rows: int) -> Array:
 # ---- exactly Hermitian products of a complex matrix with few rows and its adjoint
 #
 # NumPy's whole product is not exactly Hermitian. Therefore the lower triangle is computed in panels of rows, and each
-# panel is mirrored while it is in a cache. With few columns, most of the time is spent on writing the result. BLAS's
-# herk with a separate mirror takes longer, because it passes over the result three times.
+# panel is mirrored while the panel is in a cache. With few columns, most of the time is spent on writing the result.
+# BLAS's herk with a separate mirror takes longer, because the result passes through the caches three times.
 
 
 def needs_panels(side: int, inner: int) -> bool:

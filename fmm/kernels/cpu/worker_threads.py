@@ -1,10 +1,10 @@
 """Run a caller's task on a worker thread, where no signal handler can interrupt the task.
 
 Python runs signal handlers in the main thread, between two bytecodes. Therefore an exception of a handler (Ctrl-C) can
-interrupt Python code anywhere: in a `finally` block, in a loop that waits, or just after a lock is acquired. Work that
-must not stop halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call
-of a C function, during which no handler runs. When the exception is raised, the task has not started or is complete, as
-with NumPy's own product.
+interrupt Python code anywhere, even in a `finally` block or just after a lock is acquired. Work that must not stop
+halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call of a C
+function, during which no handler runs. When the exception is raised, the task has not started or is complete, as with
+NumPy's own product.
 
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.
@@ -65,7 +65,7 @@ _thread_numbers = count()
 _idle_inboxes: list[
     Callable[[Job], None]
 ] = []  # inboxes of idle workers, for any caller; `pop` acquires a worker, and `append` releases the worker
-_failed_start_times: list[float] = []  # time.monotonic() of the last failed start of a thread, at most one
+_failed_start_times: list[float] = []  # time.monotonic() of the last failed start of a thread; at most one element
 after_fork_in_child(_idle_inboxes.clear)
 after_fork_in_child(_failed_start_times.clear)
 
@@ -116,7 +116,7 @@ class Worker:
                 job = self.inbox.get()
                 job()
             job = _do_nothing  # frees the job's arrays before the next job comes
-        # Before Python 3.13 the threading module never removes a thread that it did not start itself from its list.
+        # Before Python 3.13, the threading module never removes such a thread from `threading._active`.
         getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
@@ -125,7 +125,7 @@ def _do_nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Return True to the first thread that claims a job, to run or to cancel it, and False to later threads."""
+    """Return True to the first thread that claims a job (to run or cancel the job), and False to later threads."""
     try:
         return claim.pop()
     except IndexError:
@@ -194,7 +194,7 @@ _unused_gates: list[Gate] = []  # closed gates for later tasks
 
 
 def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], object]] = ()) -> ResultT:
-    """Run `work` on a worker thread, where no signal handler can interrupt it, and return its result.
+    """Run `work` on a worker thread, where no signal handler can interrupt the work, and return the result.
 
     `last` is a list of functions that `work` may change. When `work` has ended, the caller's thread calls the functions
     in `last` before any signal handler runs; each should be a C function. If no thread can be started, nothing is
@@ -252,7 +252,7 @@ class CallerTask(Generic[ResultT]):
         except BaseException as error:
             self.error = error
         finally:
-            with suppress(ValueError):  # the task is not in the list if appending it failed with MemoryError
+            with suppress(ValueError):  # the task is not in the list if appending the task failed with MemoryError
                 _running_tasks.remove(self)
 
     def hand_over_and_wait(self) -> bool:
@@ -271,7 +271,7 @@ class CallerTask(Generic[ResultT]):
             return False
         except MemoryError:
             if try_claim(self.claim):
-                raise  # the task is claimed here, so no worker will run it
+                raise  # the caller has claimed the task, so no worker will run the task
             while not self.ended:
                 retry_until_done(self.gate.wait)
             for step in self.last:

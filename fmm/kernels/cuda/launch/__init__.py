@@ -10,11 +10,11 @@ Thread safety: each object that a call changes belongs to one thread. A call wit
   caches are added and dropped as a whole, and never change. All threads also use the `GraphCache`: one thread may drop
   a graph from another thread's `GraphCaptures`.
 
-An object that is dropped from a cache stays alive while a call uses it. A call holds a reference to its graph until the
-launch is made. A launch holds a reference to its kernel's code. CuPy destroys a graph or unloads code with the last
-reference. If a destroyed graph is still running, CUDA frees the graph when the run ends. Therefore no two threads
-update, launch or destroy the same executable graph at once; CUDA does not define the result of that. Free-threaded
-Python is safe too: every access to a shared container is one atomic operation of a dict or deque.
+An object that is dropped from a cache stays alive while a call uses the object. A call holds a reference to its graph
+until the launch is made. A launch holds a reference to its kernel's code. CuPy destroys a graph or unloads code with
+the last reference. If a destroyed graph is still running, CUDA frees the graph when the run ends. Therefore no two
+threads update, launch or destroy the same executable graph at once; CUDA does not define the result of that.
+Free-threaded Python is safe too: every access to a shared container is one atomic operation of a dict or deque.
 
 Streams for graph captures are reused by later captures and never destroyed. A thread that ends waits for the device,
 and CUDA's driver may crash if another thread destroys a stream meanwhile.

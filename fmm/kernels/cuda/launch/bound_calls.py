@@ -13,14 +13,14 @@ from contextlib import suppress
 from operator import call, length_hint
 from typing import Any
 
-# A call of a C function. It raises an exception, or returns a status: zero or None means success.
+# A call of a C function, which raises an exception or returns a status; zero or None means success.
 BoundCall = Callable[[], Any]
 
 
 def make_calls(calls: Sequence[BoundCall]) -> None:
     """Make all calls in order.
 
-    If a call fails, the later calls are still made, because some of them synchronize streams. At the end, the exception
+    If a call fails, the later calls are still made, because some calls synchronize streams. At the end, the exception
     of the failed call is raised; an error status is raised as a RuntimeError.
     """
     remaining, statuses = iter(calls), list[Any]()

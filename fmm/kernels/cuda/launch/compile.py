@@ -64,7 +64,7 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
 
 
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return the compiled kernel for the current device, and permit its size of shared memory.
+    """Return the compiled kernel for the current device, and permit the kernel's size of shared memory.
 
     `device` is the number of the current device. If several threads need the same source, the first thread compiles the
     source and the others wait. Two kernels may be entry points of the same source: for the second kernel, CuPy has the

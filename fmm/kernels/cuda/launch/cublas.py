@@ -34,7 +34,7 @@ class GemmCall(Protocol):
     """A product by cuBLAS or cuBLASLt with all arguments converted, except the addresses and the stream."""
 
     def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
-        """Bind the call to a stream and to addresses; `bases` starts with those of A, B, C and the workspace."""
+        """Bind the call to a stream and to addresses; `bases` starts with the addresses of A, B, C and workspace."""
         ...
 
 
@@ -63,7 +63,7 @@ _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """Return the vendor's call for a product; `divides` maps a base to a power of two that divides its address."""
+    """Return the vendor's call for a product; `divides` maps a base to a power of two that divides the address."""
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
@@ -203,7 +203,7 @@ class _CublasCall:
         self.function: Callable[..., int] = _cublas_library()[name]
         self.scalars = scalar_array(
             op, element.scalar
-        )  # alpha and beta in host memory; cuBLAS reads both during the call
+        )  # cuBLAS reads alpha and beta from this array in host memory during the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
 
         def arguments_after_address(x: GemmOperand, stored: DType) -> tuple[int, ...]:

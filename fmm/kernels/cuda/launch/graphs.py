@@ -82,7 +82,7 @@ class GraphCaptures:
         return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
 
     def _count_call(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
-        """Count a call whose key has no capture; capture the call when its count reaches `calls_before_capture`."""
+        """Count a call whose key has no capture; capture the call when the count reaches `calls_before_capture`."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.calls_before_capture:
             if len(self.counts) + len(self.captured) >= MAX_COUNTED_KEYS and key not in self.counts:
@@ -139,7 +139,7 @@ class _DriverFunctions(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _driver_functions() -> _DriverFunctions | None:
-    """Return the driver's functions for graph nodes; None if the driver is older than CUDA 12 and lacks them."""
+    """Return the driver's functions for graph nodes; None if the driver is older than CUDA 12."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         return _DriverFunctions(
@@ -198,7 +198,7 @@ def _kernel_nodes(graph: int, driver: _DriverFunctions) -> list[tuple[int, _Kern
 def _match_kernel_nodes(
     nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterable[KernelNode]
 ) -> _MatchedNodes | None:
-    """Remove the nodes of fmm's kernels from `nodes` and return them in launch order; None if a kernel has no node."""
+    """Move the nodes of fmm's kernels from `nodes` to the result, in launch order; None if a kernel has no node."""
     claimed: _MatchedNodes = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)

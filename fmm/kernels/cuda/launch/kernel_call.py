@@ -85,7 +85,7 @@ def _bind_overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, p
 
 @lru_cache(maxsize=1)
 def tensor_map_encoder() -> Any:
-    """Return the driver's cuTensorMapEncodeTiled; None where the driver lacks it."""
+    """Return the driver's function cuTensorMapEncodeTiled; None if the driver has no such function."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     except (OSError, AttributeError):

@@ -1,11 +1,11 @@
 """Run a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
 
-A signal handler can raise between any two bytecodes of this code, but not between the calls: one C function
-(`make_calls`) makes them all. Nothing writes C before that function runs. After an exception, either the whole product
+A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
+(`make_calls`) makes all calls. Nothing writes C before that function runs. After an exception, either the whole product
 is launched or C is unchanged, and the streams are synchronized. Only leading sums on the caller's stream are launched
-earlier; they write nothing but the workspace.
+earlier; leading sums write nothing but the workspace.
 
-fmm takes device memory, streams and compiled code from CuPy, so that both libraries share them.
+fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop fills in faster than NumPy
-# The bases of launches that do not write C. FLAG is among them: all sums receive the flag's address, but only sums that
-# write C raise the flag.
+# The bases of launches that do not write C. FLAG is included, because all sums receive the flag's address, but only
+# sums that write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Base -> index of its address among the addresses of a call. The counters' addresses follow after these.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
@@ -117,7 +117,7 @@ class _LaunchParameters:
         self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
-        # the addresses and counters in `words`; None while they are being written
+        # the addresses and counters in `words`; None while `words` is being written
         self.filled_with: tuple[int, ...] | None = None
 
 
@@ -128,9 +128,9 @@ class _SpareParameters(threading.local):
     handler that runs the same list meanwhile thus takes another block. The block of an interrupted call is not used
     again.
 
-    A thread with pooled memory and a graph of a thread that has ended may have no current CUDA context at its first use
-    of a player. Without a context, setting a graph's parameters crashes in the driver. Therefore the constructor, which
-    runs once in each thread, makes the context current.
+    A thread that uses pooled memory and the graph of an ended thread may have no current CUDA context. Without a
+    context, setting a graph's parameters crashes in the driver. Therefore the constructor, which runs once in each
+    thread, makes the context current.
     """
 
     def __init__(self, device: int) -> None:

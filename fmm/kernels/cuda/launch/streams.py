@@ -143,7 +143,7 @@ def take_capture_stream(device: int) -> Any:
 
 
 def return_capture_stream(device: int, stream: Any) -> None:
-    """Return a stream to the pool from which the next capture takes its stream."""
+    """Return a stream to the pool of streams for graph captures."""
     _capture_streams.setdefault(device, deque()).append(stream)
 
 
@@ -154,7 +154,7 @@ _cached_counters: dict[tuple[int, int, int], int] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """Return the address of a stream's counters, which all its launches share, because they run one after the other."""
+    """Return the address of a stream's counters; launches on a stream run in order, so all share the counters."""
     key = device, stream, 1 << (count - 1).bit_length()
     found = _cached_counters.get(key)
     return found if found is not None else _cached_counters.setdefault(key, new_counters(key[2], stream))
@@ -163,7 +163,7 @@ def stream_counters(device: int, stream: int, count: int) -> int:
 def new_counters(count: int, stream: int) -> int:
     """Return the address of `count` new counters of 4 bytes, which a memset on the stream sets to zero.
 
-    The counters are never freed, since kernels may still write to them.
+    The counters are never freed, because kernels may still write to the counters.
     """
     pointer = int(runtime.malloc(4 * count))
     runtime.memsetAsync(pointer, 0, 4 * count, stream)

@@ -62,7 +62,7 @@ class SplitKernel:
     def function_cpp(self, rule: ScalingRule) -> str:
         """Return the name and template arguments of the C++ function that splits, from f16_planes.cuh."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
-        function = "by_line" if self.along == "inner" else "by_position"
+        function = "split_by_line" if self.along == "inner" else "split_by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
 
 
@@ -70,8 +70,7 @@ class SplitKernel:
 class OperandPlanes:
     """The memory layout of an operand's planes and exponents for a batch; the exponents follow the planes.
 
-    The planes are in the workspace. If an earlier call prepared them, they follow the operand's matrix in its own
-    memory.
+    The planes are in the workspace. Planes that an earlier call prepared follow the operand's matrix in its own memory.
     """
 
     source: GemmOperand
@@ -168,7 +167,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     after = op.scratch if a.is_prepared else a.end_offset
     b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A checked product
-    # records different numbers for rows and for columns, so it needs two sets of planes.
+    # records different numbers for rows and for columns, so a checked Gram product needs two sets of planes.
     gram = op.triangle is not None and op.triangle.gram
     shared = (
         gram
@@ -244,8 +243,8 @@ BALANCE_BLOCKS = 2  # number of thread blocks of the balance kernel for each mul
 class ExponentSpread:
     """The planes of both operands, and the place of the spread of their exponents in the workspace.
 
-    At `offset` the workspace holds three arrays: the largest exponent at each inner position of A, the same for B, and
-    a decision whether to balance the inner dimension.
+    At `offset` the workspace holds the largest exponent at each inner position of A, then those of B, then the decision
+    whether to balance.
     """
 
     left: OperandPlanes

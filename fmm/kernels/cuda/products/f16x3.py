@@ -49,8 +49,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 POINTER_COUNT = 5  # number of pointers in struct Product3, after its tensor maps
-# The last two sizes have no clusters. They serve a C with few rows, where one thread block of each cluster would have
-# no work.
+# The last two sizes have no clusters. These sizes are for a C with few rows, where one thread block of each cluster
+# would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
@@ -227,7 +227,7 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return the steps that split, multiply planes with cuBLAS, and undo the scaling; or the reason against them."""
+    """Return steps that split, multiply planes with cuBLAS and undo the scaling, or why these are impossible."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)

@@ -156,7 +156,7 @@ def tile_op_with_update(
 
 
 def _operand_along(x: MatrixView, inner: int, transposed: bool) -> ContiguousAxis:
-    """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A and 1 for its B."""
+    """Return the dimension along which an operand is contiguous; `inner` is 0 for A and 1 for B of the kernel."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 

@@ -88,8 +88,8 @@ TMA_SIZES = tuple(
 )
 # The kernel GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, where each thread computes one column of a
 # 16 x 128 tile. The paper's kernel loads 64 columns of A in each step. Our kernel loads 32 columns of A in each step,
-# because B is stored in shared memory too, and both must fit on every chip. Traffic to global memory and the size of
-# each access are as in the paper.
+# because B is stored in shared memory too, and the tiles of A and B must fit on every chip. Traffic to global memory
+# and the size of each access are as in the paper.
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp are arranged 8 x 4, so a warp computes 64 x 32 or 48
 # x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache limits the bytes read by all
@@ -160,7 +160,7 @@ def padded_matrix_bytes(lines: int, length: int) -> int:
 
 
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
-    """Return the sizes in bytes of a matrix and of its prepared planes; either dimension may be the inner one."""
+    """Return the bytes of a matrix and of its prepared planes; either dimension may be the inner dimension."""
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 
 

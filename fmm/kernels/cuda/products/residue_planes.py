@@ -75,8 +75,8 @@ def max_scaled_norm(moduli: int, k: int) -> float:
 
 # ---- one operand
 
-# The source of an operand's bytes if they already are residues. "source": the operand's own memory. "planes": a
-# transposed copy in the memory of a plane.
+# Where the bytes of an operand are, if its elements already are residues. "source": the operand's own memory. "planes":
+# a transposed copy in the memory of a plane.
 ByteSource = Literal["source", "planes"]
 
 
@@ -99,8 +99,8 @@ class MeasureKernel:
 class ResidueOperand:
     """An operand of a batch, and the memory layout of its exponents, planes and transposed copy.
 
-    Exponents and planes are in the workspace. If an earlier call prepared them, they follow the operand's matrix in its
-    own memory.
+    Exponents and planes are in the workspace. Exponents and planes that an earlier call prepared follow the operand's
+    matrix in its own memory.
     """
 
     source: GemmOperand
@@ -111,7 +111,7 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # where the bytes are if the operand's numbers already are residues; None if the numbers are split into residues
+    # where the bytes are if the operand's elements already are residues; None if the elements are split into residues
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base address of exponents and planes
     is_prepared: bool = False  # True if an earlier call prepared exponents and planes
@@ -124,13 +124,13 @@ class ResidueOperand:
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
-        """Return True if all lines start at multiples of 16 bytes, or of four elements where these are smaller."""
+        """Return True if all lines start at multiples of 16 bytes, or of four elements if four elements are smaller."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
     def can_split_wide(self, aligned: bool) -> bool:
-        """Return True if the split kernel can load several elements of the operand, or of its copy, at once."""
+        """Return True if each load of the split kernel can read several elements of the operand or of its copy."""
         return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
 
     def measure_block_count(self, kernel: MeasureKernel | None) -> int:

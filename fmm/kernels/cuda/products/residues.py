@@ -128,8 +128,8 @@ def residue_op(
         right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
     )
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
-    # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
-    # zeros.
+    # The copy engine writes 16 bytes at a time, so it would write zeros after a row that does not end at a multiple of
+    # 16 bytes.
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
@@ -139,7 +139,7 @@ def residue_op(
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand with the layout of its prepared planes, if an earlier call prepared them."""
+    """Return the operand with the layout of its prepared planes, if an earlier call prepared planes."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -197,7 +197,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and their workspace in bytes."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # residue_op describes the operand to prepare as already prepared. Its launches must compute the planes of that
+    # residue_op describes the operand to prepare as already prepared. The launches must compute the planes of this
     # operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
@@ -223,7 +223,7 @@ class ResidueKernel:
 
     sizes: WgmmaSizes
     triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
-    reduces: bool = False  # True if sums are reduced modulo p after some steps, because they could exceed 32 bits
+    reduces: bool = False  # True if sums are reduced modulo p after some steps, because the sums could exceed 32 bits
 
     @property
     def shared_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Generate the CUDA source of a tiled product with fused sums, for the kernels of gemm_simt.cuh and gemm_mma_f64.cuh.
 
-The generated source contains all that depends on a scheme: the numbers of blocks of A, B and C in a product, and the
-epilogue for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant
-of Figure 6 of Huang, Yu and van de Geijn is one compiled kernel. A step table's update of C is generated as code.
+The generated source contains all that depends on a scheme: the numbers of blocks in a product, and the epilogue for
+each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant of Figure 6 of
+Huang, Yu and van de Geijn is one compiled kernel. A step table's update of C is generated as code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fmm.kernels.cuda.products.tiling import (
 
 MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
 CopyPath = Literal["async", "plain", "texture"]  # how a tile is copied to shared memory; enum Path of gemm_simt.cuh
-# How a product is added to a destination block. "keep": the kernel reads the block, multiplies it by `keep`, adds the
-# product, and writes the block; no other kernel writes the block. "atomic": the kernel adds the product atomically, and
-# other thread blocks may add to the same block at the same time.
+# How a product is added to a destination block. "keep": the kernel computes block = keep block + product; no other
+# kernel writes the block. "atomic": the kernel adds the product atomically, and other thread blocks may add to the same
+# block at the same time.
 UpdateMode = Literal["keep", "atomic"]
 # How a kernel uses the device's flag for inf and NaN. "raises": the kernel raises the flag when it stores an inf or
 # NaN. "obeys": the kernel does nothing unless the flag is raised.
@@ -98,7 +98,7 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
+    """Return an equivalent `adding_epilogue` with its pairs (factor, keep), or `e` if none is equivalent.
 
     An equivalent exists if no destination's new value depends on the old value of another destination. Most kernels of
     step tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients that the launch
@@ -193,8 +193,8 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
         ", blockIdx.x",
     )
     if obeys:
-        parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
-        call, tile = "multiply_again", ""
+        parameters, number = f"fmm::RecomputeParams<{parameters}>", f"fmm::RecomputeElement<{element}>::Type"
+        call, tile = "recompute_tiles", ""
     header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.mma_depth else "gemm_simt"
     before = [
         "struct Product {",
@@ -232,7 +232,7 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """Yield the C++ members of struct Product that tell which destinations are read and written, and update them."""
+    """Yield the C++ members of struct Product that list the destinations to read and write, and compute the update."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destination_count}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"

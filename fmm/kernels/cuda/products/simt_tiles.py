@@ -59,7 +59,7 @@ class TileOp:
     n: int
     k: int
     count: int = 1  # number of products in the batch
-    # True if the launch may overlap the previous launch, because it only adds to the previous launch's results
+    # True if this launch only adds to the previous launch's results, and therefore may overlap the previous launch
     may_overlap: bool = False
     open_strategy: bool = False  # True if the strategy may be replaced by a faster one
 
@@ -130,10 +130,10 @@ class TileOp:
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Several products, which run in one launch if a kernel can compute them together.
+    """Several products, which run in a single launch if a kernel can compute all products together.
 
     `order` tells how the products write blocks of C. "free": each block is written by one product only. "turns": the
-    products write one after the other. "atomic": the products add to C atomically, in any order.
+    products write in the order of the group. "atomic": the products add to C atomically, in any order.
     """
 
     ops: tuple[TileOp, ...]
@@ -261,7 +261,7 @@ OVERLAP_MIN_WAVES = 1.9
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """Return one launch for all these products, or one launch for each product if one kernel cannot compute them all.
+    """Return a single launch for all these products, or a launch for each product if no kernel can compute all.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
     raise the flag when they store an inf or NaN.

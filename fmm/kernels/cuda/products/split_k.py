@@ -16,10 +16,10 @@ from typing import NamedTuple
 MIN_PART_STEPS = 16  # smallest number of steps in a part; a shorter part costs more than the idle time saved
 TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
-# Times of a thread block in units of one position of the inner dimension: to start, to store a tile of C, and to store
-# a tile in order with other thread blocks. On an H200 an ordered store took 45 units if all thread blocks store at
-# about the same time. Parts and whole tiles store at different times, and with 30 units the model finds the fastest of
-# the measured divisions.
+# Times of a thread block to start, to store a tile of C, and to store a tile in order with other thread blocks. The
+# unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units if all thread
+# blocks store at about the same time. Parts and whole tiles store at different times, and with 30 units the model finds
+# the fastest of the measured divisions.
 START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 

@@ -20,7 +20,7 @@ RASTER_ROWS = 8  # number of rows of tiles computed together, so that their tile
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
 # The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": these
-# tiles, and their mirror images. None in place of these words means all tiles of a general C.
+# tiles, and their mirror images. A TriangleTiles value of None means all tiles of a general C.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",

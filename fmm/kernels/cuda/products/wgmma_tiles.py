@@ -106,13 +106,13 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
 
 
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
-    """Return the C++ struct Step; its `multiply` multiplies 64 rows of A by `width` columns of B with wgmma.
+    """Return the C++ struct Step, whose function `multiply` multiplies 64 rows of A by `width` columns of B.
 
-    With `keeps` = 0 the first instruction overwrites the accumulators, else it adds to them. All other instructions
-    add. 16-bit operands may be transposed, that is, contiguous along the outer dimension. Products of bytes accumulate
-    as integers. An instruction must name all its registers, so the text of an instruction depends on `width`. All
-    instructions of a tile are in one asm statement, because NVRTC compiles slowly for each statement with many
-    registers.
+    With `keeps` = 0 the first wgmma instruction overwrites the accumulators. All other instructions add to the
+    accumulators. 16-bit operands may be transposed, that is, contiguous along the outer dimension. Products of bytes
+    accumulate as integers. An instruction must name all its registers, so the text of an instruction depends on
+    `width`. All instructions of a tile are in one asm statement, because NVRTC compiles slowly for each statement with
+    many registers.
 
     With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A and LOW_B are the distances from
     plane hi to plane lo of A and of B.
@@ -272,8 +272,8 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
-    # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
-    # zeros.
+    # The copy engine writes 16 bytes at a time, so it would write zeros after a row that does not end at a multiple of
+    # 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # The instruction that transposes a tile supports elements of 16 bits only.
