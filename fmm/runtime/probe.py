@@ -21,7 +21,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import Arena, Array, aligned_block, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.openblas import paused_blas_threads
-from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, threads_per_product, time_steps
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, measure_step_times, threads_per_product
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_worker
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
@@ -31,7 +31,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # first and last side of the timed products; the side is doubled
-MAX_PRODUCT_SECONDS = 0.02  # largest seconds of a timed product: the side is not doubled beyond
+MAX_PRODUCT_SECONDS = 0.02  # the side is doubled until the next product would take longer than this
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
@@ -39,7 +39,7 @@ PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number
 PIPE_STEPS, CONCURRENT_PIPE_STEPS = 200.0, 150.0
 # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
 SUM_OPERAND_SIDE = 1536
-# rows and columns of A in the product that runs beside the timed sums; takes longer than the sums and is not split
+# rows and columns of A in the product that runs concurrently with the timed sums, unsplit, and longer than the sums
 CONCURRENT_SHAPE = (640, 1024)
 # Factors on the measured rate of sums where sums and products alternate: the overflow check takes time, and caches are
 # colder inside a product. Products take less time in float32, so the slower sums weigh more there.
@@ -151,8 +151,8 @@ def _sum_rate(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.compute_sums(split, reads, writes)
 
-    time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
-    seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
+    measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
+    seconds = median(measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 
