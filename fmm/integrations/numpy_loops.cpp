@@ -41,9 +41,9 @@ using ReplaceLoop = int (*)(void* ufunc, Loop loop, const int* signature, Loop* 
 constexpr int TYPES = 16;  // NumPy's type numbers from bool to complex128
 constexpr int64_t NEVER = INT64_MAX;
 
-std::atomic<Loop> own_loops[TYPES];           // NumPy's loops, by type
-std::atomic<int64_t> least_sides[TYPES];      // the shortest side with which Python is called, by type
-std::atomic<double> least_works[TYPES];       // multiply-adds from which new sizes call Python at once, by type
+std::atomic<Loop> numpy_loops[TYPES];         // NumPy's loops, by type
+std::atomic<int64_t> smallest_sides[TYPES];   // the shortest side with which Python is called, by type
+std::atomic<double> smallest_works[TYPES];    // multiply-adds from which new sizes call Python at once, by type
 std::atomic<bool> calls_always{false};        // true if all new sizes call Python, which counts the products
 std::atomic<void*> python_function{nullptr};  // the Python function, which returns an Answer
 std::atomic<unsigned long> main_thread{0};    // the thread in which Python runs signal handlers
@@ -56,48 +56,49 @@ enum Answer : long { DECLINED, WRITTEN, DECLINED_NOW };  // DECLINED_NOW: declin
 // too late. Both are harmless.
 
 constexpr int SLOTS = 1024;
-constexpr int64_t REMEMBERED = 1000000000;  // time in nanoseconds for which a decline is remembered
+constexpr int64_t REMEMBERED_NANOSECONDS = 1000000000;  // time for which a decline is remembered
 
 struct Slot {
   std::atomic<uint64_t> product{0};
   std::atomic<int64_t> until{0};
 };
 
-Slot declined[SLOTS];
-std::atomic<uint64_t> seen[SLOTS];  // hashes of recent products
+Slot declined_products[SLOTS];
+std::atomic<uint64_t> recent_products[SLOTS];  // hashes of recent products
 
-int64_t now() {
+int64_t now_in_nanoseconds() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-uint64_t mixed(uint64_t hash, int64_t value) {
+uint64_t mix_hash(uint64_t hash, int64_t value) {
   return (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull + (hash >> 29);
 }
 
 uint64_t hash_of(int type, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
-  uint64_t hash = mixed(type + 1, addresses[0] == addresses[1]);  // A A^T has other plans than A B
-  for (int i = 0; i < SIZES; ++i) hash = mixed(hash, sizes[i]);
-  for (int i = 0; i < STEPS; ++i) hash = mixed(hash, steps[i]);
+  uint64_t hash = mix_hash(type + 1, addresses[0] == addresses[1]);  // A A^T has other plans than A B
+  for (int i = 0; i < SIZES; ++i) hash = mix_hash(hash, sizes[i]);
+  for (int i = 0; i < STEPS; ++i) hash = mix_hash(hash, steps[i]);
   return hash | 1;  // not 0, because 0 marks an empty slot
 }
 
-Slot& slot_of(uint64_t product) { return declined[(product >> 16) % SLOTS]; }
+Slot& slot_of(uint64_t product) { return declined_products[(product >> 16) % SLOTS]; }
 
 bool was_declined(uint64_t product) {
   const Slot& slot = slot_of(product);
-  return slot.product.load(std::memory_order_relaxed) == product && slot.until.load(std::memory_order_relaxed) > now();
+  return slot.product.load(std::memory_order_relaxed) == product &&
+      slot.until.load(std::memory_order_relaxed) > now_in_nanoseconds();
 }
 
 void remember_declined(uint64_t product) {
   Slot& slot = slot_of(product);
-  slot.until.store(now() + REMEMBERED, std::memory_order_relaxed);
+  slot.until.store(now_in_nanoseconds() + REMEMBERED_NANOSECONDS, std::memory_order_relaxed);
   slot.product.store(product, std::memory_order_relaxed);
 }
 
-bool recurs(uint64_t product) {
-  return seen[(product >> 16) % SLOTS].exchange(product, std::memory_order_relaxed) == product;
+bool was_seen_before(uint64_t product) {
+  return recent_products[(product >> 16) % SLOTS].exchange(product, std::memory_order_relaxed) == product;
 }
 
 // ---- exceptions
@@ -106,23 +107,23 @@ bool recurs(uint64_t product) {
 // (Ctrl-C), the exception is raised again as soon as the thread executes its next bytecode. NumPy's matmul is one
 // bytecode too, and ends before any signal handler runs.
 
-struct Raised {
+struct PythonException {
   void *type, *value, *traceback;
 };
 
 int raise_again(void* argument) {
-  Raised* raised = static_cast<Raised*>(argument);
+  PythonException* raised = static_cast<PythonException*>(argument);
   PyErr_Restore(raised->type, raised->value, raised->traceback);
   delete raised;
   return -1;
 }
 
 void raise_later() {
-  Raised raised;
+  PythonException raised;
   PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
   const unsigned long thread = PyThread_get_thread_ident();
   if (thread == main_thread) {
-    Raised* kept = new Raised(raised);
+    PythonException* kept = new PythonException(raised);
     if (Py_AddPendingCall(raise_again, kept) == 0) return;
     delete kept;
   } else {
@@ -138,7 +139,7 @@ void raise_later() {
 thread_local bool in_python = false;  // true during the Python function: this thread's products use NumPy's loops
 
 // Calls the Python function and returns its answer. Floating-point flags are restored, because NumPy reports them.
-Answer answer_of_python(int type, bool pays, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
+Answer call_python(int type, bool pays, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
   void* function = python_function;
   if (!function || !Py_IsInitialized()) return DECLINED_NOW;
   std::fexcept_t flags;
@@ -170,27 +171,29 @@ bool is_large(int64_t least, const intptr_t* sizes) {
 }
 
 template <int type>
-void loop(char** addresses, const intptr_t* sizes, const intptr_t* steps, void* data) {
-  if (is_large(least_sides[type].load(std::memory_order_relaxed), sizes) && !in_python) {
+void matmul_loop(char** addresses, const intptr_t* sizes, const intptr_t* steps, void* data) {
+  if (is_large(smallest_sides[type].load(std::memory_order_relaxed), sizes) && !in_python) {
     const uint64_t product = hash_of(type, addresses, sizes, steps);
     if (!was_declined(product)) {
       const double work = static_cast<double>(sizes[0]) * sizes[1] * sizes[2] * sizes[3];
-      const bool pays = recurs(product) || work >= least_works[type];
+      const bool pays = was_seen_before(product) || work >= smallest_works[type];
       if (pays || calls_always) {
-        const Answer answer = answer_of_python(type, pays, addresses, sizes, steps);
+        const Answer answer = call_python(type, pays, addresses, sizes, steps);
         if (answer == WRITTEN) return;
         if (answer == DECLINED) remember_declined(product);
       }
     }
   }
   Loop own;
-  while (!(own = own_loops[type])) {  // wait while another thread installs this loop
+  while (!(own = numpy_loops[type])) {  // wait while another thread installs this loop
   }
   own(addresses, sizes, steps, data);
 }
 
-const Loop loops[TYPES] = {loop<0>, loop<1>, loop<2>,  loop<3>,  loop<4>,  loop<5>,  loop<6>,  loop<7>,
-                           loop<8>, loop<9>, loop<10>, loop<11>, loop<12>, loop<13>, loop<14>, loop<15>};
+const Loop fmm_loops[TYPES] = {matmul_loop<0>, matmul_loop<1>, matmul_loop<2>, matmul_loop<3>,
+                               matmul_loop<4>, matmul_loop<5>, matmul_loop<6>, matmul_loop<7>,
+                               matmul_loop<8>, matmul_loop<9>, matmul_loop<10>, matmul_loop<11>,
+                               matmul_loop<12>, matmul_loop<13>, matmul_loop<14>, matmul_loop<15>};
 
 }  // namespace
 
@@ -201,8 +204,8 @@ extern "C" {
 int fmm_replace(int type, ReplaceLoop replace, void* ufunc) {
   const int signature[3] = {type, type, type};
   Loop own = nullptr;
-  const int failed = replace(ufunc, loops[type], signature, &own);
-  if (!failed) own_loops[type] = own;
+  const int failed = replace(ufunc, fmm_loops[type], signature, &own);
+  if (!failed) numpy_loops[type] = own;
   return failed;
 }
 
@@ -210,8 +213,8 @@ int fmm_replace(int type, ReplaceLoop replace, void* ufunc) {
 int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
   const int signature[3] = {type, type, type};
   Loop found = nullptr, ours = nullptr;
-  replace(ufunc, own_loops[type], signature, &found);
-  if (found == loops[type]) return 0;
+  replace(ufunc, numpy_loops[type], signature, &found);
+  if (found == fmm_loops[type]) return 0;
   replace(ufunc, found, signature, &ours);
   return 1;
 }
@@ -219,9 +222,9 @@ int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
 // Sets the shortest side with which a type calls Python (0: never), and the multiply-adds from which new sizes call
 // Python at their first product.
 void fmm_limits(int type, int64_t side, double work) {
-  least_sides[type] = side > 0 ? side : NEVER;
-  least_works[type] = work;
-  for (Slot& slot : declined) slot.until = 0;
+  smallest_sides[type] = side > 0 ? side : NEVER;
+  smallest_works[type] = work;
+  for (Slot& slot : declined_products) slot.until = 0;
 }
 
 // Sets whether new sizes always call Python at their first product.

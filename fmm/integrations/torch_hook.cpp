@@ -36,45 +36,45 @@ int64_t now_in_milliseconds() {
 // two threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or too
 // late.
 constexpr size_t SLOTS = 1024;
-constexpr int64_t REMEMBERED = 1000;  // time in milliseconds for which a decline is remembered
+constexpr int64_t REMEMBERED_MILLISECONDS = 1000;  // time for which a decline is remembered
 
 struct Slot {
   std::atomic<uint64_t> product{0};
   std::atomic<int64_t> until{0};
 };
 
-std::array<Slot, SLOTS> declined;
+std::array<Slot, SLOTS> declined_products;
 
-uint64_t mixed(uint64_t hash, int64_t value) {
+uint64_t mix_hash(uint64_t hash, int64_t value) {
   return (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull + (hash >> 29);
 }
 
 uint64_t hash_of(uint64_t operator_number, const at::Tensor& a, const at::Tensor& b) {
-  uint64_t hash = mixed(operator_number + 1, static_cast<int64_t>(a.scalar_type()));
-  hash = mixed(hash, a.is_cuda() ? a.get_device() : -1);
+  uint64_t hash = mix_hash(operator_number + 1, static_cast<int64_t>(a.scalar_type()));
+  hash = mix_hash(hash, a.is_cuda() ? a.get_device() : -1);
   for (const at::Tensor* x : {&a, &b}) {
-    for (const int64_t size : x->sizes()) hash = mixed(hash, size);
-    for (const int64_t stride : x->strides()) hash = mixed(hash, stride);
+    for (const int64_t size : x->sizes()) hash = mix_hash(hash, size);
+    for (const int64_t stride : x->strides()) hash = mix_hash(hash, stride);
   }
   return hash | 1;  // not 0, because 0 marks an empty slot
 }
 
 bool was_declined(uint64_t product) {
-  const Slot& slot = declined[(product >> 16) % SLOTS];
+  const Slot& slot = declined_products[(product >> 16) % SLOTS];
   return slot.product.load(std::memory_order_relaxed) == product &&
       slot.until.load(std::memory_order_relaxed) > now_in_milliseconds();
 }
 
 void remember_declined(uint64_t product) {
-  Slot& slot = declined[(product >> 16) % SLOTS];
-  slot.until.store(now_in_milliseconds() + REMEMBERED, std::memory_order_relaxed);
+  Slot& slot = declined_products[(product >> 16) % SLOTS];
+  slot.until.store(now_in_milliseconds() + REMEMBERED_MILLISECONDS, std::memory_order_relaxed);
   slot.product.store(product, std::memory_order_relaxed);
 }
 
 // True if Python declined the last product for a reason other than its sizes. Such a decline is not remembered.
-thread_local bool only_now = false;
+thread_local bool declined_only_now = false;
 
-bool large_enough(const at::Tensor& a, const at::Tensor& b) {
+bool is_large_enough(const at::Tensor& a, const at::Tensor& b) {
   const int64_t axes = a.dim();
   if (axes < 2 || b.dim() != axes || a.layout() != at::kStrided || b.layout() != at::kStrided) return false;
   const int64_t k = a.size(axes - 1), n = b.size(axes - 1), work = a.size(axes - 2) * k * n;
@@ -90,18 +90,18 @@ class Hook : public c10::OperatorKernel {
   Hook(const c10::OperatorHandle& op, const c10::OperatorHandle& python_op, DispatchKey key, uint64_t number,
        size_t first)
       : own_(op.getComputedKernelForDispatchKey(key)), python_op_(python_op), key_(key), number_(number),
-        first_(first) {}
+        left_index_(first) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
-    const at::Tensor& a = (*stack)[begin + first_].toTensor();
-    const at::Tensor& b = (*stack)[begin + first_ + 1].toTensor();
-    if (large_enough(a, b)) {
+    const at::Tensor& a = (*stack)[begin + left_index_].toTensor();
+    const at::Tensor& b = (*stack)[begin + left_index_ + 1].toTensor();
+    if (is_large_enough(a, b)) {
       const uint64_t product = hash_of(number_, a, b);
       if (!was_declined(product)) {
-        only_now = false;
-        if (computed_by_python(stack, begin)) return;
-        if (!only_now) remember_declined(product);
+        declined_only_now = false;
+        if (compute_in_python(stack, begin)) return;
+        if (!declined_only_now) remember_declined(product);
       }
     }
     own_.callBoxed(op, keys, stack);
@@ -109,7 +109,7 @@ class Hook : public c10::OperatorKernel {
 
  private:
   // Calls Python. Returns true if Python returned the product; the product then replaces the arguments on the stack.
-  bool computed_by_python(Stack* stack, size_t begin) const {
+  bool compute_in_python(Stack* stack, size_t begin) const {
     Stack call(stack->begin() + static_cast<std::ptrdiff_t>(begin), stack->end());
     python_op_.redispatchBoxed(DispatchKeySet(key_), &call);
     if (call.back().isNone()) return false;
@@ -122,11 +122,11 @@ class Hook : public c10::OperatorKernel {
   c10::OperatorHandle python_op_;
   DispatchKey key_;
   uint64_t number_;
-  size_t first_;
+  size_t left_index_;
 };
 
 // Suppresses the dispatcher's warning that a kernel replaces another kernel.
-class Quiet : public c10::WarningHandler {
+class WarningSuppressor : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
 };
@@ -134,12 +134,12 @@ class Quiet : public c10::WarningHandler {
 // All kernels that were ever registered. They are never freed, because a thread may still run a kernel that is removed.
 std::vector<Kernel> ever_registered;
 
-struct Installed {
-  explicit Installed(DispatchKey key) : library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
+struct Registration {
+  explicit Registration(DispatchKey key) : library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
   torch::Library library;
 };
 
-std::array<std::unique_ptr<Installed>, 2> installed;  // the registrations for the host (0) and for CUDA devices (1)
+std::array<std::unique_ptr<Registration>, 2> installed;  // the registrations for the host (0) and for CUDA devices (1)
 thread_local std::string failure;
 
 }  // namespace
@@ -149,11 +149,11 @@ extern "C" {
 const char* fmm_failure() { return failure.c_str(); }
 
 // Python calls this function while it runs for a hook: the present decline must not be remembered.
-void fmm_only_now() { only_now = true; }
+void fmm_only_now() { declined_only_now = true; }
 
 void fmm_least_work(int64_t work, int64_t work_16_bit, int64_t work_16_bit_unaligned) {
   least_work = work, least_work_16_bit = work_16_bit, least_work_16_bit_unaligned = work_16_bit_unaligned;
-  for (Slot& slot : declined) slot.until = 0;
+  for (Slot& slot : declined_products) slot.until = 0;
 }
 
 // Installs hooks for `operators`, names such as "mm.out"; the operators of fmm_hook have "_" in place of the dot.
@@ -163,9 +163,9 @@ int fmm_install(int on_cuda, int count, const char** operators, const int* first
   try {
     const DispatchKey key = on_cuda ? DispatchKey::CUDA : DispatchKey::CPU;
     auto& dispatcher = c10::Dispatcher::singleton();
-    Quiet quiet;
+    WarningSuppressor quiet;
     c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-    auto library = std::make_unique<Installed>(key);
+    auto library = std::make_unique<Registration>(key);
     for (int i = 0; i < count; ++i) {
       const std::string full = operators[i];
       const size_t dot = full.find('.');

@@ -1,8 +1,7 @@
-"""The cached prepared call of one product: its operands, its plan, its launches and its memory.
+"""Prepared calls: the operands, plan, launches and memory needs of one product, cached by the call's signature.
 
-`prepare_call` looks up the call in its library's cache. If the cache has no call, `prepare_call` describes the operands
-as a `ProblemQuery`, and `prepare_query` decides. `prepare_query` is pure: it touches no array and no device, so tests
-need none.
+`prepare_call` looks up the call in the cache of its library. On a miss, `prepare_uncached` describes the operands as a
+`ProblemQuery`, and `prepare_query` decides. `prepare_query` touches no array and no device, so tests need neither.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ ZERO_WORKSPACE_LIMITS = Limits(0)
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call with its plan, launches and memory needs. Without a plan the library's own product runs.
+    """A call with its plan, launches and memory needs; without a plan the library's own product runs.
 
-    Immutable, so threads and streams share it. The result and the workspace are allocated at each call.
+    A prepared call is immutable, so threads and streams share it. Each product allocates its own result and workspace.
     """
 
     decision: Decision
@@ -88,20 +87,20 @@ class PreparedCall:
     workspace: int = 0  # bytes of workspace
     call_bytes: int = 0  # bytes of the workspace and, on a device, of copies of operands
     uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
-    plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too
+    plan_refusal: str = ""  # reason why the caller's plan cannot run, if the library probably rejects the call too
 
     def explained_decision(self, kernels: tuple[str, ...]) -> Decision:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
         return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
     def can_overlap_out(self, a: int, b: int, c: int) -> bool:
-        """Return True if C may share memory with an operand, at these three addresses."""
+        """Return True if A, B and C at these addresses let C share memory with an operand."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
 
 @dataclass(frozen=True)
 class ProblemQuery:
-    """The operands of one product, the place for the result, and the caller's limits."""
+    """The operands of one product, `out` if there is one, the device, and the caller's limits."""
 
     a: Operand
     b: Operand
@@ -121,7 +120,7 @@ class CachedCall(NamedTuple):
 
     call: PreparedCall
     valid_until: float  # time.monotonic() at which the call expires
-    workspace_share: int = 0  # the default workspace limit, in bytes, for which the call was prepared
+    workspace_share: int = 0  # default workspace limit in bytes when the call was prepared
 
 
 MAX_CACHED_CALLS = 4096  # largest number of cached calls of a library
@@ -139,7 +138,7 @@ def prepare_call(
     constraints: PlanConstraints | GramKey,
     prepare: PrepareFunction | None = None,
 ) -> PreparedCall:
-    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: prepare_uncached).
+    """Return the cached call for this signature; on a miss cache the result of `prepare` (default: prepare_uncached).
 
     Without b, the call multiplies a matrix by its own transpose.
     """
@@ -165,7 +164,7 @@ def _prepare_and_cache(
 ) -> CachedCall:
     """Prepare a call and cache it.
 
-    Without the caller's workspace limit, the cached call expires with the reading of the free memory.
+    Without a workspace limit of the caller, the cached call expires when the free memory is read again.
     """
     previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
@@ -187,12 +186,13 @@ def _prepare_and_cache(
     return cached
 
 
-_host_caches: dict[int, dict[Hashable, Any]] = {}  # caches of prepared calls of the libraries on the host, by id
+# caches of prepared calls of the host libraries, by `id` of the cache
+_host_caches: dict[int, dict[Hashable, Any]] = {}
 
 
 @register_probe_callback
 def _clear_host_caches() -> None:
-    """Forget the calls that were decided before this processor was measured."""
+    """Remove all cached calls of the host libraries: they were decided before this processor was measured."""
     for calls in tuple(_host_caches.values()):
         calls.clear()
 
@@ -212,7 +212,7 @@ def can_write_into_out(library: Library, call: PreparedCall, a: object, b: objec
 
 
 def prepare_uncached(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
-    """Prepare a call without the cache. Calls that the library rejects are left to the library.
+    """Return a new prepared call; calls that the library rejects get no plan.
 
     PlanError if the caller's plan cannot run.
     """
@@ -257,10 +257,10 @@ def _make_query(
 
 # ---- from a query to a prepared call
 
-# NumPy mirrors the triangle that BLAS computed entry by entry, in one thread. fmm mirrors the triangle in tiles, on all
-# threads, which costs more to start. (Measured ratio of NumPy's to fmm's time on two cores, in float64 and float32:
-# 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17
-# with 4096.)
+# Smallest number of rows for which fmm mirrors the triangle that BLAS computed. NumPy mirrors entry by entry, in one
+# thread. fmm mirrors tiles, on all threads, which costs more to start. (Measured ratio of NumPy's to fmm's time on two
+# cores, in float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and
+# 1.05 with 3000, 1.06 and 1.17 with 4096.)
 TILED_MIRROR_MIN_ROWS = 3000
 TILED_MIRROR_REASON = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 OUT_MISMATCH_REASON = "out has another shape or type than the product"
@@ -269,13 +269,13 @@ OUT_MISMATCH_REASON = "out has another shape or type than the product"
 def prepare_query(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for a query.
 
-    VendorOnlyError if only the library can multiply these operands, PlanError if the caller's plan cannot run.
+    Raise VendorOnlyError if only the library can multiply these operands, PlanError if the caller's plan cannot run.
     """
     return _prepare_as_gram(query) or _prepare_operation(query)
 
 
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
-    """Return the call that computes one triangle of a matrix times its own transpose, if that is faster."""
+    """Return the call that computes one triangle of A A^T; None if the whole product is faster, or B is not A^T."""
     setting = query.setting
     if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
@@ -297,9 +297,9 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
 
 
 def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
-    """Return True if the vendor has a function for one triangle (syrk) and the library's own product is slower.
+    """Return True if the vendor's syrk with fmm's mirror is faster than the library's own product.
 
-    Vendors have no syrk for 16-bit types. NumPy's product calls syrk, but mirrors the triangle in one thread.
+    No vendor has syrk for 16-bit types. NumPy's product calls syrk, but mirrors the triangle in one thread.
     """
     has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
@@ -312,7 +312,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for the query's own operation."""
     result, on_host = _check_query(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
-    # On a device the library copies an operand as a whole; on the host each matrix is copied into the workspace.
+    # On a device the library copies a whole operand; on the host each product's matrices are copied into the workspace.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(whole=not on_host)
@@ -342,7 +342,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
 
 
 def _check_query(query: ProblemQuery) -> Operand:
-    """Return the product as a new array; VendorOnlyError if fmm does not multiply these operands."""
+    """Return the description of the product as a new array; VendorOnlyError if fmm does not multiply these operands."""
     setting, shape = query.setting, product_shape(query.a.shape, query.b.shape)
     types = f"{query.a.dtype} and {query.b.dtype}"
     if shape is None:
@@ -375,7 +375,8 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
 def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
     """Return the limits that remain after `copied` bytes of operand copies.
 
-    Integers are exact. Triangles are not bounded entry by entry, so componentwise excludes emulation there.
+    Integers are exact, so componentwise changes nothing. The error of a triangle's entries has no bound under
+    emulation, so componentwise forbids emulation for triangles.
     """
     componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
@@ -384,9 +385,9 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
 
 
 def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool:
-    """Return True if the vendor's product needs more than a call of the library's own function."""
+    """Return True if the library's own function does not compute the vendor's product in one call."""
     problem, setting = work.problem, query.setting
-    # NumPy's own product computes one triangle of a small matrix times its transpose in place.
+    # NumPy's own product of a small matrix and its transposed view computes one triangle.
     is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < TILED_MIRROR_MIN_ROWS
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
@@ -395,8 +396,8 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# With any plan, inf and NaN appear exactly where the vendor has them. The means for this on the host (True) and on a
-# device (False):
+# How inf and NaN appear exactly where the vendor has them, on the host (True) and on a device (False), as texts for
+# explanations.
 NONFINITE_HANDLING_TEXTS = {
     True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
     False: "where the result has inf or NaN, it is computed again in the classical order",
@@ -456,18 +457,18 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     except PlanError:
         if required:
             raise
-        return None  # the parameters of a launch cannot hold all blocks of a sum
+        return None  # the parameters of a launch cannot hold all submatrices of a sum
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
-    # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
-    # contiguous arrays, not those of views.
+    # fmm's own kernels are slower on unaligned rows. The predicted time includes this slowdown for contiguous arrays,
+    # but not for views.
     is_predicted = not are_rows_aligned(problem_without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
-    """Return a device call's launches for these addresses of A, B and C; None: allocated by the library."""
+    """Return a device call's launches for these addresses; the address of an array to be allocated is None."""
     from fmm.kernels.cuda.record import record_launches
 
     assert call.launches is not None and call.device is not None and call.device.chip is not None
@@ -479,7 +480,8 @@ def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: i
     )
 
 
-# A graph saves time for several short launches: at most this many operations and multiply-adds (about 3 ms).
+# Largest number of operations and of multiply-adds (about 3 ms) of a call that is captured as a graph: a graph saves
+# time between short launches only.
 MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 
 
@@ -487,7 +489,8 @@ def _call_with_launches(
     call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery
 ) -> PreparedCall:
     """Return the call with launches, offsets and memory needs."""
-    from fmm.kernels.cuda.record import record_operations  # a program without a GPU does not load it
+    # imported here: a program without a GPU does not load this module
+    from fmm.kernels.cuda.record import record_operations
 
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_MULTIPLY_ADDS

@@ -1,8 +1,8 @@
-"""Operands prepared for many products: `fmm.prepare(b)` copies b, and stores a leaf's preparation after the copy.
+"""Operands prepared for many products: `fmm.prepare(b)` copies b, and stores a leaf's prepared form after the copy.
 
-Only this object can write the memory of the copy, so the prepared form is never out of date. After a change of b,
-prepare b again. A product by a plan whose leaf stores a prepared form (`Leaf.prepared_layout`) skips the pass that
-computes this form. Other plans read the copy as an ordinary matrix.
+No program can write the memory of the copy, so the prepared form always fits the copy. After a change of b, prepare b
+again. If the plan's leaf stores a prepared form (`Leaf.prepared_layout`), the product skips the pass that computes this
+form. Other plans read the copy as an ordinary matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fmm.runtime.devices import cuda_device
 from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
-MIN_PREPARED_SIDE = 64  # the least side of a matrix for which a leaf stores a prepared form
+MIN_PREPARED_SIDE = 64  # smallest side of a matrix for which a leaf stores a prepared form
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class PreparedOperand:
         return len(self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the copy; it is prepared again where it is unpickled."""
+        """Pickle the copy; unpickling prepares the copy again."""
         return prepare_operand, (self._array, self.side)
 
     def __array__(self, *args: Any, **options: Any) -> Any:
@@ -56,7 +56,7 @@ class PreparedOperand:
 
 
 def prepare_operand(x: Any, side: Side) -> PreparedOperand:
-    """Return the read-only copy, on a device with the preparation of the first leaf that has one."""
+    """Return a read-only copy of x; on a device with the prepared form of the first leaf that stores a form for x."""
     if not isinstance(side, str) or side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if getattr(x, "requires_grad", False):
@@ -85,7 +85,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
     arrays, prepared_side = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
-            # The products of the gradients have other operands, which are not prepared.
+            # The products that compute gradients have other operands, without a prepared form.
             if x.side == side and not getattr(other, "requires_grad", False):
                 prepared_side = x._prepared_side or prepared_side
             x = x._array
@@ -96,9 +96,9 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 
 
 def shape_error_note(a: Any, b: Any) -> str:
-    """Return a note for an error of shapes, if an operand was prepared for the other side and does not fit here."""
+    """Return a note for a shape error if an operand was prepared for the other side; else an empty text."""
     note = wrong_side_note(a, b)
-    if not note:  # the shapes of a traced array are not compared, since the tracer would record the comparison
+    if not note:  # before any comparison of shapes, which a tracer would record
         return ""
     left, right = (tuple(getattr(x, "shape", ())) for x in (a, b))
     fits = not left or not right or bool(left[-1] == right[-2:][0])
@@ -106,9 +106,9 @@ def shape_error_note(a: Any, b: Any) -> str:
 
 
 def wrong_side_note(a: Any, b: Any) -> str:
-    """Return a text with the operand that was prepared for the other side, and the call to write; else "".
+    """Return a text that names the operand prepared for the other side, and the correct call; else an empty text.
 
-    If the shapes fit, the product is right, but does not use the preparation.
+    If the shapes match, the product is right, but does not use the prepared form.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
@@ -121,7 +121,7 @@ def wrong_side_note(a: Any, b: Any) -> str:
 
 
 def _read_only_copy(library: Library, x: Any) -> Any:
-    """Return a copy in the array's own memory order."""
+    """Return a read-only copy with the array's own memory order."""
     if array_kind(x) == "torch":
         return x.detach().clone()
     if library is not NUMPY:
@@ -134,7 +134,7 @@ def _read_only_copy(library: Library, x: Any) -> Any:
 
 
 def _array_bytes(x: Any) -> int:
-    """Return the size; of a sparse tensor, of its values and indices."""
+    """Return the array's size in bytes; for a sparse tensor the size of its values and indices."""
     if not getattr(x, "is_sparse", False):
         return int(x.nbytes)
     return int(x._compared_values().nbytes + x._indices().nbytes)
@@ -144,7 +144,7 @@ def _array_bytes(x: Any) -> int:
 
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
-    """Return the operand with the preparation of the first leaf that has one; None if no leaf has a preparation."""
+    """Return the operand with the prepared form of the first leaf that stores a form; None if no leaf stores one."""
     setting, operand = library.product_setting(x, x, None), library.describe_operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < MIN_PREPARED_SIDE or not is_default:
@@ -177,13 +177,13 @@ def _preparation_launches(
     order: Literal["C", "F"],
     base: Literal["A", "B"],
 ) -> LaunchList | None:
-    """Return the launches of a leaf's preparation; None if the leaf has none for this matrix on this device."""
+    """Return the launches that compute a leaf's prepared form; None if the leaf stores none for this matrix."""
     chip = cuda_device(device).chip
     if leaf.prepared_layout is None or dtype not in leaf.types or chip is None:
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)
-    if base == "B":  # the other operand does not matter: it has one row
+    if base == "B":  # A does not matter for the preparation of B, so A has one row
         layouts = Layout("C", rows), own, Layout("C", cols)
         problem = Problem(1, rows, cols, dtype, layouts, prepared_side="B")
     else:

@@ -1,8 +1,8 @@
-"""The probe: this processor's rates of products and sums, measured once per process when the guess proposes a plan.
+"""The probe: a short measurement of this processor's rates of products and sums, at most once per process.
 
-The built-in calibration is a guess, and by a wrong guess a plan can be slower than the vendor. Therefore the choice is
-repeated with rates that a probe measures in a few tenths of a second. The probe favours the vendor: products count with
-their best time, sums with their median, and plans need a margin.
+The built-in calibration is a guess: a plan that it chooses can be slower than the vendor. Before such a plan runs, the
+probe measures the rates in a few tenths of a second, and the choice is repeated. The measured rates favour the vendor:
+products count with their shortest time, sums with their median, and plans need a margin.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
-MAX_PRODUCT_SECONDS = 0.02  # ... until the next product would take longer than this
+MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # first and last side of the timed products; the side is doubled
+MAX_PRODUCT_SECONDS = 0.02  # the side is doubled until the next product would take longer than this
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
@@ -39,21 +39,22 @@ PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number
 PIPE_STEPS, CONCURRENT_PIPE_STEPS = 200.0, 150.0
 # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
 SUM_OPERAND_SIDE = 1536
-# rows and columns of A in the concurrent product, which takes longer than the sums and is not split
+# rows and columns of A in the product that runs concurrently with the timed sums, unsplit, and longer than the sums
 CONCURRENT_SHAPE = (640, 1024)
-# The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
-# colder inside a product. Products take less time in float32, so that the slower sums weigh more.
+# Factors on the measured rate of sums where sums and products alternate: the overflow check takes time, and caches are
+# colder inside a product. Products take less time in float32, so the slower sums weigh more there.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
-# The least predicted gain for which a plan is chosen. For sides from 4096 to 7000, two cores with AVX-512 lose about
-# this share (2 to 5 % in float64, 6 to 8 % in float32) at the start and end of a product, and to OpenBLAS's other
-# thread, which spins after a product.
+# Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, two cores with AVX-512 lose 2 to 5 %
+# in float64 and 6 to 8 % in float32: at the start and end of a product, and to OpenBLAS's other thread, which spins
+# after a product.
 MIN_PREDICTED_GAIN = 0.075
-# The same for plans of three real products in place of a complex one, which two threads cannot share evenly, and which
-# begin while OpenBLAS's other thread still spins. (Measured for 27 products with sides from 1300 to 6000 on two cores
-# with AVX-512: with 9 to 13 % of predicted gain, products lost up to 14 %; with more, they gained 5 to 19 %.)
+# The same gain for plans of three real products in place of a complex product. Two threads cannot share three products
+# evenly, and OpenBLAS's other thread still spins when the products begin. (Measured for 27 products with sides from
+# 1300 to 6000 on two cores with AVX-512: with a predicted gain of 9 to 13 %, products lost up to 14 %; with a larger
+# predicted gain, products gained 5 to 19 %.)
 MIN_COMPLEX_GAIN = 0.13
-# The shortest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two
-# levels down to sides of 1250 lost 1 %, with 8 % of predicted gain.)
+# Smallest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two levels
+# with leaf products of side 1250 lost 1 % at a predicted gain of 8 %.)
 MIN_CONCURRENT_LEAF_SIDE = 2000.0
 
 PROBE_SOURCE = "measured in this process"
@@ -65,13 +66,13 @@ _measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
 def measured_calibration(threads: int, dtype: str) -> Calibration | None:
-    """Return what `probed_calibration` measured in this process; None before. Nothing is measured."""
+    """Return the calibration that `probed_calibration` measured in this process; None before the measurement."""
     found = _measured_calibrations.get((threads, dtype in ("float32", "complex64")))
     return None if found is None else found[DTYPES[dtype].is_complex]
 
 
 def register_probe_callback(callback: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to call after each measurement: decisions by the guess are then out of date."""
+    """Register a function to call after each measurement, since earlier decisions are then out of date."""
     _callbacks.append(callback)
     return callback
 
@@ -83,7 +84,7 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
     with _lock.now:
         if key not in _measured_calibrations:
             if paused_blas_threads():
-                return cpu_calibration(threads)  # another call uses BLAS's threads: a measurement would be disturbed
+                return cpu_calibration(threads)  # another call uses BLAS's threads and would disturb a measurement
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
                 found = run_on_worker(partial(_measure_calibration, threads, dtypes))
@@ -112,7 +113,7 @@ def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 
 
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
-    """Return the asymptotic rate in flop/s by the largest product that MAX_PRODUCT_SECONDS permits.
+    """Return the asymptotic rate in flop/s from the largest product that MAX_PRODUCT_SECONDS permits.
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
@@ -130,7 +131,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the bytes per second of a plan's sums, which run after a product or concurrently with one."""
+    """Return the rate of a plan's sums in bytes per second, measured after a product or beside a concurrent product."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
     recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None

@@ -1,6 +1,6 @@
 """Progress of long products on stderr, with progress=True: tqdm's bar, or without tqdm a line every ten seconds.
 
-The bar appears if a product is predicted to take ten seconds, or once it has taken ten seconds. (Predictions do not
+The bar appears at once if a product is predicted to take ten seconds, else after ten seconds. (Predictions do not
 include reading memory-mapped files.) A separate thread prints, so that no product waits for a terminal.
 """
 
@@ -21,7 +21,7 @@ BAR_UPDATE_SECONDS, LINE_UPDATE_SECONDS = 0.5, 10.0  # seconds between two updat
 
 
 class Progress:
-    """The number of a call's multiply-adds that are done. If `wanted`, a thread shows the progress after `begin`."""
+    """The count of a call's finished multiply-adds. If `wanted`, a thread shows the progress after `begin_count`."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -31,7 +31,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def begin_count(self, total: int, seconds: float) -> None:
-        """Start the count of `total` multiply-adds, predicted to take `seconds`, in place of any earlier count."""
+        """Start a new count of `total` multiply-adds, which are predicted to take `seconds`."""
         self.total, self.done, self.predicted = total, 0, seconds
         if not self.wanted or self._thread is not None or sys.stderr is None:
             return
@@ -65,7 +65,7 @@ class Progress:
 
 
 class _ProgressText(Protocol):
-    """The text on stderr."""
+    """The display of progress on stderr: tqdm's bar, or lines."""
 
     @property
     def update_seconds(self) -> float: ...
@@ -121,7 +121,7 @@ def clock_time(seconds: float) -> str:
 
 @contextmanager
 def show_progress(wanted: bool) -> Iterator[Progress]:
-    """Yield the progress of a call; show it if `wanted`."""
+    """Yield the progress of a call; show the progress if `wanted`."""
     found = Progress(wanted)
     try:
         yield found
@@ -134,7 +134,7 @@ _plan_progress: ContextVar[Progress | None] = ContextVar("fmm_progress", default
 
 @contextmanager
 def show_plan_progress() -> Iterator[Progress]:
-    """Show the progress of the plans that run on the host for this caller within the context."""
+    """Show the progress of this caller's host plans inside the `with` block."""
     with show_progress(True) as found:
         token = _plan_progress.set(found)
         try:
@@ -144,5 +144,5 @@ def show_plan_progress() -> Iterator[Progress]:
 
 
 def current_progress() -> Progress | None:
-    """Return the progress to report to; None without progress=True."""
+    """Return the progress object of this call; None without progress=True."""
     return _plan_progress.get()

@@ -1,11 +1,11 @@
 """Running a prepared call on a CUDA device: memory from the library's pool, the plan on the library's stream.
 
-After the plan, a guarded second computation runs if C has an inf or NaN.
+If C has an inf or NaN after the plan, the product is computed again on the device.
 
 A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and shorter gaps between
 kernels. A graph holds no memory. If operands, workspace or C have other addresses than at the capture, the graph's
-kernel nodes get the new addresses. Only memory that cuBLAS itself reads or writes (with most plans the workspace) must
-have the same address as at the capture.
+kernel nodes get the new addresses. Only memory that cuBLAS itself reads or writes (usually the workspace) must keep its
+address.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def run_call(
 ) -> Any:
     """Return C by the call's plan, on the library's current stream; None if the vendor must multiply.
 
-    `required`: the caller named the plan, so it runs even after results that needed a second computation. `addend`: in
-    C's shape, where C does not hold it.
+    `required`: the caller named the plan, so the plan runs even if earlier results needed a second computation.
+    `addend`: the addend in C's shape, if C does not hold the addend.
 
-    PlanError, before any launch, if the plan cannot run on operands with this alignment.
+    Raise PlanError, before any launch, if the plan cannot run on operands with this alignment.
     """
     device = call.setting.device
     stream, context = library.current_stream(device)
@@ -73,12 +73,12 @@ def _run_on_stream(
     stream: int,
     addend: Any = None,
 ) -> Any:
-    """Return C. All allocations precede the first launch, so after any exception `out` is untouched or complete."""
+    """Return C; memory is allocated before the first launch, so an exception leaves `out` untouched or complete."""
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         record_fallback("its stream is being captured")
-        return None  # a plan may have to be compiled first, and the captured graph would not own the workspace
+        return None  # the plan may need compilation, and the captured graph would not own the workspace
     flag = stream_flag(device, stream)
     stream_call = flag.prepared.get(id(call))
     if stream_call is None:
@@ -100,7 +100,7 @@ def _run_on_stream(
             with suppress(Exception):
                 _complete_by_vendor(library, call, a, b, out, addend)
         raise
-    del memory  # the workspace is freed in stream order, so the next launch may use it
+    del memory  # memory is freed in stream order, so the next launch may use the workspace
     return c
 
 
@@ -117,7 +117,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
 
 
 def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product that takes part in its shape's measurement; inside a stream capture nothing is measured."""
+    """Return a product that the online measurement of its shape times; inside a stream capture nothing is timed."""
     stream, _ = library.current_stream(call.setting.device)
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
@@ -126,11 +126,11 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
-    """Compute the call by the library's own functions, unless it reads C's old values, which may be overwritten."""
+    """Compute C by the library's own functions, unless the call reads old values of C, which may be overwritten."""
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
         return
-    if problem.op == "gram" and b is a:  # the argument b stands for a^H, and run_recurring_gram completes the call
+    if problem.op == "gram" and b is a:  # the argument b is a in place of a^H; run_recurring_gram computes the result
         return
     alpha = problem.alpha
     if addend is not None:
@@ -157,11 +157,11 @@ def _new_stream_call(call: PreparedCall, flag: StreamFlag, device: int) -> Strea
 
 
 class StreamCall:
-    """A prepared call of one thread on one stream: all arguments of its launches except addresses."""
+    """A prepared call of one thread on one stream, with all arguments of its launches except addresses."""
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call = call  # a reference, so that id(call) stays unique as a key
+        self.call = call  # a reference to the call, so that the key id(call) stays unique
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
         # True if an inf or NaN in C starts a second computation
@@ -171,14 +171,15 @@ class StreamCall:
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
-        # the player of a call of one product, on addresses with the libraries' alignment
+        # the player of a call with one product, for addresses with the alignment of the libraries' pools
         self._single: Player | None = None
-        self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
+        # indices of the addresses that vendor calls read or write, by alignment
+        self._fixed: dict[Alignment, tuple[int, ...]] = {}
 
     def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
-        `visible`: the caller could see C if an exception ended the call halfway.
+        `visible`: C is the caller's array, so an exception must not leave C incomplete.
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)
@@ -197,7 +198,7 @@ class StreamCall:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
-        """Return the graph for these addresses, if the call came often enough and the graph can take them."""
+        """Return the graph with these addresses; None for a new call, or if the graph cannot get the addresses."""
         assert self.replays is not None
         addresses = self._launch_addresses(bases)
         key = self._latest = self._replay_key(addresses)
@@ -213,7 +214,7 @@ class StreamCall:
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)
                 found = cached_player(launches, self.device)
-            except PlanError as error:  # a cuBLASLt candidate, for example, may need better aligned rows
+            except PlanError as error:  # a cuBLASLt candidate, for example, may require aligned rows
                 found = f"the plan {self.launches.plan} cannot run here: {error}"
             self._players[alignment] = found
         if isinstance(found, str):
@@ -230,7 +231,7 @@ class StreamCall:
             yield self.player_for_alignment(own.alignment), own
 
     def _replay_key(self, addresses: Addresses) -> Hashable:
-        """Return the cache key of a graph: the addresses in vendor calls, and the alignment of all addresses."""
+        """Return the cache key of a graph: the addresses that vendor calls use, and the alignment of all addresses."""
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
         if fixed is None:
@@ -239,8 +240,8 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
-        """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
-        products = list(self._product_players(addresses))  # all launches are prepared before the first one is made
+        """Launch all products or none: if C is visible, all launches are prepared before the first launch."""
+        products = list(self._product_players(addresses))  # raises PlanError before the first launch
         if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
@@ -255,7 +256,7 @@ class StreamCall:
     def _capture_graph(self, addresses: Addresses) -> _GraphReplay | None:
         """Return the launches as a graph, captured on a private stream.
 
-        None if the driver refuses, or if cuBLAS needs more memory of its own than the call reserved.
+        Return None if the driver refuses the capture, or if cuBLAS needs more memory than the call reserved.
         """
         products = list(self._product_players(addresses))
         if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
@@ -280,13 +281,13 @@ class StreamCall:
         return _GraphReplay(self, graph, addresses, counters)
 
     def kernel_nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
-        """Yield fmm's own kernels with their addresses, in the order of their launches."""
+        """Yield the nodes of fmm's own kernels with their addresses, in the order of the launches."""
         for player, own in self._product_players(addresses):
             yield from player.kernel_nodes(own, counters[player])
 
 
 class _GraphReplay:
-    """A call's graph, and the addresses of A, B, C and the workspace in it now."""
+    """A call's captured graph, and the addresses of A, B, C and the workspace in its nodes."""
 
     def __init__(
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
@@ -297,7 +298,7 @@ class _GraphReplay:
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 
     def move_to_addresses(self, addresses: Addresses) -> bool:
-        """Give the graph's nodes these addresses; return True if that succeeded."""
+        """Write these addresses into the graph's nodes; return True on success."""
         self.bases = None
         if self.graph.update_parameters(self.call.kernel_nodes(addresses, self.counters)):
             self.bases = addresses.memory_addresses

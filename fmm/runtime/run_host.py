@@ -1,8 +1,8 @@
 """Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy views.
 
-`out` is complete or untouched, whatever exception ends the call, Ctrl-C included. Therefore no Python code that a
-signal could interrupt writes to `out`: a worker thread writes while the caller waits in a single call of a C function,
-or a single C function copies the result from a private array. (NumPy's own product is also one C call.)
+After any exception, Ctrl-C included, `out` is complete or untouched. Therefore no Python code that a signal could
+interrupt writes to `out`. Either a worker thread writes while the caller waits in one C function, or one C function
+copies the result from a private array. (NumPy's own product is also one C call.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import PreparedCall
 from fmm.runtime.progress import Progress, current_progress
 
-SMALL_ARRAY_BYTES = 256 * 1024  # bytes; if each of A, B and C is smaller, a plan gains nothing from a second thread
+SMALL_ARRAY_BYTES = 256 * 1024  # bytes; if A, B and C are all smaller, a plan runs on the caller's thread
 
 
 class PartlyAddedError(RuntimeError):
@@ -53,9 +53,9 @@ def run_call(
 ) -> Any:
     """Return C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
-    `required`: the caller named the plan. `addend`: in C's shape, where C does not hold it.
+    `required`: the caller named the plan. `addend`: the addend in C's shape, if C does not hold the addend.
 
-    A product that was partly added to `out` cannot be computed again: if memory runs out then, PartlyAddedError.
+    A product that was partly added to `out` cannot be computed again: if memory runs out then, raise PartlyAddedError.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         record_fallback("numpy.errstate reports underflow, and a plan's sums would cause reports of their own")
@@ -91,15 +91,15 @@ def run_call(
 
 
 def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product that takes part in the measurement of its shape."""
+    """Return a product that the online measurement of its shape times."""
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply)
 
 
 def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
-    """Return True if NumPy's own product of a matrix and its transpose might warn of an overflow.
+    """Return True if NumPy's own product of a matrix and its transpose could warn of an overflow.
 
-    The diagonal suffices: no other entry, and no partial sum of one, is larger.
+    A look at the diagonal suffices: no other entry, and no partial sum of an entry, is larger.
     """
     is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
@@ -109,9 +109,9 @@ def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
 
 
 def _is_worker_thread_as_fast() -> bool:
-    """Return True if BLAS is as fast on a worker thread as on the caller's, under the same limits.
+    """Return True if BLAS is as fast on a worker thread as on the caller's thread.
 
-    This holds for an OpenBLAS with its own threads. OpenMP has separate threads and settings for each calling thread.
+    True for an OpenBLAS with its own threads. OpenMP has separate threads and settings for each calling thread.
     """
     return loaded_openblas() is not None
 
@@ -119,7 +119,7 @@ def _is_worker_thread_as_fast() -> bool:
 def _vendor_completion_steps(
     multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier
 ) -> list[Callable[[], Any]]:
-    """Return steps that compute C = alpha A B, plus or minus the addend; each is one C call and allocates nothing."""
+    """Return functions that compute C = alpha A B, plus or minus the addend; each is one C call without allocations."""
     alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
     steps = [multiply]
     if alpha != 1:
@@ -132,10 +132,10 @@ def _vendor_completion_steps(
 def _compute_on_worker(
     multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
-    """Fill C on a worker thread; NoThreadError if no thread starts.
+    """Compute C on a worker thread; NoThreadError if no thread starts.
 
-    `completion`: steps that complete the caller's C, in the same C call, if the plan fails halfway. If the plan is
-    required, the caller gets the MemoryError.
+    `completion`: functions that complete the caller's C, in the same C call, if the plan fails halfway. If the plan is
+    required, a MemoryError is raised.
     """
     last = list(completion)
 
@@ -165,7 +165,7 @@ def _compute_on_worker(
 def _compute_on_caller_thread(
     multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, visible: bool, required: bool
 ) -> None:
-    """Fill C on the caller's thread. If the caller can see C, fill a private copy and copy it to C in one C call."""
+    """Compute C on the caller's thread; if C is `visible`, compute a private array and copy it into C in one C call."""
     if not visible:
         multiplier.compute_product(x, y, z)
         return
@@ -196,13 +196,14 @@ class _PlanMultiplier:
 
     @property
     def can_be_completed(self) -> bool:
-        """True if the vendor can compute C at any time in a few C calls: C's old values do not count."""
+        """True if the vendor can compute C in a few C calls without C's old values."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
         return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
 
     def compute_product(self, a: Array, b: Array, c: Array) -> None:
-        """Compute C. The whole workspace is allocated before C is touched; from then on `has_begun` is True."""
-        # The caller did not cause an overflow inside a fast plan; the vendor's product warns as NumPy does.
+        """Compute C; the workspace is allocated before the first write into C. `has_begun` is True from then on."""
+        # Overflows inside a fast plan are not the caller's, so they are not reported. The vendor's product warns as
+        # NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
@@ -219,7 +220,7 @@ class _PlanMultiplier:
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
-        # A leaf that distributes its own work over the threads runs alone.
+        # A leaf that itself uses all threads runs alone.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:
@@ -229,7 +230,7 @@ class _PlanMultiplier:
             execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
 
     def _begin_progress(self, progress: Progress, size: int) -> None:
-        """Report each leaf product, unless there is only one. `size`: entries of C."""
+        """Start the progress count if there is more than one leaf product. `size`: number of entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
         products = [kind(self.plan, *problem.size, self.params) for kind in (count_leaf_products, count_leaf_triangles)]
@@ -245,7 +246,7 @@ class _PlanMultiplier:
         return self._copy_for_blas(a, packs[0], arena), self._copy_for_blas(b, packs[1], arena)
 
     def _copy_for_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
-        """Return the matrix as BLAS reads it: a copy for another type, negative strides or gaps along both axes."""
+        """Return the matrix if BLAS can read it, else a copy (other type, negative strides, gaps along both axes)."""
         if not pack:
             return x
         if self.plan == VENDOR and not self.writes_triangle:
@@ -284,7 +285,7 @@ def _matrix_products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterat
 
 
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
-    """Return the products that run, a line each."""
+    """Return the descriptions of the products that run, one text for each kind of product."""
     if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"

@@ -1,4 +1,4 @@
-"""fmm.show_config: print the versions, the processor, its BLAS and the configs that decide."""
+"""fmm.show_config: print the versions, the processor, its BLAS and the configs in force."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 def show_config() -> None:
     """Print the versions, the processor, the kernel that BLAS runs, and the configs in force.
 
-    A warning says where OpenBLAS runs a kernel for an older processor.
+    A warning is printed if OpenBLAS runs a kernel for an older processor.
 
     Examples
     --------

@@ -435,7 +435,7 @@ def test_what_computes_again_compiles(architecture: str) -> None:
         r = report(f"{entry} {dtype} {architecture}", simple_recompute_source(dtype, entry), architecture, CPP17)
         assert r.local == 0, r
     size = len(recompute_launches(Problem(8, 8, 8, "float64"), True, H200, dict.fromkeys("ABCW", 256))[0].parameters)
-    check = f'static_assert(sizeof(fmm::classical::Rescue) == {size}, "size");\n'
+    check = f'static_assert(sizeof(fmm::classical::ClassicalParams) == {size}, "size");\n'
     compile_cuda(simple_recompute_source("float64", RECOMPUTE_ENTRY_NAME) + check, architecture, *CPP17)
 
 

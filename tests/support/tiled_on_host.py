@@ -44,7 +44,7 @@ def tiled_library(text: str) -> Any:
 def compiled_for_the_host(made: TileKernel, access: MemoryAccess) -> Any:
     counts = ", ".join(map(str, (*made.block_counts, made.products)))
     params = f"fmm::Parameters<Number, {counts}>"
-    params = f"fmm::Again<{params}>" if made.flag == "obeys" else params
+    params = f"fmm::RecomputeParams<{params}>" if made.flag == "obeys" else params
     driver = DRIVER.format(params=params, threads=made.strategy.thread_count, entry=ENTRY_NAME)
     assert made.shared_bytes <= SHARED_BYTES
     return tiled_library(simt_kernel_source(made, access) + driver)

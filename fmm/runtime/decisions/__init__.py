@@ -1,1 +1,1 @@
-"""The decision: plan or vendor, the limits of workspace and error, the calibration in force, and early declines."""
+"""The decision between a plan and the vendor, its limits, the calibration in force, and early declines."""

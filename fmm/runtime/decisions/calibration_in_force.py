@@ -1,7 +1,7 @@
 """The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
 
-A GPU without a tuning takes the shipped model of a measured relative, scaled to its own datasheet; without a relative,
-its datasheet alone.
+A relative is the measured GPU that a datasheet names as the most similar. A GPU without a tuning uses its relative's
+shipped calibration, scaled to its own datasheet; without a relative, a calibration from its datasheet alone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
 
 
 def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
-    """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
+    """Return the environment variables that change the vendor's arithmetic, if they differ from the tuning's; else "".
 
-    With other values of these variables the vendor has another speed than in the calibration; cuBLAS's emulated
-    float64, for example, is faster. Likewise, a tuning that was measured under such variables is no calibration for a
-    process without them. Return "" if the variables are those of the tuning.
+    With other values of these variables the vendor's speed differs from the calibration; cuBLAS's emulated float64, for
+    example, is faster. A tuning that was measured with such variables is no calibration for a process without them.
     """
     if device.threads:
         return ""
@@ -61,7 +60,7 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
 
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
-    """Return a tuning's calibration as decisions use it; None if it is not trusted."""
+    """Return a tuning's calibration, completed as decisions use it; None if the tuning is not trusted."""
     real = DTYPES[tuned.dtype].real
     real_tuning = (
         files.active_configs().find_tuning(device.identity, real) if real and tuned.trusted_calibration else None
@@ -70,10 +69,10 @@ def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
 
 
 def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
-    """Return a tuning's calibration, on a GPU with rates of all leaves that the tuning did not measure.
+    """Return a tuning's calibration; on a GPU with added rates of the leaves that the tuning did not measure.
 
-    None if the tuning is not trusted. `real`: the tuning of a complex type's real type; complex plans may consist of
-    real products. `guess`: the calibration by the device's datasheet.
+    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since complex plans may
+    consist of real products. `guess`: the calibration from the device's datasheet.
     """
     calibration, failed = tuned.trusted_calibration, tuned.failed
     if calibration is not None and real is not None and real.trusted_calibration is not None:
@@ -91,8 +90,8 @@ def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration 
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
 
-    The rate of an unmeasured leaf is the measured rate of the vendor, times the ratio of the leaf's to the vendor's
-    rate in the guess.
+    The rate of an unmeasured leaf is its rate in `guess`, times the ratio of the vendor's measured rate to its rate in
+    `guess`.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
@@ -114,10 +113,10 @@ def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, gue
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
-    """Return the calibration of a device that is not tuned.
+    """Return the calibration of a device without a trusted tuning.
 
-    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess, and decide all
-    later products of the process.
+    If a plan wins with the guess and the device can be probed, the probe's rates replace the guess for the rest of the
+    process.
     """
     guess = device.guess
     if guess is not None and not device.threads:
@@ -134,9 +133,10 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 
 
 def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
-    """Return the shipped model of a measured relative, scaled to a GPU's datasheet; else `guess`, the datasheet alone.
+    """Return the shipped calibration of a GPU's measured relative, scaled to the GPU's datasheet; else `guess`.
 
-    The shipped models are used only where the shipped config is searched.
+    `guess` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config is in
+    force.
     """
     searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
     return (_scaled_shipped_model(guess.name, dtype) if searched else None) or guess
@@ -145,7 +145,7 @@ def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return this type's shipped model of the datasheet's measured relative, scaled; None if none ships."""
+    """Return the shipped calibration of the GPU's measured relative, scaled to the GPU; None without a shipped one."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None
@@ -165,8 +165,8 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
 def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
     """Return the calibration for integers, and True if it comes from float64's tuning.
 
-    A CPU that is not tuned is probed only if the guess proposes a plan with levels. Without levels no probe is needed:
-    BLAS is far faster than NumPy's loops over integers.
+    A CPU without a tuning is probed only if a plan with levels wins with the guess. A plan without levels needs no
+    probe: BLAS is far faster than NumPy's loops over integers.
     """
     guess = device.guess
     if not device.threads or guess is None:

@@ -1,4 +1,4 @@
-"""The decision for a product on a device: a certified entry of exactly this shape, else the model's choice.
+"""The decision for a product on a device: from a certified entry for exactly this shape, else from the model.
 
 `decide_plan` takes a problem, limits and a device, and touches no array. Other functions name the plans to try if the
 decided plan cannot run, and the seconds that a plan is expected to take.
@@ -41,36 +41,39 @@ from fmm.runtime.decisions.calibration_in_force import (
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import PROBE_SOURCE
 
-# The decision's source without a config, by the source of the calibration.
+# `Decision.source` of the model's choice without a tuning, by the source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
-ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a tuned entry decided
-MIN_TUNED_FLOPS = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
-ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
-MIN_INTEGER_PLAN_SIDE = 129  # with a shorter side, NumPy multiplies integers on the host, within two milliseconds
+ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a certified entry decided
+# flops of the smallest product for which a missing tuning is logged, or that is measured online
+MIN_TUNED_FLOPS = 2 * 2048**3
+# smallest predicted speedup over an entry's plan for which another plan replaces the entry's plan
+ENTRY_OVERRIDE_GAIN = 1.25
+# smallest side of integer products on the host that a plan may compute; NumPy takes at most 2 ms below
+MIN_INTEGER_PLAN_SIDE = 129
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision for a product, and the reason. Printing it explains it; fmm.matmul accepts it as `plan`."""
+    """The decision for a product, with its reason. `print` shows it as text; fmm.matmul accepts it as `plan`."""
 
     plan: Plan
     problem: Problem | None
     reason: str
     candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
-    source: str = "rule"  # a rule, an entry, or a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = field(default=None, compare=False)  # the online measurement that is under way
-    kernels: tuple[str, ...] = ()  # the kernels that run, a line each
+    source: str = "rule"  # "rule", an entry, or a calibrated, probed, built-in or datasheet model
+    trial: online.Trial | None = field(default=None, compare=False)  # the running online measurement, if any
+    kernels: tuple[str, ...] = ()  # descriptions of the kernels that run
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
     limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
-    # Bytes that the explained call allocates in addition to A, B and C: the workspace of its launches, copies of
-    # operands, and on a device the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
+    # Bytes that the explained call allocates in addition to A, B and C: workspace, copies of operands, and on a device
+    # the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle without the trial: a measurement continues in the process that began it."""
-        calibration = self.calibration  # its read-only mapping of rates cannot be pickled
+        """Pickle without the trial: an online measurement belongs to its process."""
+        calibration = self.calibration  # the calibration's read-only mapping of rates cannot be pickled
         calibration = calibration and replace(calibration, rates=dict(calibration.rates))
         return {**vars(self), "trial": None, "calibration": calibration}
 
@@ -83,7 +86,7 @@ class Decision:
     def terms(self) -> tuple[PredictionTerms, ...]:
         """The terms of the predicted times of the plan and of the vendor's product; empty without a model's choice.
 
-        Printing one shows the formula of docs/model.md with each work, rate and unit.
+        `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and unit.
         """
         calibration = self.calibration
         if calibration is None:
@@ -94,7 +97,7 @@ class Decision:
 
     @property
     def workspace(self) -> int:
-        """Peak bytes of the plan's temporaries; `call_bytes` counts what the call allocates."""
+        """Peak bytes of the plan's temporaries; `call_bytes` counts all memory that the call allocates."""
         return peak_workspace(self.plan, self.problem) if self.problem else 0
 
     @property
@@ -126,7 +129,7 @@ class Decision:
         return "\n".join(lines)
 
     def _candidate_lines(self) -> list[str]:
-        """Return the fastest candidates, the plan and the vendor, with their predicted times."""
+        """Return lines with the predicted times of the fastest candidates, the plan and the vendor."""
         shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
         times = [f"{c.time:.3f}" for c in shown]
         width = max(5, *map(len, times))
@@ -142,7 +145,7 @@ class Decision:
         return lines
 
     def _expected_error_line(self, notes: Iterable[str]) -> str:
-        """Return the expected error growth with two digits or more, and whether it was measured or is modelled."""
+        """Return the line with the expected error growth, and its origin: a measurement or the model."""
         growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
         text, origin = format_error_growth(growth), " (root mean square, by the model)"
         if is_measured and self.plan.leaf_use.leaf.emulates:
@@ -151,7 +154,7 @@ class Decision:
         return line if self.plan == VENDOR else f"{line}{origin}"
 
     def _exceeded_limit(self, candidate: Candidate) -> str:
-        """Return the mark of a candidate that the limits forbid; empty if it is allowed."""
+        """Return a note for a candidate that the limits forbid; empty for an allowed candidate."""
         limits, plan = self.limits, candidate.plan
         if limits is None or plan == VENDOR:
             return ""
@@ -162,7 +165,7 @@ class Decision:
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for a problem within the limits. Tuned entries apply whatever the layouts."""
+    """Return the decision for a problem within the limits. Certified entries apply to all layouts of a shape."""
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.element_type.exact:
@@ -175,7 +178,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
     calibration = tuned_calibration(tuned, device) if tuned else None
-    # Entries were measured on operands as they are in memory, not on prepared ones.
+    # Entries were measured on ordinary operands, not on prepared operands.
     if tuned and not problem.prepared_side:
         by_tuning = decide_by_tuning(problem, limits, tuned, calibration, device.threads > 0)
         if by_tuning is not None:
@@ -191,7 +194,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 
 def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None:
-    """Log once per process, for a large product, that the device is not tuned, or why its tuning is not used."""
+    """Log once per process, for a large product, that the device has no tuning, or why the tuning is not used."""
     if environment.tuning_mode() == "off" or problem.flops < MIN_TUNED_FLOPS:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
@@ -202,7 +205,7 @@ def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None
 
 
 def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for integers, by the rates of floating point: integers are not tuned."""
+    """Return the decision for integers, with rates from a floating-point type: integers have no tunings."""
     if device.threads and min(problem.size) < MIN_INTEGER_PLAN_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
@@ -216,10 +219,10 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
 def decide_by_tuning(
     problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
-    """Return the decision from the certified entry of exactly this shape; None if there is none.
+    """Return the decision from the certified entry for exactly this shape; None without such an entry.
 
-    On a GPU a plan by a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's, with
-    the rates of those leaves.
+    On a GPU, a plan with a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's
+    calibration, with added rates of the unmeasured leaves.
     """
     entry = find_certified_entry(problem, limits, tuned, on_cpu)
     if entry is None or calibration is None or on_cpu:
@@ -229,9 +232,9 @@ def decide_by_tuning(
 
 @lru_cache(maxsize=4096)
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
-    """Return the decision by the entry of exactly this shape, if its plan is within the limits.
+    """Return the decision from the entry for exactly this shape; None if the entry's plan exceeds the limits.
 
-    A shape may have a second entry: the best plan without workspace, for calls that allow none.
+    A shape may have a second entry: the best plan without workspace, for calls with a workspace limit of 0.
     """
     lean = None if limits.workspace else tuned.find_entry(problem.size, lean=True, op=problem.op)
     entry_and_plan = lean or tuned.find_entry(problem.size, op=problem.op)
@@ -258,11 +261,10 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
 def decide_over_entry(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
 ) -> Decision | None:
-    """Return the decision for a plan that is predicted to be far faster, by a leaf that the tuning never measured.
+    """Return the decision for a plan with an unmeasured leaf that is predicted to be far faster than the entry's.
 
-    The result is None if no plan by such a leaf is far faster. An entry is evidence about the plans that it compared,
-    not about leaves that are newer than the config. The newer leaf already multiplies all shapes of the type that have
-    no entry.
+    Return None if no plan with an unmeasured leaf is far faster. An entry is evidence about the plans that were
+    compared, not about leaves that are newer than the config. Shapes without an entry already use the newer leaf.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -285,7 +287,7 @@ def decide_over_entry(
 def decide_by_model(
     problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity
 ) -> Decision:
-    """Return the model's choice with this calibration; the vendor without one."""
+    """Return the model's choice with this calibration; without a calibration the decision for the vendor."""
     if calibration is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in calibration.rates:
@@ -302,7 +304,8 @@ def decide_by_model(
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision by D'Alberto and Nicolau's rule (Equation 2) instead of the model.
 
-    Alpha and pi are the calibration's; epsilon is the tuning's, 0 without a tuning.
+    Alpha (seconds to add an element) and pi (seconds per flop) are from the calibration. Epsilon, an addition to alpha
+    / pi in flops, is from the tuning; 0 without a tuning.
     """
     from fmm.perfmodel.papers.recursion_points import choose_hasa_plan
 
@@ -317,7 +320,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a trial, in which the first products of a shape time the chosen plan and the vendor."""
+    """Return the decision with a Trial, in which the first products of a shape time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
@@ -341,7 +344,7 @@ def peak_workspace(plan: Plan, problem: Problem) -> int:
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
-    """Raise PlanError if a leaf does not run on the processor or multiply the type, or the products are too many."""
+    """Raise PlanError if a leaf does not support the processor or the type, or if the plan has too many products."""
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.kernel_text} is a product on a GPU")
@@ -375,14 +378,15 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        # The candidates' workspace is estimated: a tiny plan can need more than the limit, and would come up for ever.
+        # The candidates' workspace is estimated: a tiny plan can need more than the limit, and would be yielded for
+        # ever.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
 def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> Decision:
-    """Return the decision for the fastest plan within the limits, where the library has no such product.
+    """Return the decision for the fastest plan within the limits, for a type that the library cannot multiply.
 
-    `vendor`, the decision for the vendor, is returned if there is no plan.
+    If no plan is within the limits, return `vendor`, the decision for the vendor.
     """
     problem = vendor.problem
     assert problem is not None
@@ -406,16 +410,16 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# The vendor splits a product of few rows along a long inner side. The model does not know whether the vendor's syrk
-# splits such products, too. With an inner side of more than this multiple of the rows, the whole product is computed.
+# Largest ratio of the inner side to the rows for which one triangle is computed. With a larger ratio the vendor splits
+# the inner side of a whole product. Whether the vendor's syrk splits it too, the model does not know.
 MAX_INNER_SIDE_RATIO = 16
-# On a GPU, with so few rows, syrk takes as long as the whole product or longer. (An H200, 1024 rows and columns:
-# 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
+# Largest number of rows for which a GPU's syrk takes about as long as the whole product. (H200, 1024 rows and columns:
+# syrk 63 us and whole product 59 us in float32, 41 us and 42 us in float64.)
 MAX_SLOW_SYRK_ROWS = 1024
 
 
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
-    """Return True if one triangle with its mirror is predicted to be clearly faster than the best whole product."""
+    """Return True if one triangle with its mirror is predicted to beat the best whole product by the margin."""
     problem = gram.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
@@ -435,9 +439,9 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """Return the seconds of the fastest of the vendor and these plans within the workspace; 0 without a calibration.
+    """Return the predicted seconds of the fastest of the vendor and these plans; 0 without a calibration.
 
-    (Choosing among all plans would take a thousand times as long.)
+    Plans that exceed the workspace limit do not count. (A choice among all plans would take a thousand times as long.)
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:

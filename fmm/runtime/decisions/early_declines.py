@@ -1,11 +1,12 @@
-"""Products that no plan makes faster, declined in a microsecond or less and left to the vendor.
+"""Early declines: products that no plan makes faster go to the vendor after a microsecond or less.
 
-A small product takes ten microseconds or less, and looking for a plan would take longer. A product is declined by the
-bytes of its operands, by its sides, or because the vendor was chosen for one of the same sizes a moment ago.
+A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined
+because of its bytes, because of its sides, or because the vendor was chosen for a product of the same sizes within the
+last seconds.
 
-The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the full path finds that the library computes a call,
-the answer is cached for some seconds, under a key of shapes, strides, types and parameters. A cached decline is never
-wrong, whatever changes meanwhile, since the library's own functions define the result.
+The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the library computes a call, the full path caches this
+decline for some seconds; the key has shapes, strides, types and parameters. A cached decline always gives a right
+result, since the library's own functions define the result.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
 
 
 def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
-    """Return True if it is certain that the vendor multiplies these CuPy arrays or torch tensors.
+    """Return True if the vendor certainly multiplies these CuPy arrays or torch tensors.
 
-    `nbytes_product`: bytes of A times bytes of B. Each attribute of a torch tensor takes 0.1 microseconds or more, so
-    the function reads as few as possible.
+    `nbytes_product`: bytes of A times bytes of B. A read of an attribute of a torch tensor takes at least 0.1
+    microseconds, so the function reads few attributes.
     """
     try:
         shape = a.shape
         k = shape[-1]
-    except (IndexError, RuntimeError):  # a number; nested tensors have no shape
+    except (IndexError, RuntimeError):  # IndexError for a number, RuntimeError for nested tensors, which have no shape
         return False
-    if type(k) is not int:  # a tensor, which torch.jit.trace records
+    if type(k) is not int:  # torch.jit.trace makes k a tensor
         return False
     itemsize, tensors = a.itemsize, library.is_differentiable  # torch rejects operands of two types
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
@@ -75,29 +76,30 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
 
 
 def smallest_side_with_plan() -> int:
-    """Return the side below which no plan can win, whatever the other sides are.
+    """Return the smallest side of a product for which a plan can be faster than the vendor on the host.
 
-    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, 2 k n
-    elements. Below m = 16 (bytes an element) (flops a byte) / (flops a multiply-add), the pass over B alone costs more
-    than the level saves.
+    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once: 2 k n
+    elements. Below m = 16 (bytes per element) (flops per byte) / (flops per multiply-add), this pass over B costs more
+    time than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 
 MIN_PLAN_SIDE = smallest_side_with_plan()
-MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2  # entries of A; with fewer, one of its sides is too short for any plan
+# smallest number of entries of A with a plan; with fewer entries, a side of A is too short
+MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2
 
 
 def is_small_on_host(a: Any, b: Any) -> bool:
-    """Return True if a side is too short for any plan on the host, or if an operand is no plain NumPy array."""
+    """Return True if a side is too short for any plan on the host, or if an operand is not a plain NumPy array."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         return True
     if a.ndim == 2 and b.ndim == 2:
         (m, k), n = a.shape, b.shape[1]
     elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # a stack of a has many rows in total
+    else:  # if a is a stack, its matrices have many rows in total
         m, k, n = a.shape[0] if a.ndim == 2 else MIN_PLAN_SIDE, a.shape[-1], b.shape[-1]
     if m >= MIN_PLAN_SIDE and k >= MIN_PLAN_SIDE and n >= MIN_PLAN_SIDE:
         return False
@@ -106,7 +108,7 @@ def is_small_on_host(a: Any, b: Any) -> bool:
 
 
 def are_small_matrices(a: Any, b: Any) -> bool:
-    """Return True if a side of two matrices or stacks, of any library on the host, is too short for any plan."""
+    """Return True if a side of two host matrices or stacks, of any library, is too short for any plan."""
     m = a.shape[-2] if a.ndim == 2 else MIN_PLAN_SIDE
     return bool(min(m, a.shape[-1], b.shape[-1]) < MIN_PLAN_SIDE)
 
@@ -115,41 +117,41 @@ def are_small_matrices(a: Any, b: Any) -> bool:
 
 
 class DeclineMemory(NamedTuple):
-    """The seconds for which a decline is remembered, and the least flops of the products that are remembered."""
+    """The seconds for which a decline is cached, and the smallest flops of products with cached declines."""
 
     seconds: float
     flops: int
 
 
-# On the host: after a long product the CPU's caches hold neither the data nor the code of decisions, so a new decision
-# takes milliseconds. On a device: the seconds for which a reading of the free memory is used.
+# On the host a decision right after a long product takes milliseconds, since the CPU's caches lost its data and code.
+# On a device declines are cached as long as a reading of the free memory.
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
 def decline_key(library: Library, a: Any, b: Any) -> Hashable:
-    """Return the key of a remembered decline. B's sides follow from the bytes, or do not match."""
+    """Return the cache key of a decline. The key needs no shape of B: its sides follow from the bytes."""
     return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
 
 
 def was_declined(library: Library, a: Any, b: Any) -> bool:
-    """Return True if a product of the same sizes was left to the vendor a moment ago."""
+    """Return True if a decline of a product of the same sizes is cached."""
     expiry: float = library.cached_calls.get(decline_key(library, a, b), 0.0)
     return expiry > time.monotonic()
 
 
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Leave products of these sizes to the vendor for DECLINE_MEMORY's seconds, whatever the layouts."""
+    """Cache the decline of products of these sizes, with any layouts, for DECLINE_MEMORY's seconds."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != problem_without_layouts(
         problem
     ):
-        return  # with another memory layout another plan may be faster
-    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # an operand without these attributes, such as a list
+        return  # with another memory layout a plan may be faster than the vendor
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # `getattr`, since an operand may be a list
         return
     if library.processor == "cpu":
-        if problem is None:  # for some types, torch computes the products of all arrays
+        if problem is None:  # without a problem, torch computes all products of this type
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        else:  # a rule may concern these very arrays, for example that one is the other's transpose
+        else:  # a rule may hold for these arrays only, for example that B is A's transposed view
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
@@ -158,12 +160,13 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
 
 # ---- calls of gemm and gram that were declined a moment ago
 
-# seconds for which a declined small call is remembered; a changed config is then noticed
+# seconds for which the decline of a small call is cached: the next decision notices a changed config
 CALL_DECLINE_SECONDS = 1.0
-# largest magnitude of an int alpha or beta in a remembered call; torch takes no int beyond 64 bits, unless as a float
+# largest magnitude of an int alpha or beta in a cached decline; torch takes larger numbers as floats only
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
-PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
+# not bool, which is an error, and not NumPy's scalars, which could change the result's type
+PYTHON_NUMBERS = (int, float, complex)
 
 
 class CallKey(NamedTuple):
@@ -176,7 +179,7 @@ class CallKey(NamedTuple):
 class DeclinedCall(NamedTuple):
     """A call that the library computes."""
 
-    expiry: float  # time.monotonic() at which the answer expires
+    expiry: float  # time.monotonic() at which the decline expires
     params: Any  # the checked parameters: alpha, beta and others
     library: Library
     vendor_mirrors: bool  # True if the library's product of a matrix and its transpose is symmetric bit for bit
@@ -185,7 +188,7 @@ class DeclinedCall(NamedTuple):
 def call_key(
     library: Library | None, arrays: tuple[Any, Any, Any, Any], alpha: Any, beta: Any, *options: Hashable
 ) -> CallKey | None:
-    """Return the key of a call; None if it is traced, or an argument is no plain array or Python number.
+    """Return the key of a call; None for a traced call, or if an argument is not a plain array or Python number.
 
     `arrays`: a, b, c and out, None for a missing one. `options`: the operation and its other parameters.
     """
@@ -207,27 +210,27 @@ def call_key(
 
 
 def find_declined_call(key: CallKey) -> DeclinedCall | None:
-    """Return the answer of a call that was declined within the last second."""
+    """Return the cached decline of a call; None without one."""
     declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 
 
 class OnDecline(Protocol):
-    """A function that is called if the library computes a call and will compute equal calls too."""
+    """A function that is called if the library computes a call and all calls with the same key."""
 
     def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
 
 
 def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
-    """Do nothing: calls without a key are not remembered."""
+    """Do nothing: the declines of calls without a key are not cached."""
 
 
 def remember_declined_call(
     key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
 ) -> None:
-    """Cache the answer that the library computes the call with this key.
+    """Cache the decline of calls with this key: the library computes them.
 
-    A large call takes so long that it would recur too late for CALL_DECLINE_SECONDS, so DECLINE_MEMORY's apply.
+    A large call may take longer than CALL_DECLINE_SECONDS, so DECLINE_MEMORY's seconds apply to large calls.
     """
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
         return

@@ -1,4 +1,4 @@
-"""Limits of a plan: the caller's constraints, else a share share of the free memory and a default error growth."""
+"""The limits of a plan: the caller's constraints, else a share of the free memory and a default error growth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmm.problem import Layout, Operation, Problem
 
 
 class PreparedSide(NamedTuple):
-    """The operand that a leaf has prepared, and its layout. The leaf's data follow the operand in memory."""
+    """The operand that a leaf has prepared, and its layout. The leaf's prepared form follows the operand in memory."""
 
     base: Literal["A", "B"]
     rows: int
@@ -25,13 +25,13 @@ class PreparedSide(NamedTuple):
     layout: Layout
 
     def is_operand_of(self, problem: Problem) -> bool:
-        """Return True if the problem's operand has the same size and layout."""
+        """Return True if the problem's operand has the prepared operand's size and layout."""
         i = "AB".index(self.base)
         return problem.matrix_shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
 class PlanConstraints(NamedTuple):
-    """The caller's constraints on the plan; None: no constraint."""
+    """The caller's constraints on the plan, and the product's parameters; None means no constraint."""
 
     plan: Plan | None = None
     error_growth: float | None = None  # upper limit; None: the device's default
@@ -75,10 +75,10 @@ _workspace_readings: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
-    """Return the workspace limit without a caller's limit; the free memory is read at most once a second.
+    """Return the default workspace limit in bytes; the free memory is read at most once per second.
 
-    Processes that share a GPU all see the same free memory, so each takes its part. The limit is rounded down, so that
-    small changes of the free memory leave cached calls valid.
+    Processes that share a GPU read the same free memory, so the limit is divided by their number. The limit is rounded
+    down, so that small changes of the free memory leave cached calls valid.
     """
     cached, now = _workspace_readings.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
@@ -89,7 +89,7 @@ def default_workspace_bytes(library: Library, number: int) -> int:
 
 
 def workspace_share(free: int, processes: int = 1) -> int:
-    """Return the share of `free` bytes that a workspace may take, rounded down to three significant bits."""
+    """Return the largest workspace for `free` bytes of memory, rounded down to three significant bits."""
     share = max(int(free * WORKSPACE_SHARE / processes), 0)
     step = 1 << max(share.bit_length() - 3, 0)
     return share // step * step
@@ -107,7 +107,7 @@ NVML_FILE = "libnvidia-ml.so.1"
 
 
 def count_gpu_processes(number: int) -> int:
-    """Return the number of processes on a CUDA device, this one included; 1 without NVML."""
+    """Return the number of processes on a CUDA device, including this process; 1 without NVML."""
     handle = _nvml_handle(number)
     if handle is None:
         return 1
@@ -129,7 +129,7 @@ def _nvml_handle(number: int) -> Any:
 
 @lru_cache(maxsize=1)
 def _nvml_library() -> Any:
-    """Return the initialised library; None if it is missing or too old."""
+    """Return the initialised NVML library; None if NVML is missing or too old."""
     try:
         library = ctypes.CDLL(NVML_FILE)
         ready = library.nvmlInit_v2() == 0

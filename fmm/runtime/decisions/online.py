@@ -1,7 +1,8 @@
 """Online measurement: the first products of a large shape time the model's choice against the vendor.
 
-D'Alberto and Nicolau's dynamic HASA: plan and vendor run in shuffled pairs, and every product returns its result. The
-measurement decides for the rest of the process and is written into the config. FMM_TUNING_MODE=online turns it on.
+FMM_TUNING_MODE=online enables this mode, D'Alberto and Nicolau's dynamic HASA. Plan and vendor run in shuffled pairs,
+and every product returns its result. The measured entry decides for the rest of the process and is written into the
+config.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 MEASURED_PAIRS = certification.MIN_ROUNDS
-ASSUMED_NOISE = 0.01  # an assumed noise floor, since an online measurement has no pair of equal plans
+ASSUMED_NOISE = 0.01  # noise floor as a share; assumed, since an online measurement times no plan against itself
 
 
 class Trial:
-    """The measurement of one shape: pairs of the vendor and one plan. `entry` is the result, None until the end."""
+    """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is its result."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
         self.problem, self.device, self.plan = problem, device, plan
@@ -37,9 +38,9 @@ class Trial:
         self._seconds: list[float] = []  # seconds of the finished products, in their order
 
     def run_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
-        """Return one product by the next plan in turn. Concurrent products of other threads are not measured.
+        """Return one product by the next plan in turn; concurrent products of other threads are not timed.
 
-        `settle` waits for an asynchronous device.
+        `settle` waits until an asynchronous device is idle.
         """
         if self.entry is not None:
             return multiply(Plan.parse(self.entry.plan))
@@ -50,7 +51,7 @@ class Trial:
 
     def _timed_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
-        if done == len(self._turns):  # another thread timed the last product, or an exception came before _conclude
+        if done == len(self._turns):  # an exception came between the last product and _conclude_trial
             self._conclude_trial()
             return multiply(self.plan)
         settle()

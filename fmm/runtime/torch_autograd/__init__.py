@@ -1,1 +1,1 @@
-"""fmm on torch tensors: gradients, and the operator that compiled graphs contain."""
+"""fmm for torch tensors: gradients, and the operator torch.ops.fmm.matmul of compiled graphs."""

@@ -1,7 +1,7 @@
-"""Products of torch tensors under torch's contract: modes, conjugate marks and gradients.
+"""Products of torch tensors by torch's rules for modes, conjugate marks and gradients.
 
-A tensor on the host is multiplied through a NumPy view of its memory. If an operand requires gradients, forward and
-backward are products by fmm:
+A tensor on the host is multiplied through a NumPy view of its memory. If an operand requires gradients, fmm computes
+the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
 
     C = A B               dA = G B^H               dB = A^H G
     C = alpha A B + beta D    dA = alpha* G B^H    dB = alpha* A^H G    dD = beta* G
@@ -46,7 +46,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
-    # torch's own product records its gradients, where no plan pays and where torch rejects the call.
+    # Where no plan is faster, or torch rejects the call, torch's own product records its gradients.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
@@ -78,7 +78,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, Any, PlanConstraints], output: Any) -> None:
         a, b, constraints = inputs
         save_factors(ctx, a, b)
-        ctx.constraints = constraints._replace(plan=None)  # the caller's plan fits the size of this product only
+        ctx.constraints = constraints._replace(plan=None)  # the plan is for the size of this product only
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
@@ -123,7 +123,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 
 
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
-    """Return the product by torch's own functions, which torch may trace, transform or record."""
+    """Return the result of fmm.gram by torch's own functions, which torch can trace, transform or record."""
     if out is not None or constraints.plan not in (None, VENDOR):
         _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
@@ -218,7 +218,7 @@ def explain_gemm_tensors(
 
 
 def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
-    """Return True if fmm can compute the call. torch itself rejects a c of another type than a's."""
+    """Return True if fmm can compute the call. If c has another type than a, torch itself rejects the call."""
     return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
 
 
@@ -246,7 +246,7 @@ def _run_plain_gemm(
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
-    """Return the tensors without conjugate marks, which become op "C": nothing is copied."""
+    """Return the tensors without conjugate marks; op "C" replaces each mark without a copy."""
     a, op_a = _conjugate_mark_as_op(a, params.op_a)
     b, op_b = _conjugate_mark_as_op(b, params.op_b)
     return a, b, params._replace(op_a=op_a, op_b=op_b)
@@ -264,7 +264,7 @@ def _apply_op(x: Any, op: str) -> Any:
 
 
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
-    """Return the result by torch's own functions, with torch's errors; they record gradients."""
+    """Return the result by torch's own functions, which raise torch's errors and record gradients."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor_product(a, b)
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
@@ -280,7 +280,7 @@ def _differentiable_gemm(
     constraints: PlanConstraints,
     on_decline: OnDecline,
 ) -> Any:
-    """Return the result with gradients: by torch where no plan pays, and where torch rejects the call."""
+    """Return the result with gradients: by torch if no plan is faster or torch rejects the call, else by a plan."""
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")
     if out is not None or min(a.dim(), b.dim()) < 2:
@@ -305,7 +305,7 @@ class Gemm(torch.autograd.Function):  # type: ignore[misc]
         a, b, c, params, constraints = inputs
         save_factors(ctx, a, b)
         ctx.params, ctx.addend_shape = params, None if c is None else c.shape
-        ctx.constraints = constraints._replace(plan=None)  # the caller's plan fits the size of this product only
+        ctx.constraints = constraints._replace(plan=None)  # the plan is for the size of this product only
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, Any, None, None]:
@@ -329,9 +329,9 @@ Shapes = tuple[Sequence[int], Sequence[int]]
 
 
 def save_factors(ctx: Any, a: Any, b: Any) -> None:
-    """Save each factor that the other one's gradient needs, as torch's own product does.
+    """Save a if the gradient of b is needed, and b if the gradient of a is needed, as torch's own product does.
 
-    A program may overwrite or free a factor that is not saved. Without b, the gradient of a needs a itself.
+    A program may overwrite or free a factor that is not saved. If b is None, the gradient of a needs a itself.
     """
     of_a, of_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)
@@ -351,7 +351,7 @@ def product_gradients(
     left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
     if not needed[1]:
         return left, None
-    if len(of_b) == 2:  # one matrix for a whole stack: one product of all rows instead of a sum of products
+    if len(of_b) == 2:  # b is one matrix for a stack: one product of all rows replaces a sum of products
         tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
         return left, multiply(tall.mH, rows)
     return left, multiply(a.mH, grad).sum_to_size(of_b)

@@ -1,7 +1,7 @@
-"""torch.ops.fmm.matmul: the product as a torch operator, with a shape and gradients that compiled graphs know.
+"""torch.ops.fmm.matmul: the product as a torch operator, with a shape function and gradients for compiled graphs.
 
-A function that calls fmm.matmul is compiled whole. A product for which a plan may pay becomes this operator; any other
-one is torch's own, which the compiler may fuse with its neighbours.
+torch.compile compiles a function that calls fmm.matmul without a graph break. A product that a plan may make faster
+becomes this operator. Any other product is torch's own, which the compiler may fuse with neighbouring operations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradien
 OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
-# No plan runs while a stream is captured (fmm/runtime/run_device.py), so Inductor keeps this operator between the CUDA
-# graphs that it captures. A torch without this tag captures the operator as torch's own product.
+# No plan runs while a stream is captured (fmm/runtime/run_device.py). With this tag Inductor leaves the operator out of
+# the CUDA graphs that it captures. A torch without this tag captures the operator as torch's own product.
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
@@ -34,7 +34,7 @@ MATMUL_OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
 def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product while torch's calls are traced: the operator in a compiled graph, else torch's own."""
+    """Return the product while torch's calls are traced: the operator in a compiled graph, else torch's own product."""
     if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
@@ -44,7 +44,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 
 
 def _is_worth_an_operator(a: Any, b: Any) -> bool:
-    """Return True while a graph is compiled, for large operands. An exported program must not need fmm."""
+    """Return True for large operands while a graph is compiled, but not exported: exported programs do not need fmm."""
     if not is_compiling() or is_exporting() or type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         return False
     if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
@@ -75,13 +75,13 @@ def _fake_product(
 
 
 def _save_operator_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, _, *limits = inputs  # the caller's plan fits the size of this product only
+    a, b, _, *limits = inputs  # the caller's plan is for the size of this product only
     save_factors(ctx, a, b)
     ctx.limits = limits
 
 
 def _operator_gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    """Return the gradients; vectors are matrices of one row or column."""
+    """Return the gradients of both operands; a vector is multiplied as a matrix of one row or one column."""
     (a, b), (of_a, of_b), limits = ctx.saved_tensors, ctx.shapes, ctx.limits
     rows = a[None, :] if a is not None and len(of_a) == 1 else a
     columns = b[:, None] if b is not None and len(of_b) == 1 else b
@@ -97,7 +97,7 @@ def _operator_gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 def _autocast_operator(kind: str) -> Callable[..., Any]:
-    """Return the operator for this kind of device in mixed precision, with casts as torch.mm has them."""
+    """Return the operator under autocast on this kind of device, with the casts of torch.mm."""
 
     def multiply(a: Any, b: Any, *limits: Any) -> Any:
         dtype = torch.get_autocast_dtype(kind)
@@ -118,7 +118,7 @@ def _autocast_operator(kind: str) -> Callable[..., Any]:
 def _batched_operator_product(
     info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any
 ) -> tuple[Any, int]:
-    """Return the products of a batch as one product of stacks, by torch.matmul's broadcasting."""
+    """Return the products under torch.vmap as one product of stacks, with torch.matmul's broadcasting."""
     at_a, at_b, *_ = batch_axes
     of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
     axes = max(of_a, of_b, 2)
@@ -131,7 +131,7 @@ def _batched_operator_product(
 
 
 def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | None) -> Any:
-    """Return an operand with the batch axis first, then as many axes as both operands have."""
+    """Return an operand with the batch axis first, and with new axes up to `axes` further axes."""
     x = x if batch_axis is None else x.movedim(batch_axis, 0)
     x = x if missing_axis is None else x.unsqueeze(missing_axis)
     while batch_axis is not None and x.dim() <= axes:
@@ -139,17 +139,17 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
     return x
 
 
-# ---- forward-mode gradients and DTensors, which torch.library has no place for
+# ---- forward-mode gradients and DTensors, which torch.library does not support
 #
-# A kernel of fmm's replaces, at the autograd keys, the one that torch generates from the operator's gradients, which
-# would drop tangents silently. A version of torch that does not hand out its kernels gets neither registration.
+# torch generates an autograd kernel from the operator's gradients, which drops tangents silently. A kernel of fmm
+# replaces torch's kernel at the autograd keys. A torch without torch.library.get_kernel keeps its own kernel.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
 
 
 def _add_autograd_kernels() -> None:
-    """Replace torch's autograd kernels of the operator, once the operator has gradients."""
+    """Replace torch's autograd kernels of the operator; called after the operator's gradients are registered."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
         for key in AUTOGRAD_KEYS:
@@ -159,7 +159,7 @@ def _add_autograd_kernels() -> None:
 
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's."""
+    """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's product."""
     if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         # the module is loaded if an operand is a DTensor
         dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())
@@ -175,13 +175,13 @@ def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> A
 
 
 def _has_tangent(x: Any) -> bool:
-    """Return True for a dual tensor. Compiled code enters the forward level unknown to torch's Python."""
+    """Return True for a dual tensor. `level=0` is explicit: compiled code enters the level without torch's Python."""
     return forward_ad.unpack_dual(x, level=0).tangent is not None
 
 
 @cache
 def _register_sharding() -> None:
-    """Register torch.mm's placements for two matrices. Stacks and vectors are gathered."""
+    """Register torch.mm's DTensor placements for products of two matrices; stacks and vectors are replicated."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 

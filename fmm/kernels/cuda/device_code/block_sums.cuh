@@ -94,12 +94,12 @@ __device__ __forceinline__ Complex<Real> mul(Complex<Real> x, Complex<Real> y) {
 }
 
 template <class Number>
-struct Make {  // conversion of a coefficient to the type of sums
-    __device__ static __forceinline__ Number from(double re, double) { return static_cast<Number>(re); }
+struct NumberFrom {  // conversion of a coefficient to the type of sums
+    __device__ static __forceinline__ Number coefficient(double re, double) { return static_cast<Number>(re); }
 };
 template <class Real>
-struct Make<Complex<Real>> {
-    __device__ static __forceinline__ Complex<Real> from(double re, double im) {
+struct NumberFrom<Complex<Real>> {
+    __device__ static __forceinline__ Complex<Real> coefficient(double re, double im) {
         return {static_cast<Real>(re), static_cast<Real>(im)};
     }
 };
@@ -199,7 +199,7 @@ struct Word<16> {
 
 // Start an asynchronous copy of `valid` bytes from global to shared memory. Zeros fill the rest of the BYTES bytes.
 template <int BYTES>
-__device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid) {
+__device__ __forceinline__ void start_copy(void* cell, const void* q, int valid) {
 #if __CUDA_ARCH__ >= 800
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(q), "n"(BYTES), "r"(valid) : "memory");
@@ -227,19 +227,19 @@ FMM_IF_INSIDE(double, "f64", "d")
 
 // Streaming accesses: the caches replace these numbers first, because each is read or written once.
 template <class Stored>
-__device__ __forceinline__ Stored load_once(const Stored* q) {
+__device__ __forceinline__ Stored load_streaming(const Stored* q) {
     return __ldcs(q);
 }
 template <class Stored>
-__device__ __forceinline__ void store_once(Stored* q, Stored x) {
+__device__ __forceinline__ void store_streaming(Stored* q, Stored x) {
     __stcs(q, x);
 }
 template <class Real>
-__device__ __forceinline__ Complex<Real> load_once(const Complex<Real>* q) {
+__device__ __forceinline__ Complex<Real> load_streaming(const Complex<Real>* q) {
     return {__ldcs(&q->re), __ldcs(&q->im)};
 }
 template <class Real>
-__device__ __forceinline__ void store_once(Complex<Real>* q, Complex<Real> x) {
+__device__ __forceinline__ void store_streaming(Complex<Real>* q, Complex<Real> x) {
     __stcs(&q->re, x.re);
     __stcs(&q->im, x.im);
 }
@@ -298,10 +298,10 @@ struct Io {
         return x;
     }
 
-    __device__ static __forceinline__ Number constant(double x) { return Make<Number>::from(x, 0.0); }
+    __device__ static __forceinline__ Number constant(double x) { return NumberFrom<Number>::coefficient(x, 0.0); }
 
     __device__ __forceinline__ Number scalar(int i) const {
-        return Make<Number>::from(p.scalars[2 * i], p.scalars[2 * i + 1]);
+        return NumberFrom<Number>::coefficient(p.scalars[2 * i], p.scalars[2 * i + 1]);
     }
 
     __device__ static __forceinline__ Values zero() {
@@ -316,20 +316,20 @@ struct Io {
 
     template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ Values load() const {
-        const Stored* q = at<A, I, J>() + PART;
+        const Stored* q = element_address<A, I, J>() + PART;
         Stored s[LANES];
-        if constexpr (!tested<A>() && wide<A>()) {
+        if constexpr (!needs_bounds_check<A>() && is_adjacent<A>()) {
             const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
             memcpy(s, &w, sizeof w);
         } else {
 #pragma unroll
             for (int e = 0; e < LANES; ++e) {
-                if constexpr (tested<A>())
-                    s[e] = load_if(q + e * step<A>(), e * STEP < room<A, I, J>());
+                if constexpr (needs_bounds_check<A>())
+                    s[e] = load_if(q + e * lane_stride<A>(), e * STEP < columns_left<A, I, J>());
                 else if constexpr (Step::LONG && sizeof(Number) == 8)
-                    s[e] = load_if(q + e * step<A>(), p.inner_rows >= 0);
+                    s[e] = load_if(q + e * lane_stride<A>(), p.inner_rows >= 0);
                 else
-                    s[e] = load_once(q + e * step<A>());
+                    s[e] = load_streaming(q + e * lane_stride<A>());
             }
         }
         return widened(s);
@@ -340,13 +340,13 @@ struct Io {
     template <int A, int I, int J>
     __device__ __forceinline__ void fetch(int slot) const {
         if constexpr (AHEAD) {
-            const Stored* q = at<A, I, J>();
+            const Stored* q = element_address<A, I, J>();
             Stored* s = cells[slot * THREADS].s;
 #pragma unroll
             for (int e = 0; e < (VECTOR ? 1 : LANES); ++e) {
                 int valid = PIECE;
-                if constexpr (tested<A>()) valid = min(max(room<A, I, J>() - e * STEP, 0) * ITEM, PIECE);
-                copy_ahead<PIECE>(s + e, q + e * step<A>(), valid);
+                if constexpr (needs_bounds_check<A>()) valid = min(max(columns_left<A, I, J>() - e * STEP, 0) * ITEM, PIECE);
+                start_copy<PIECE>(s + e, q + e * lane_stride<A>(), valid);
             }
         }
     }
@@ -372,31 +372,31 @@ struct Io {
 
     template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ void store(const Values& v) {
-        Stored* q = at<A, I, J>() + PART;
+        Stored* q = element_address<A, I, J>() + PART;
         Stored s[LANES];
 #pragma unroll
         for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
-        if constexpr (!tested<A>() && wide<A>()) {
+        if constexpr (!needs_bounds_check<A>() && is_adjacent<A>()) {
             Packed w;
             memcpy(&w, s, sizeof w);
             __stcs(reinterpret_cast<Packed*>(q), w);
         } else {
 #pragma unroll
             for (int e = 0; e < LANES; ++e) {
-                if constexpr (tested<A>())
-                    store_if(q + e * step<A>(), s[e], e * STEP < room<A, I, J>());
+                if constexpr (needs_bounds_check<A>())
+                    store_if(q + e * lane_stride<A>(), s[e], e * STEP < columns_left<A, I, J>());
                 else
-                    store_once(q + e * step<A>(), s[e]);
+                    store_streaming(q + e * lane_stride<A>(), s[e]);
             }
         }
-        if constexpr (FLAG) check<A, I, J>(s);
+        if constexpr (FLAG) check_finite<A, I, J>(s);
     }
 
     // Load the real and imaginary parts of LANES adjacent complex numbers.
     template <int A, int I, int J>
     __device__ __forceinline__ void load_parts(Values& re, Values& im) const {
-        if constexpr (VECTOR && !tested<A>()) {
-            const Packed* q = reinterpret_cast<const Packed*>(at<A, I, J>());
+        if constexpr (VECTOR && !needs_bounds_check<A>()) {
+            const Packed* q = reinterpret_cast<const Packed*>(element_address<A, I, J>());
             Stored s[2 * LANES];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -416,8 +416,8 @@ struct Io {
 
     template <int A, int I, int J>
     __device__ __forceinline__ void store_parts(const Values& re, const Values& im) {
-        if constexpr (VECTOR && !tested<A>()) {
-            Packed* q = reinterpret_cast<Packed*>(at<A, I, J>());
+        if constexpr (VECTOR && !needs_bounds_check<A>()) {
+            Packed* q = reinterpret_cast<Packed*>(element_address<A, I, J>());
             Stored s[2 * LANES];
 #pragma unroll
             for (int e = 0; e < LANES; ++e) {
@@ -438,7 +438,7 @@ struct Io {
     }
 
     // Raise the flag if an output was inf or NaN. At most one thread of a warp writes, and only if the flag is down.
-    __device__ __forceinline__ void report() const {
+    __device__ __forceinline__ void raise_flag() const {
         if (finite_so_far) return;
         const unsigned active = __activemask();
         if (threadIdx.x % 32 == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
@@ -455,32 +455,32 @@ private:
     // True if accesses to this array need bounds checks. Positions within inner_rows and inner_cols need none. Blocks
     // as large as the launch need none, unless a thread's elements are THREADS columns apart.
     template <int A>
-    __device__ static constexpr bool tested() {
+    __device__ static constexpr bool needs_bounds_check() {
         return EDGE && !(Step::unchecked(A) && (STEP == 1 || LANES == 1));
     }
 
     // True if a thread's elements are adjacent in this array.
     template <int A>
-    __device__ static constexpr bool wide() {
+    __device__ static constexpr bool is_adjacent() {
         return VECTOR && !Step::column_major(A) && !Step::parts(A);
     }
 
     template <int A>
-    __device__ __forceinline__ long long step() const {
-        return wide<A>() ? 1 : STEP * p.arrays[A].col;
+    __device__ __forceinline__ long long lane_stride() const {
+        return is_adjacent<A>() ? 1 : STEP * p.arrays[A].col;
     }
 
     template <int A, int I, int J>
-    __device__ __forceinline__ Stored* at() const {
+    __device__ __forceinline__ Stored* element_address() const {
         const Array& x = p.arrays[A];
-        const long long column = wide<A>() ? c : c * x.col;
+        const long long column = is_adjacent<A>() ? c : c * x.col;
         const long long down = x.down + none, right = x.right + none;
         return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * down + J * right);
     }
 
     // Return the number of the block's columns from this thread's first element on.
     template <int A, int I, int J>
-    __device__ __forceinline__ int room() const {
+    __device__ __forceinline__ int columns_left() const {
         const Array& x = p.arrays[A];
         const int rows = min(x.height, x.rows - I * x.height), cols = min(x.width, x.cols - J * x.width);
         return r < rows ? cols - c : 0;
@@ -488,10 +488,10 @@ private:
 
     // Check the stored numbers. The sums themselves do not suffice, because rounding to float16 can overflow.
     template <int A, int I, int J>
-    __device__ __forceinline__ void check(const Stored (&s)[LANES]) {
+    __device__ __forceinline__ void check_finite(const Stored (&s)[LANES]) {
 #pragma unroll
         for (int e = 0; e < LANES; ++e)
-            finite_so_far &= finite(Convert<Element>::widen(s[e])) || (tested<A>() && e * STEP >= room<A, I, J>());
+            finite_so_far &= finite(Convert<Element>::widen(s[e])) || (needs_bounds_check<A>() && e * STEP >= columns_left<A, I, J>());
     }
 };
 
@@ -501,7 +501,7 @@ template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool F
 __device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) {
     Io<Step, Element, LANES, ACCESS, EDGE, FLAG, Params> io(p, r, c, cells);
     Step::run(io);
-    if constexpr (FLAG) io.report();
+    if constexpr (FLAG) io.raise_flag();
 }
 
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>

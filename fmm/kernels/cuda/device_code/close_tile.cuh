@@ -26,7 +26,7 @@ struct DiagonalTile {
 };
 
 template <class Element, int SIDE, bool ARGS>
-struct Lane {  // row k and column k in shared memory, in two buffers
+struct SharedLines {  // row k and column k in shared memory, in two buffers
     Element row[2][SIDE], col[2][SIDE];
     int args[2][ARGS ? SIDE : 1];
 };
@@ -38,22 +38,22 @@ struct TileCloser {
     static constexpr int EACH = SIDE / 16, FOUR = 4, GROUPS = EACH / FOUR, APART = 16 * FOUR;
     static_assert(SIDE % APART == 0, "whole groups");
 
-    Lane<Element, SIDE, ARGS>& lane;
+    SharedLines<Element, SIDE, ARGS>& lane;
     const int down, right;
     Element c[EACH][EACH];
     int arg[ARGS ? EACH : 1][ARGS ? EACH : 1];
 
-    __device__ __forceinline__ TileCloser(Lane<Element, SIDE, ARGS>& lane)
+    __device__ __forceinline__ TileCloser(SharedLines<Element, SIDE, ARGS>& lane)
         : lane(lane), down(threadIdx.x / 16 * FOUR), right(threadIdx.x % 16 * FOUR) {}
 
-    __device__ static __forceinline__ constexpr int place(int i) { return i / FOUR * APART + i % FOUR; }
+    __device__ static __forceinline__ constexpr int line_offset(int i) { return i / FOUR * APART + i % FOUR; }
 
     __device__ __forceinline__ void read(const DiagonalTile<Stored>& p) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
-                const int r = down + place(i), s = right + place(j);
+                const int r = down + line_offset(i), s = right + line_offset(j);
                 const bool there = r < p.n && s < p.n;
                 c[i][j] = there ? Element(p.data[r * p.leading + s]) : Ring::none();
                 if constexpr (ARGS) arg[i][j] = there ? p.args[r * p.args_leading + s] : 0;
@@ -64,7 +64,7 @@ struct TileCloser {
         for (int i = 0; i < EACH; ++i)
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
-                const int r = down + place(i), s = right + place(j);
+                const int r = down + line_offset(i), s = right + line_offset(j);
                 if (r >= p.n || s >= p.n) continue;
                 p.data[r * p.leading + s] = Stored(c[i][j]);
                 if constexpr (ARGS) p.args[r * p.args_leading + s] = arg[i][j];
@@ -78,13 +78,13 @@ struct TileCloser {
         if (down == mine) {
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
-                lane.row[turn][right + place(j)] = c[I][j];
-                if constexpr (ARGS) lane.args[turn][right + place(j)] = arg[I][j];
+                lane.row[turn][right + line_offset(j)] = c[I][j];
+                if constexpr (ARGS) lane.args[turn][right + line_offset(j)] = arg[I][j];
             }
         }
         if (right == mine) {
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) lane.col[turn][down + place(i)] = c[i][I];
+            for (int i = 0; i < EACH; ++i) lane.col[turn][down + line_offset(i)] = c[i][I];
         }
     }
 
@@ -94,9 +94,9 @@ struct TileCloser {
         int args[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            row[i] = lane.row[turn][right + place(i)];
-            col[i] = lane.col[turn][down + place(i)];
-            if constexpr (ARGS) args[i] = lane.args[turn][right + place(i)];
+            row[i] = lane.row[turn][right + line_offset(i)];
+            col[i] = lane.col[turn][down + line_offset(i)];
+            if constexpr (ARGS) args[i] = lane.args[turn][right + line_offset(i)];
         }
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
@@ -117,12 +117,12 @@ struct TileCloser {
 
     // Do steps 64 G to 64 G + 63.
     template <int G>
-    __device__ __forceinline__ void group(int n) {
+    __device__ __forceinline__ void step_group(int n) {
 #pragma unroll 1
         for (int k = G * APART; k < min(n, (G + 1) * APART); k += FOUR) {
-            one<G * FOUR + 1>(k);
-            one<G * FOUR + 2>(k + 1);
-            one<G * FOUR + 3>(k + 2);
+            step_and_publish<G * FOUR + 1>(k);
+            step_and_publish<G * FOUR + 2>(k + 1);
+            step_and_publish<G * FOUR + 3>(k + 2);
             step(k + 3);
             if (k + FOUR < (G + 1) * APART) publish<G * FOUR>(k + FOUR);
             else if constexpr (G + 1 < GROUPS) publish<(G + 1) * FOUR>(k + FOUR);
@@ -131,7 +131,7 @@ struct TileCloser {
     }
     // Do step k and publish row and column k + 1. Beyond the last node all numbers are "no edge" and change nothing.
     template <int NEXT>
-    __device__ __forceinline__ void one(int k) {
+    __device__ __forceinline__ void step_and_publish(int k) {
         step(k);
         publish<NEXT>(k + 1);
         __syncthreads();
@@ -140,8 +140,8 @@ struct TileCloser {
     __device__ __forceinline__ void close(int n) {
         publish<0>(0);
         __syncthreads();
-        group<0>(n);
-        if constexpr (GROUPS > 1) group<1>(n);
+        step_group<0>(n);
+        if constexpr (GROUPS > 1) step_group<1>(n);
         static_assert(GROUPS <= 2);
     }
 };
@@ -149,7 +149,7 @@ struct TileCloser {
 template <class Ring, class Stored, int SIDE, bool ARGS>
 __device__ __forceinline__ void close_tile(const DiagonalTile<Stored>& p, void* memory) {
     using Element = typename Ring::Element;
-    TileCloser<Ring, Stored, SIDE, ARGS> closer(*static_cast<Lane<Element, SIDE, ARGS>*>(memory));
+    TileCloser<Ring, Stored, SIDE, ARGS> closer(*static_cast<SharedLines<Element, SIDE, ARGS>*>(memory));
     closer.read(p);
     closer.close(p.n);
     closer.write(p);

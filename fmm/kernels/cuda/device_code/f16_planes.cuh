@@ -3,10 +3,10 @@
 //
 //   Operand         one operand: addresses, strides, sizes
 //   LineScaling     the usual scaling rule; f16_spread.cuh has a second rule, which records the spread of exponents
-//   by_line         splits a K-major operand, with an exponent for each line
-//   by_position     splits an MN-major operand, with an exponent for each position in a line
+//   split_by_line         splits a K-major operand, with an exponent for each line
+//   split_by_position     splits an MN-major operand, with an exponent for each position in a line
 //
-// Index map: in by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In by_position,
+// Index map: in split_by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In split_by_position,
 // a cluster of 8 thread blocks processes a strip of 64 positions; each thread block has an eighth of the lines.
 //
 // Both planes are in one buffer: for every 64 numbers of a line, 64 numbers of hi and then 64 numbers of lo, 256 bytes
@@ -36,7 +36,7 @@ struct Operand {
 
 // Load four adjacent numbers of a line; numbers beyond the line's end are zero.
 template <bool WIDE>
-__device__ __forceinline__ Four four_of(const float* line, int at, int length) {
+__device__ __forceinline__ Four load_four(const float* line, int at, int length) {
     Four v;
     if (WIDE && at + 4 <= length) {
         const float4 x = *reinterpret_cast<const float4*>(line + at);
@@ -96,7 +96,7 @@ __device__ __forceinline__ SpreadCounts sum_counts(SpreadCounts x) {
 // Split lines with GROUP threads for each line: a warp or a thread block. A thread holds its first LOADS loads in
 // registers, and reads its other numbers a second time.
 template <class Rule, int GROUP, int LOADS, bool WIDE, class Params>
-__device__ __forceinline__ void by_line(const Params& p, int block) {
+__device__ __forceinline__ void split_by_line(const Params& p, int block) {
     constexpr int GROUPS = THREADS / GROUP, STEP = GROUP * 4, WARPS = THREADS / 32;
     using Most = typename Rule::Most;
     __shared__ Most shared[WARPS];
@@ -115,10 +115,10 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
     };
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-        loaded[i] = four_of<WIDE>(from, mine + i * STEP, p.length);
+        loaded[i] = load_four<WIDE>(from, mine + i * STEP, p.length);
         update(loaded[i], mine + i * STEP);
     }
-    for (int at = mine + LOADS * STEP; at < p.length; at += STEP) update(four_of<WIDE>(from, at, p.length), at);
+    for (int at = mine + LOADS * STEP; at < p.length; at += STEP) update(load_four<WIDE>(from, at, p.length), at);
     most = largest_of<Rule, 32>(most);
     if (GROUP > 32) {
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void by_line(const Params& p, int block) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i)
         if (mine + i * STEP < p.pitch) store(mine + i * STEP, loaded[i]);
-    for (int at = mine + LOADS * STEP; at < p.pitch; at += STEP) store(at, four_of<WIDE>(from, at, p.length));
+    for (int at = mine + LOADS * STEP; at < p.pitch; at += STEP) store(at, load_four<WIDE>(from, at, p.length));
     if constexpr (Rule::RECORDS) {
         found = sum_counts<32>(found);
         if (GROUP > 32) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void sync_sharing() {
 // The first pass finds the largest number of every position. The second pass writes hi and lo, from the last line to
 // the first, because the cache still holds the last lines.
 template <class Rule, bool WIDE, class Params>
-__device__ __forceinline__ void by_position(const Params& p, int block) {
+__device__ __forceinline__ void split_by_position(const Params& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
     using Most = typename Rule::Most;
     __shared__ Most shared[DOWN][CHUNK], largest[CHUNK], all_largest[Rule::RECORDS ? CHUNK : 1];
@@ -212,7 +212,7 @@ __device__ __forceinline__ void by_position(const Params& p, int block) {
     Most most[4] = {};
 #pragma unroll 4
     for (int line = begin + down; line < end; line += DOWN) {
-        const Four v = four_of<WIDE>(from + line * p.leading, at, p.length);
+        const Four v = load_four<WIDE>(from + line * p.leading, at, p.length);
 #pragma unroll
         for (int i = 0; i < 4; ++i) most[i] = rule.seen(most[i], v.x[i], line);
     }
@@ -244,7 +244,7 @@ __device__ __forceinline__ void by_position(const Params& p, int block) {
     SpreadCounts found[4];
 #pragma unroll 4
     for (int line = last; line >= begin + down && line < end; line -= DOWN) {
-        const Four v = four_of<WIDE>(from + line * p.leading, at, p.length);
+        const Four v = load_four<WIDE>(from + line * p.leading, at, p.length);
         Four x;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -14,9 +14,9 @@ struct FastSums {
         return (code & 1) - (code >> 1);
     }
     // Return the coefficient of a block of A or B in a product's operand.
-    __device__ static constexpr int of(bool right, int product, int block) { return sign(right ? B : A, product, block); }
+    __device__ static constexpr int operand_sign(bool right, int product, int block) { return sign(right ? B : A, product, block); }
     // Return the coefficient of a product in a block of C.
-    __device__ static constexpr int in(int product, int block) { return sign(C, product, block); }
+    __device__ static constexpr int result_sign(int product, int block) { return sign(C, product, block); }
 };
 
 }  // namespace fmm

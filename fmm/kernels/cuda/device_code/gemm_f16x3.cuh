@@ -57,8 +57,8 @@ template <class S, class Left, class Right>
 __device__ __forceinline__ void load_planes(const Product3& p, half* memory, const Barriers& barriers) {
     static_assert(S::CLUSTER <= 2, "there are two planes");
     const int rank = cluster_rank();
-    Round<S::STAGES> round;
-    for_each_tile<S>(p, [&](const Place& place) {
+    StageCursor<S::STAGES> round;
+    for_each_tile<S>(p, [&](const TileStart& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
             wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_planes(const Product3& p, half* memory, con
 // The loop over parts of 16 columns is not unrolled, because NVRTC needs twice the time for the unrolled code. The
 // exponents of a part's columns are loaded during the previous part, so that no part waits for memory.
 template <class S, bool CHECKED, int COUNT>
-__device__ __forceinline__ bool store_result(const Product3& p, const Place& place, int first, float (&sum)[COUNT]) {
+__device__ __forceinline__ bool store_result(const Product3& p, const TileStart& place, int first, float (&sum)[COUNT]) {
     constexpr int PART = 16, NUMBERS = PART / 2, WORDS = PART / 4;
     float* const dest = p.dest + place.layer * p.layer;
     const float* const old = p.old + place.layer * p.layer;
@@ -154,9 +154,9 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
     constexpr int WORDS = S::STAGE / 8, COUNT = S::WIDTH / 2, LOW_A = Left::SIZE / 8, LOW_B = Right::SIZE / 8;
     const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + 2 * Left::SIZE);
     const int thread = threadIdx.x % 128, row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
-    Round<S::STAGES> round;
+    StageCursor<S::STAGES> round;
     float sum[COUNT], high[COUNT], low[COUNT];  // pairs of numbers in rows `row` and `row` + 8, for every 8 columns
-    for_each_tile<S>(p, [&](const Place& place) {
+    for_each_tile<S>(p, [&](const TileStart& place) {
 #pragma unroll
         for (float& x : sum) x = 0;
         int before = 0;
@@ -194,8 +194,8 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
 // tiles of hi and lo of B; behind all stages, the barriers.
 template <class Step, class S, Along LEFT, Along RIGHT, bool CHECKED>
 __device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
-    using Left = Panel<half, LEFT, S::HEIGHT>;
-    using Right = Panel<half, RIGHT, S::WIDTH>;
+    using Left = SwizzledTile<half, LEFT, S::HEIGHT>;
+    using Right = SwizzledTile<half, RIGHT, S::WIDTH>;
     const auto copy = [&](const Barriers& barriers, int) {
         if (threadIdx.x == 0) load_planes<S, Left, Right>(p, memory, barriers);
     };

@@ -136,7 +136,7 @@ __device__ __forceinline__ void wgmma_wait() {
 // MN-major line has LINE numbers at one position of the inner dimension. The lines of these LINE numbers for all
 // positions come before the lines of the next LINE numbers.
 template <class Element, Along ALONG, int OUT>
-struct Panel {
+struct SwizzledTile {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int ITEM = static_cast<int>(sizeof(Element)), LINE = 128 / ITEM, SIZE = OUT * LINE;
     static constexpr int DEEP = 32 / ITEM;  // positions of the inner dimension in one instruction
@@ -198,7 +198,7 @@ constexpr bool MIRRORED<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>
 
 // The current stage, and the parity of its barriers' phase.
 template <int STAGES>
-struct Round {
+struct StageCursor {
     int stage = 0;
     unsigned parity = 0;
     __device__ __forceinline__ void next() {
@@ -215,7 +215,7 @@ struct Barriers {
 
 // ---- roles of the warps, tile after tile
 
-struct Place {
+struct TileStart {
     int layer, row, col;  // product of the batch, and first row and column, of a thread block's tile
 };
 
@@ -229,15 +229,15 @@ __device__ __forceinline__ void for_each_tile(const Params& p, const Work& work)
             tile = LowerTiles<S::CLUSTER * S::HEIGHT, S::WIDTH>(p).at(unit);
         else
             tile = tile_of(p, unit);
-        work(Place{tile.layer, (tile.row * S::CLUSTER + rank) * S::HEIGHT, tile.col * S::WIDTH});
+        work(TileStart{tile.layer, (tile.row * S::CLUSTER + rank) * S::HEIGHT, tile.col * S::WIDTH});
     }
 }
 
 template <class S, class Left, class Right, class Element>
 __device__ __forceinline__ void load_tiles(const Product& p, Element* memory, const Barriers& barriers) {
     const int rank = cluster_rank();
-    Round<S::STAGES> round;
-    for_each_tile<S>(p, [&](const Place& place) {
+    StageCursor<S::STAGES> round;
+    for_each_tile<S>(p, [&](const TileStart& place) {
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
             wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
@@ -379,10 +379,10 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
     const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + Left::SIZE);
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
-    Round<S::STAGES> round;
-    Round<1> staged;
+    StageCursor<S::STAGES> round;
+    StageCursor<1> staged;
     typename Step::Sum sum[S::WIDTH / 2];  // pairs of numbers in rows `row` and `row` + 8, for every 8 columns
-    for_each_tile<S>(p, [&](const Place& place) {
+    for_each_tile<S>(p, [&](const TileStart& place) {
         const auto finished = finish.of(place.layer);
         int before = 0;
 #pragma unroll 1
@@ -449,8 +449,8 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 template <class S, class Element>
 __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, const Barriers& barriers, int group) {
     const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
-    Round<1> staged;
-    for_each_tile<S>(p, [&](const Place& place) {
+    StageCursor<1> staged;
+    for_each_tile<S>(p, [&](const TileStart& place) {
         const int row = place.row + group * 64;
 #pragma unroll 1
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
@@ -521,8 +521,8 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
 // instruction, because this instruction must name all registers of a tile.
 template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
-    using Left = Panel<Element, LEFT, S::HEIGHT>;
-    using Right = Panel<Element, RIGHT, S::WIDTH>;
+    using Left = SwizzledTile<Element, LEFT, S::HEIGHT>;
+    using Right = SwizzledTile<Element, RIGHT, S::WIDTH>;
     const auto copy = [&](const Barriers& barriers, int warp) {
         const bool first = threadIdx.x % 32 == 0;
         if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, barriers);

@@ -43,13 +43,13 @@ struct Tasks {
 
 // Overwrite A's numbers beyond the end of the inner dimension with "no edge", so that no sum with them is the best.
 template <class Ring, class S, class Lines>
-__device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left) {
+__device__ __forceinline__ void overwrite_tail(typename Ring::Element* tile, int left) {
     for (int x = threadIdx.x; x < S::HEIGHT * S::DEPTH; x += S::THREADS)
         if (x % S::DEPTH >= left) tile[x / S::DEPTH * Lines::PITCH + x % S::DEPTH] = Ring::none();
 }
 
 template <class Ring, bool ARGS, int ROWS, int COLS>
-struct Best {
+struct BestNumbers {
     using Element = typename Ring::Element;
     // True if the steps of a tile are a loop that is not unrolled. With arguments a step has several times the
     // instructions. Unrolled, all steps would take the compiler twice the time and not fit in the instruction cache.
@@ -84,7 +84,7 @@ struct Best {
         }
     }
     // Return true if all best numbers of this warp are negative. They then remain negative.
-    __device__ __forceinline__ bool below_zero() const {
+    __device__ __forceinline__ bool all_negative() const {
         int signs = -1;
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
@@ -140,13 +140,13 @@ __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Elemen
 
 // The positions of a thread's numbers of B, as in `Fragment` of gemm_common.cuh.
 template <class Element, class Lines, int COLS, int LANES>
-struct RightPlaces : Fragment<Element, Lines, COLS, LANES> {
+struct RightPositions : Fragment<Element, Lines, COLS, LANES> {
     static constexpr int PITCH = Lines::PITCH;
 };
 
 // Combine a number with its old value, and store its argument.
 template <class Ring, bool ARGS, class Task>
-__device__ __forceinline__ void settle(const Task& p, typename Ring::Element& value, int arg, int row, int col,
+__device__ __forceinline__ void combine_with_old(const Task& p, typename Ring::Element& value, int arg, int row, int col,
                                        typename Ring::Element old) {
     const bool improved = p.old == nullptr || Ring::better(value, old);
     if constexpr (ARGS) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void settle(const Task& p, typename Ring::Element& va
 }
 
 template <class Ring, bool ARGS, class S, class Left, class Right, class Task, class Best>
-__device__ __forceinline__ void put_best(const Task& p, Best& best, int row, int col) {
+__device__ __forceinline__ void store_best(const Task& p, Best& best, int row, int col) {
     using Element = typename Ring::Element;
     constexpr int PACK = Right::PACK;
 #pragma unroll
@@ -179,7 +179,7 @@ __device__ __forceinline__ void put_best(const Task& p, Best& best, int row, int
                 if (!p.old || (!whole && e >= valid)) old.lane[e] = Ring::none();
                 else if (!whole) old.lane[e] = from[e];
                 value.lane[e] = best.c[i][j + e];
-                if (e < valid) settle<Ring, ARGS>(p, value.lane[e], best.arg[ARGS ? i : 0][ARGS ? j + e : 0], r, s + e, old.lane[e]);
+                if (e < valid) combine_with_old<Ring, ARGS>(p, value.lane[e], best.arg[ARGS ? i : 0][ARGS ? j + e : 0], r, s + e, old.lane[e]);
             }
             Element* const to = p.dest + r * p.leading[2] + s;
             if (whole) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
     using LeftTiles = Operand<Element, LeftLines, 1, S::STAGES, false, Path::ASYNC, true>;
     using RightTiles = Operand<Element, RightLines, 1, S::STAGES, false, Path::ASYNC, false>;
     using Left = Fragment<Element, typename LeftTiles::TileLayout, S::ROWS, S::WARP_HEIGHT>;
-    using Right = RightPlaces<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
+    using Right = RightPositions<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
 
     const int number = blockIdx.x, second = number >= all.first;
     const Task<Element>& p = all.task[second];
@@ -214,7 +214,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
     const int down = warp % S::WARPS_DOWN * (S::ROWS * S::WARP_HEIGHT) + Left::first(lane % S::WARP_HEIGHT);
     const int across = warp / S::WARPS_DOWN * (S::COLS * S::WARP_WIDTH) + Right::first(lane / S::WARP_HEIGHT);
 
-    Best<Ring, ARGS, S::ROWS, S::COLS> best;
+    BestNumbers<Ring, ARGS, S::ROWS, S::COLS> best;
     best.begin();
 #pragma unroll
     for (int t = 0; t < S::STAGES - 1; ++t) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
         __syncthreads();  // this tile has arrived; all threads have read the tile that the next copies overwrite
         Element* const left_now = left.tile(stage);
         if (position + S::DEPTH > p.k) {
-            cut_tail<Ring, S, LeftLines>(left_now, p.k - position);
+            overwrite_tail<Ring, S, LeftLines>(left_now, p.k - position);
             __syncthreads();
         } else if (position + (S::STAGES - 1) * S::DEPTH < p.k) {
             left.copy(filled);
@@ -245,14 +245,14 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
             } else {
                 use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
                 const int tiles = position / S::DEPTH + 1;
-                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // checked after 1, 2, 4, 8, ... tiles
+                if ((tiles & (tiles - 1)) == 0) below = best.all_negative();  // checked after 1, 2, 4, 8, ... tiles
             }
         } else {
             use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
         }
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
-    put_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);
+    store_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);
 }
 
 // ---- 16-bit numbers: a word holds each number of A twice

@@ -6,7 +6,7 @@
 // product with the classical algorithm, so C has inf and NaN at the positions where the vendor's product has them. The
 // host does not wait: a later call reads a count in host memory.
 //
-// `rescue` recomputes products of the types that recompute_tiled.cuh does not support. `scan` raises the flag for
+// `recompute_product` recomputes products of the types that recompute_tiled.cuh does not support. `scan` raises the flag for
 // results of kernels that do not raise the flag themselves.
 //
 // Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers. Each of 16 x 16
@@ -23,7 +23,7 @@ struct Operand {
     long long row, col;  // elements from one row to the next, and from one column to the next
 };
 
-struct Rescue {
+struct ClassicalParams {
     Operand a, b, c;
     long long m, k, n;
     Slot* slot;
@@ -43,13 +43,13 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
 // Return alpha times a sum plus beta times the old value. The multiplication by alpha = 1 is not omitted, since cuBLAS
 // does it too: it changes complex numbers with an inf or NaN.
 template <class Element, class Number>
-__device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long r, long long s) {
+__device__ __forceinline__ Number updated(const ClassicalParams& p, Number sum, long long r, long long s) {
     using Stored = typename Traits<Element>::Stored;
-    const Number product = mul(Make<Number>::from(p.alpha[0], p.alpha[1]), sum);
+    const Number product = mul(NumberFrom<Number>::coefficient(p.alpha[0], p.alpha[1]), sum);
     if (!p.old.data) return product;
     const Stored* old = static_cast<const Stored*>(p.old.data);
     const Number before = Convert<Element>::widen(old[r * p.old.row + s * p.old.col]);
-    return add(product, mul(Make<Number>::from(p.beta[0], p.beta[1]), before));
+    return add(product, mul(NumberFrom<Number>::coefficient(p.beta[0], p.beta[1]), before));
 }
 
 constexpr int SIDE = 16;   // rows and columns of threads in a thread block
@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, lo
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
         const int o = along_inner ? i / DEPTH : i % TILE, d = along_inner ? i % DEPTH : i / TILE;
-        Number value = Make<Number>::from(0.0, 0.0);
+        Number value = NumberFrom<Number>::coefficient(0.0, 0.0);
         if (outer + o < outers && inner + d < inners)
             value = Convert<Element>::widen(data[(outer + o) * outer_step + (inner + d) * inner_step]);
         tile[d][o] = value;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, lo
 }
 
 template <class Element, int EACH>
-__device__ __forceinline__ void classical_tile(const Rescue& p, long long row, long long col) {
+__device__ __forceinline__ void classical_tile(const ClassicalParams& p, long long row, long long col) {
     using Stored = typename Traits<Element>::Stored;
     using Number = typename Traits<Element>::Sum;
     constexpr int TILE = SIDE * EACH;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) sums[i][j] = Make<Number>::from(0.0, 0.0);
+        for (int j = 0; j < EACH; ++j) sums[i][j] = NumberFrom<Number>::coefficient(0.0, 0.0);
 
     for (long long inner = 0; inner < p.k; inner += DEPTH) {
         __syncthreads();
@@ -121,20 +121,20 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
 }
 
 template <class Element, int EACH>
-__device__ __forceinline__ void rescue(const Rescue& p) {
-    if (!is_up(&p.slot->flag)) return;
+__device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
+    if (!is_flag_up(&p.slot->flag)) return;
     constexpr int TILE = SIDE * EACH;
     const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
     for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
         const long long row = tile / across * TILE, col = tile % across * TILE;
         if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(p, row, col);
     }
-    finish(p.slot, p.count);
+    finish_recompute(p.slot, p.count);
 }
 
 // Raise the flag if C has an inf or NaN, after a kernel that does not raise the flag, such as a vendor GEMM.
 template <class Element>
-__device__ __forceinline__ void scan(const Rescue& p) {
+__device__ __forceinline__ void scan(const ClassicalParams& p) {
     using Stored = typename Traits<Element>::Stored;
     const Stored* c = static_cast<const Stored*>(p.c.data);
     const bool rows_first = p.c.row == 1;

@@ -111,7 +111,7 @@ __device__ __forceinline__ void line_exponents(const LineExponents& p) {
     for (int i = 0; i < STEP; ++i) largest = larger(largest, LINES_ADJACENT ? found[i][threadIdx.x] : found[threadIdx.x][i]);
     if (largest == NO_EXPONENT || largest == NOT_FINITE) largest = 0;
     if (p.against.first) largest = (largest - p.against.template at<Stored>(mine)) >> 1;
-    static_cast<Stored*>(p.dest)[mine * p.dest_step] = Make<Stored>::from(largest, 0);
+    static_cast<Stored*>(p.dest)[mine * p.dest_step] = NumberFrom<Stored>::coefficient(largest, 0);
 }
 
 struct Rescaled {

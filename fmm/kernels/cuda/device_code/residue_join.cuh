@@ -95,7 +95,7 @@ struct OutputBlock {
         return static_cast<unsigned char>(*q);
     }
     // Return the coefficient of a product of the outer level in block PART.
-    __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::in(product, PART) : 1; }
+    __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::result_sign(product, PART) : 1; }
 
     // Compute the sums of residues modulo SOME moduli, from modulus i on. All loads are issued before the first residue
     // is used. `use` is called with the number of the modulus, the block, the column, and the sum of residues.
@@ -122,7 +122,7 @@ struct OutputBlock {
                     for (int o = 0; o < OUTER; ++o)
 #pragma unroll
                         for (int q = 0; q < INNER; ++q) {
-                            const int sign = outer_sign(o) * (LEVELS ? Sums::in(q, b) : 1);
+                            const int sign = outer_sign(o) * (LEVELS ? Sums::result_sign(q, b) : 1);
                             if (sign) found += sign * static_cast<signed char>(word[j][o][q] >> 8 * c);
                         }
                     use(i + j, b, c, found);

@@ -111,7 +111,7 @@ struct Four {
 // Load four adjacent numbers of a line; numbers beyond the line's end are zero. WIDE: lines begin at multiples of four
 // numbers or 16 bytes, so vector loads are possible.
 template <bool WIDE, class Element>
-__device__ __forceinline__ Four<Element> four_of(const Element* line, int at, int length) {
+__device__ __forceinline__ Four<Element> load_four(const Element* line, int at, int length) {
     constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
     Four<Element> v;
     if (WIDE && at + 4 <= length) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
     Squares sum{};
 #pragma unroll 4
     for (int at = 4 * mine; at < p.length; at += 4 * GROUP) {
-        const auto v = four_of<WIDE>(from, at, p.length);
+        const auto v = load_four<WIDE>(from, at, p.length);
 #pragma unroll
         for (Element x : v.x) sum.add(x);
     }
@@ -208,7 +208,7 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int there = k + 4 * down + i, first = strip.first + 4 * across;
-            const auto v = four_of<true>(strip.from + there * p.leading, first, there < strip.end ? p.lines : 0);
+            const auto v = load_four<true>(strip.from + there * p.leading, first, there < strip.end ? p.lines : 0);
             row[i] = low_bytes(v.x[0], v.x[1], v.x[2], v.x[3]);
         }
         transpose_square(row, column);
@@ -301,7 +301,7 @@ struct Blocks {
         if (there >= p.lines || from >= p.length) return;
         const Element* const source = p.transposed ? p.transposed + (static_cast<long long>(layer) * p.lines + there) * p.pitch
                                               : p.source + layer * p.layer + there * p.leading;
-        const auto v = four_of<WIDE>(source, from, p.length);
+        const auto v = load_four<WIDE>(source, from, p.length);
         long long x[4];
         if constexpr (SCALED<Element>) {
             const Scale scaled(p.exponents[layer * p.lines + there]);
@@ -339,7 +339,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
             } else {
 #pragma unroll
                 for (int a = 0; a < 4; ++a) {
-                    const int sign = Sums::of(RIGHT, outer, a), below = RIGHT ? a % 2 : a / 2, beside = RIGHT ? a / 2 : a % 2;
+                    const int sign = Sums::operand_sign(RIGHT, outer, a), below = RIGHT ? a % 2 : a / 2, beside = RIGHT ? a / 2 : a % 2;
                     if (sign) blocks.add(2 * below + down, 2 * beside + across, sign, part[b]);
                 }
             }
@@ -352,7 +352,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
                 sum[q][i] = 1ull << 63;
 #pragma unroll
                 for (int b = 0; b < PARTS; ++b) {
-                    const int sign = LEVELS ? Sums::of(RIGHT, q, b) : 1;
+                    const int sign = LEVELS ? Sums::operand_sign(RIGHT, q, b) : 1;
                     if (sign > 0) sum[q][i] += part[b][i];
                     if (sign < 0) sum[q][i] -= part[b][i];
                 }

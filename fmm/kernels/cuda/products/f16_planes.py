@@ -62,7 +62,7 @@ class SplitKernel:
     def function_cpp(self, rule: ScalingRule) -> str:
         """Return the name and template arguments of the C++ function that splits, from f16_planes.cuh."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
-        function = "by_line" if self.along == "inner" else "by_position"
+        function = "split_by_line" if self.along == "inner" else "split_by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
 
 

@@ -193,8 +193,8 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
         ", blockIdx.x",
     )
     if obeys:
-        parameters, number = f"fmm::Again<{parameters}>", f"fmm::Exactly<{element}>::Type"
-        call, tile = "multiply_again", ""
+        parameters, number = f"fmm::RecomputeParams<{parameters}>", f"fmm::RecomputeElement<{element}>::Type"
+        call, tile = "recompute_tiles", ""
     header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.mma_depth else "gemm_simt"
     before = [
         "struct Product {",

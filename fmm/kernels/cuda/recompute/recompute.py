@@ -69,7 +69,7 @@ def recompute_launches(
 def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: MatrixView | None = None) -> Launch:
     """Return a launch of a simple kernel: the recomputation, or the scan for inf and NaN.
 
-    The parameters are struct Rescue of recompute_simple.cuh.
+    The parameters are struct ClassicalParams of recompute_simple.cuh.
     """
     a, b, c = (x.strides for x in problem.layouts)
     alpha, beta = complex(problem.alpha), complex(problem.beta)
@@ -95,8 +95,8 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: M
 def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
     """Return the launch of the tiled kernel. Its thread blocks are all resident at a time and share the tiles.
 
-    The parameters are struct Again of recompute_tiled.cuh: the parameters of a tiled product, which end with the flag,
-    then the host's count.
+    The parameters are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with
+    the flag, then the host's count.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
@@ -134,8 +134,8 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
     element = DTYPES[dtype]
     # Rows and columns of sums in a thread, so that the sums take 64 registers. A tile has 16 x 16 threads.
     each = 8 if element.registers == 1 else 4
-    parameters, bounds = "fmm::classical::Rescue", (SIMPLE_THREADS, 1)
-    calls = {RECOMPUTE_ENTRY_NAME: f"rescue<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}
+    parameters, bounds = "fmm::classical::ClassicalParams", (SIMPLE_THREADS, 1)
+    calls = {RECOMPUTE_ENTRY_NAME: f"recompute_product<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}
     return entry_source(parameters, f"fmm::classical::{calls[entry]}(p);", "recompute_simple.cuh", bounds, entry=entry)
 
 
