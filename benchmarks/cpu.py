@@ -21,7 +21,7 @@ import numpy as np
 import fmm
 from benchmarks.harness import Call, Row, benchmark_parser, machine_of, run_cases
 from fmm.kernels.cpu.host_arrays import Array
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.candidates import device_candidates
@@ -176,7 +176,7 @@ def measure_error(case: Case) -> Row:
 def measure_overflow_check(case: Case) -> Row:
     """Measure the time of the check for overflow as a share of a product's time."""
     a, b, c = operands(case.size, case.dtype)
-    plan, threads = fast_plan(fmm.explain(a, b)), Threads(blas_threads())
+    plan, threads = fast_plan(fmm.explain(a, b)), ThreadGroup(blas_threads())
     whole = median(seconds_of(partial(fmm.matmul, a, b, out=c, plan=plan)) for _ in range(2))
     check = median(seconds_of(partial(may_overflow, plan, a, b, threads)) for _ in range(9))
     names = {"size": case.size, "dtype": case.dtype}

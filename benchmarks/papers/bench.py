@@ -19,7 +19,7 @@ from fmm.arrays.host_memory import borrowed_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Problem
@@ -179,7 +179,7 @@ class HostBench:
             return
         (m, k), n = a.shape, b.shape[1]
         with borrowed_block(plan_workspace_bytes(plan, m, k, n, c.itemsize)) as block:
-            execute_plan(plan, a, b, c, NumpyBackend(Threads(blas_threads())), Arena(block, c.dtype))
+            execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(blas_threads())), Arena(block, c.dtype))
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         return None

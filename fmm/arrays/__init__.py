@@ -1,4 +1,4 @@
-"""Adapters for the arrays of NumPy, CuPy and torch: description, memory, and the library's own product.
+"""Adapters for NumPy, CuPy and torch: they describe arrays, allocate memory and call the library's own product.
 
-Nothing here decides or runs a plan. A new library needs one more adapter like NumpyLibrary.
+No adapter chooses or runs a plan. A new array library needs one more adapter like NumpyLibrary.
 """

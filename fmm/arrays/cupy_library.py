@@ -1,7 +1,7 @@
-"""The adapter for CuPy arrays, with a product of plain matrices by one direct call of cuBLAS.
+"""The adapter for CuPy arrays; the product of two plain matrices is one direct call of cuBLAS.
 
-cupy.matmul takes longer on the host than small products take on the device. The direct call halves the time on the
-host. The direct call passes the arguments that CuPy passes to cuBLAS, so the results are equal bit for bit.
+For small products, cupy.matmul takes longer on the host than the kernel takes on the device. The direct call halves the
+time on the host. It passes CuPy's arguments to cuBLAS, so the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
-except ImportError:  # a version of CuPy without this function
+except ImportError:  # a version of CuPy without this module
     _linalg = None
 
 COMPUTE_DEFAULT, COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
 MAX_CUBLAS_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
-GEMM_ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy passes it
-# Returns the compute type of cupy.matmul, set by the environment or by set_compute_type.
+GEMM_ALGORITHM = 99  # cuBLAS's CUBLAS_GEMM_DEFAULT_TENSOR_OP, which CuPy passes
+# The function that returns cupy.matmul's compute type, which the environment or set_compute_type sets.
 get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
 ndarray, current_device = cupy.ndarray, runtime.getDevice
 alloc, get_current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
@@ -72,7 +72,7 @@ def cublas_product(a: Any, b: Any) -> Any:
         return None
     compute = gemm_type.compute_types.get(get_compute_type(dtype))
     (m, k), (inner, n) = a.shape, b.shape
-    if m == n == 1:  # CuPy computes inner products by another function
+    if m == n == 1:  # CuPy computes inner products with another function of cuBLAS
         return None
     if (
         compute is None
@@ -86,7 +86,8 @@ def cublas_product(a: Any, b: Any) -> Any:
     if not left.device_id == right.device_id == current_device():
         return None
     c, cuda_type = ndarray((m, n), dtype), gemm_type.cuda_type
-    # cuBLAS is column-major: C^T = B^T A^T in the same memory. A single row or column has the layout that CuPy assumes.
+    # cuBLAS is column-major, so C^T = B^T A^T is computed in the same memory. For a single row or column, the leading
+    # dimension is the one that CuPy passes.
     transpose_a, lda = (0, k) if a._c_contiguous else (1, m)
     transpose_b, ldb = (1, k) if b._f_contiguous else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
@@ -95,7 +96,7 @@ def cublas_product(a: Any, b: Any) -> Any:
     return c
 
 
-try:  # CuPy's own function, also after `cupy.matmul = fmm.matmul`
+try:  # CuPy's own function, even if a program sets `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
 except ImportError:  # other versions of CuPy have no such attribute
     matmul = cupy.matmul
@@ -222,7 +223,7 @@ class CupyLibrary(NumpyLikeLibrary):
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C, since C could split the pool's block that the last workspace used.
+        # The workspace is allocated before C: C could split the memory block in the pool that the last workspace used.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
@@ -252,7 +253,7 @@ class CupyLibrary(NumpyLikeLibrary):
 
 
 def _common_type(a: Any, b: Any) -> str | None:
-    """Return the type of the product; None if CuPy rejects the types, or casts by a rule of its own."""
+    """Return the name of the product's type; None if CuPy rejects the types, or casts by a rule of its own."""
     if a.dtype == b.dtype:
         return str(a.dtype.name)
     return None if "bfloat16" in (a.dtype.name, b.dtype.name) else str(np.promote_types(a.dtype, b.dtype).name)
@@ -273,14 +274,14 @@ CUPY = CupyLibrary()
 
 
 def as_cupy(x: Any) -> Any:
-    """Return a CuPy array of the same memory, by DLPack if possible: it orders the streams without waiting."""
+    """Return a CuPy array of the same memory, through DLPack if possible: DLPack orders the streams without waiting."""
     if isinstance(x, cupy.ndarray):
         return x
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
 class _ForeignStream:
-    """A CUDA stream at an address, by the protocol that CuPy reads."""
+    """A CUDA stream of another library, with the protocol `__cuda_stream__` that CuPy reads."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -290,7 +291,7 @@ class _ForeignStream:
 
 
 def stream_at_address(address: int) -> Any:
-    """Return another library's CUDA stream as a CuPy stream."""
+    """Return the CUDA stream of another library, at this address, as a CuPy stream."""
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(_ForeignStream(address))
     return cupy.cuda.ExternalStream(address)  # deprecated in newer versions of CuPy

@@ -1,7 +1,7 @@
 """Detecting an array's library and device without importing the library.
 
-CuPy arrays and torch tensors are recognised by the module of their class, tensor-like objects by `__torch_function__`,
-other arrays on a CUDA device by the CUDA array interface or DLPack.
+CuPy arrays and torch tensors are recognised by the module of their class. Tensor-like objects are recognised by
+`__torch_function__`, other arrays on a CUDA device by the CUDA array interface or DLPack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmm.dtypes import DTYPES
 ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
 DLPACK_CUDA_TYPES = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
-# The kind of array by class; None if each object of the class must be examined.
+# The kind of array for each class; None if every object of the class must be examined.
 _kinds_by_class: dict[type, ArrayKind | None] = {
     np.ndarray: "host",
     list: "host",
@@ -27,7 +27,7 @@ _kinds_by_class: dict[type, ArrayKind | None] = {
 
 
 def array_kind(x: Any) -> ArrayKind:
-    """Return the kind of an array. Classes are cached, unless their objects can be on the host or on a device."""
+    """Return the kind of an array; the kind of its class is cached, unless torch compiles."""
     cls = type(x)
     if cls in _kinds_by_class:
         kind = _kinds_by_class[cls]
@@ -39,7 +39,7 @@ def array_kind(x: Any) -> ArrayKind:
 
 
 def can_cache_kind(kind: ArrayKind | None) -> bool:
-    """Return True if a class's kind may be cached: not while torch compiles or exports, since it records changes."""
+    """Return True if a class's kind may be cached: not while torch compiles or exports, and records all changes."""
     if kind != "torch":
         return True
     try:
@@ -56,7 +56,7 @@ def _kind_of_object(x: Any) -> ArrayKind:
 
 
 def _kind_of_type(cls: type) -> ArrayKind | None:
-    """Return the kind of array library that defines the class or one of its base classes; None if none does."""
+    """Return the kind of array that a class defines by its base classes; None if every object must be examined."""
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         if base.__name__ == "ndarray" and root in ("numpy", "cupy"):
@@ -84,7 +84,7 @@ def is_on_device(x: Any) -> bool:
 
 
 def type_name(dtype: Any) -> str:
-    """Return the name of an element type, which is given by name (also "tf32") or as a type of NumPy, CuPy or torch.
+    """Return the name of an element type; `dtype` is a name (also "tf32") or a type of NumPy, CuPy or torch.
 
     For any other object, raise TypeError with the valid names.
     """
@@ -108,12 +108,12 @@ def is_complex(x: Any) -> bool:
 
 
 def device_mismatch_error(a: Any, b: Any, out: Any = None) -> ValueError:
-    """Return the error for arrays on different devices; it names each array's device."""
+    """Return the error for arrays on different devices; the message names each array's device."""
     return ValueError(f"{_describe_arrays(a=a, b=b, out=out)}: fmm.matmul moves nothing between devices")
 
 
 def mixed_arrays_error(**arrays: Any) -> TypeError:
-    """Return the error for arrays of different libraries; it names each array's library. None is skipped."""
+    """Return the error for arrays of different libraries; the message names each array's library and skips None."""
     has_tensor = any(array_kind(x) == "torch" and not is_on_device(x) for x in arrays.values())
     hint = ""
     if has_tensor and any(isinstance(x, np.ndarray) for x in arrays.values()):
@@ -134,7 +134,7 @@ def _describe_arrays(**arrays: Any) -> str:
 
 
 def describe_array(x: Any) -> str:
-    """Return an array's library and device as text: "a torch tensor on cuda:0"."""
+    """Return an array's library and device as text, for example "a torch tensor on cuda:0"."""
     kind = array_kind(x)
     if kind == "cupy":
         return f"a CuPy array on cuda:{x.data.device_id}"
@@ -147,7 +147,7 @@ def describe_array(x: Any) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Return an invalid argument as text. Python refuses to print integers of more than 4300 digits."""
+    """Return an invalid argument as text; a long integer as its number of bits: Python prints 4300 digits at most."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
     return repr(value)

@@ -1,6 +1,6 @@
-"""Host memory: the bytes that are available, and a cached block for workspaces.
+"""Host memory: the bytes that are available, and one cached allocation for workspaces.
 
-In device memory, the pools of CuPy and torch cache such blocks.
+On devices, the memory pools of CuPy and torch cache workspaces.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fmm.kernels.cpu.host_arrays import Array, aligned_block
 
 CGROUP_ROOT, PROCESS_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED_BYTES = 1 << 60  # control groups of version 1 write a number near 2^63 for "no limit"
-# largest cached block as a share of the machine's memory; a larger block is freed after the call
+# largest cached allocation as a share of the machine's memory; larger allocations are freed after the call
 MAX_CACHED_SHARE = 0.25
 
-_cached_blocks: list[Array] = []  # the cached block, at most one; a borrower pops it, so no lock is needed
+_cached_blocks: list[Array] = []  # at most one cached allocation; its user pops it from this list, so no lock is needed
 
 
 def available_bytes() -> int:
-    """Return the bytes that can be allocated without swapping, including the cached block."""
+    """Return the bytes that can be allocated without swapping, including the cached allocation."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -39,7 +39,7 @@ def total_bytes() -> int:
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
     """Yield (limit, bytes used) of each control group that limits this process's memory (Linux, version 1 or 2).
 
-    Cached files are not counted as used: the system drops them when the memory is needed.
+    Cached files do not count as used: the system drops them when a program needs the memory.
     """
     for folder, limit_name, used_name in _cgroup_folders():
         try:
@@ -54,7 +54,7 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Return folders of the process's control group and its parents, and their file names for limit and usage."""
+    """Return the folders of the process's control groups, each with the names of its limit and usage files."""
     try:
         lines = Path(PROCESS_CGROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -69,8 +69,8 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container the path can be the host's, which is not visible. Then the root folder stands for the
-        # group.
+        # Inside a container the path can be the host's path, which is not visible. Then only the root folder is
+        # returned.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 
@@ -84,15 +84,15 @@ def _installed_bytes() -> int:
 
 @contextmanager
 def borrowed_block(nbytes: int) -> Iterator[Array]:
-    """Yield a block of at least `nbytes`: the cached one if it is large enough, else a new one, which is then cached.
+    """Yield an allocation of at least `nbytes`: the cached allocation if large enough, else a new allocation.
 
-    Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
+    The first write to new memory takes about as long as a pass of additions, so a loop of products reuses the memory.
     """
     memory = None
     with suppress(IndexError):
         memory = _cached_blocks.pop()
     if memory is None or memory.nbytes < nbytes:
-        memory = None  # frees a block that is too small before the new one is allocated
+        memory = None  # frees a too small allocation before the new allocation
         memory = aligned_block(nbytes)
     try:
         yield memory
@@ -105,7 +105,7 @@ _release_callbacks: list[Callable[[], object]] = []
 
 
 def register_release_callback(callback: Callable[[], object]) -> None:
-    """Register a function for release_workspace to call."""
+    """Register a function that release_workspace calls."""
     _release_callbacks.append(callback)
 
 

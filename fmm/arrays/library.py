@@ -1,6 +1,6 @@
-"""The adapter between fmm and an array library: describe arrays, allocate memory, name the stream, call the vendor.
+"""The protocol of an adapter for an array library: describe arrays, allocate memory, name the stream, call the vendor.
 
-An adapter makes no decision and knows no plans. NumPy, CuPy, torch on CUDA devices and torch on the host have one each.
+An adapter chooses no plan. NumPy, CuPy, torch on CUDA devices and torch on the host have one adapter each.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 Processor = Literal["cpu", "cuda"]
 
 
-Span = tuple[int, int]  # offsets of an array's lowest byte and of the end of its highest, from its first element
+Span = tuple[int, int]  # byte offsets of an array's first and end address, relative to its first element
 
 
 class Operand(NamedTuple):
-    """The properties of an array that a product depends on.
+    """The description of an array: the properties that a product depends on.
 
-    Strides are in elements. They are None if BLAS cannot read the array: a stride is no multiple of the element size,
-    or elements are unaligned. Then `span` holds the bytes that the array occupies.
+    Strides are in elements. `strides` is None if a stride is not a multiple of the element size, or if elements are
+    unaligned: BLAS cannot read such an array. Then `span` has the bytes that the array occupies.
     """
 
     shape: tuple[int, ...]
@@ -43,10 +43,10 @@ class Setting(NamedTuple):
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # reason why the library must compute the call; empty if a plan may
     refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
-    # reason why the library's product of these arrays is faster than any plan; a plan that the caller names still runs
+    # reason why the library's product of these arrays is faster than any plan; a plan from the caller still runs
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a's transpose in the same memory
-    # True if the library computes one triangle of such a product and mirrors it, bit for bit
+    # True if the library computes one triangle of A times its transposed view and mirrors the triangle bit for bit
     vendor_mirrors: bool = False
     casts_out: bool = False  # True if the result is cast to the type of `out`
     flattens_stacks: bool = True  # True if the library multiplies a stack by one matrix as one product of all rows
@@ -102,7 +102,7 @@ class Library(Protocol):
 
     @property
     def gemm_name(self) -> str:
-        """The name of the library's function for alpha A B + beta C; empty if the library has none."""
+        """The name of the library's function for alpha A B + beta C; empty if the library has no such function."""
         ...
 
     @property
@@ -127,33 +127,33 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls: only the vendor's function may run."""
+        """Function that returns True while a tracer or a mode records calls: then only the vendor's function may run."""
         ...
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """Cheaper form of `is_observed`, for code that reads only an array's size; None if nothing can trace calls."""
+        """Faster form of `is_observed`, for code that reads only an array's size; None if nothing can trace calls."""
         ...
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return the adapter for a call with these options of numpy.matmul; TypeError if the library has none."""
+        """Return the adapter for a call with these options of numpy.matmul; TypeError if the library lacks them."""
         ...
 
     # ---- descriptions of arrays
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Return the cache key of a call, with all properties that the call depends on; None if it cannot be cached.
+        """Return the cache key of a call, with all properties that its plan depends on; None if it is not cached.
 
-        b is None for a matrix times its own transpose.
+        If b is None, the call multiplies a by its own transpose.
         """
         ...
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        """Return the shapes, strides, types and devices of plain arrays, cheaply; all but a may be None."""
+        """Return the shapes, strides, types and devices of plain arrays; all arrays but a may be None."""
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
-        """Return the types and other properties of the operands in the key of a declined product, without sizes."""
+        """Return the types and other properties of the operands, without sizes, for the key of a declined product."""
         ...
 
     def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -187,7 +187,9 @@ class Library(Protocol):
     # ---- arrays made from arrays
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return arrays of libraries unknown to fmm, wrapped as this library's arrays; None without such arrays."""
+        """Return a, b and out, with foreign arrays wrapped as this library's arrays; None without foreign arrays.
+
+        Foreign arrays are those of libraries without an adapter."""
         ...
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
@@ -203,11 +205,11 @@ class Library(Protocol):
         ...
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Return the array broadcast to this shape in its own memory; None for arrays with masks or units."""
+        """Return a view of the array, broadcast to this shape; None for arrays with masks or units."""
         ...
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a new array of this shape and of the type of `like`, filled with x by broadcasting."""
+        """Return a new array of this shape and of the type of `like`, filled with the broadcast x."""
         ...
 
     def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
@@ -215,7 +217,7 @@ class Library(Protocol):
         ...
 
     def copy_into(self, source: Any, out: Any) -> None:
-        """Copy into `out`, with a cast if the library casts."""
+        """Copy `source` into `out`, with a cast if the library casts."""
         ...
 
     def mark_written(self, out: Any) -> None:
@@ -226,17 +228,17 @@ class Library(Protocol):
 
     @property
     def fast_vendor_product(self) -> Callable[..., Any]:
-        """The library's fastest function for a product of two plain arrays (for tensors also with `out`)."""
+        """The library's fastest function for a product of two plain arrays; torch's function also takes `out`."""
         ...
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product, which fmm.matmul must equal in type, shape, order and exceptions."""
+        """Return the library's own product; fmm.matmul has the same type, shape, memory order and exceptions."""
         ...
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         """Return alpha A B + beta C (A B alone if C is None) of plain arrays by the library's own functions.
 
-        The result is `out`, or a new array if that is None. `out` may overlap the other arrays.
+        The result is `out`, or a new array if `out` is None. `out` may overlap the other arrays.
         """
         ...
 
@@ -245,11 +247,11 @@ class Library(Protocol):
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Return alpha A B + beta C by the library's own functions, in C; as a new array if C is None."""
+        """Compute alpha A B + beta C by the library's own functions; return C, or a new array if C is None."""
         ...
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write the lower triangle of alpha product + beta out; with fill "full" also its adjoint as the upper one."""
+        """Write the lower triangle of alpha product + beta out; with fill "full" also the mirrored upper triangle."""
         ...
 
 
@@ -265,11 +267,11 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product, as a number if the library returns numbers for products of vectors."""
+        """Return the product; the number itself if the library returns numbers for products of vectors."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        """Return the library's product into `out` as a C function without arguments, which no signal interrupts."""
+        """Return a C function without arguments, which no signal interrupts, for the library's product into `out`."""
         ...
 
 
@@ -279,15 +281,14 @@ class DeviceLibrary(Library, Protocol):
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, C itself, and objects to hold until the last launch.
 
-        Operands are copied as `call.packs` says. All memory is from the library's pool, on its current stream.
+        `call.packs` says which operands are copied. All memory is from the library's pool, on its current stream.
         """
         ...
 
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
         """Return a contiguous copy of a matrix, row-major (`C`) or column-major (`F`).
 
-        The copy is at the start of an allocation of `nbytes`, so that a leaf can store the prepared form after the
-        copy.
+        The copy begins an allocation of `nbytes`. A leaf stores the prepared form after the copy.
         """
         ...
 
@@ -297,7 +298,7 @@ class DeviceLibrary(Library, Protocol):
 
 
 def occupied_bytes(shape: tuple[int, ...], byte_strides: tuple[int, ...], itemsize: int) -> Span:
-    """Return the range of bytes that an array occupies, as offsets from its first element."""
+    """Return the byte range that an array occupies, as offsets from its first element."""
     reach = [(length - 1) * step for length, step in zip(shape, byte_strides, strict=True)]
     return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + itemsize
 

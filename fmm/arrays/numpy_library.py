@@ -17,7 +17,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 
 
 class NumpyLikeLibrary(ABC):
-    """The methods of an adapter (`fmm.arrays.library`) by functions that NumPy and CuPy both have.
+    """Base class of adapters (`fmm.arrays.library`) with methods that need only functions of both NumPy and CuPy.
 
     `module` is numpy or cupy.
     """
@@ -88,7 +88,7 @@ class NumpyLikeLibrary(ABC):
         return out
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one triangle of alpha product + beta out, or both; TypeError if the type of `out` cannot hold them."""
+        """Write one or both triangles of alpha product + beta out; TypeError if the type of `out` cannot hold them."""
         module = self.module
         kind = product.dtype.kind
         alpha, beta = (as_integer_factor(x) if kind in "iub" else float(x) for x in (alpha, beta))
@@ -121,15 +121,15 @@ def to_numpy(x: Any) -> Any:
 BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
 INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
-DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
+DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which shares its name with `long`
 VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
-# options of numpy.matmul that plans support; with other options NumPy multiplies
+# options of numpy.matmul that plans support; with any other option NumPy multiplies
 OPTIONS_OF_PLANS = {"casting", "order", "dtype"}
 NO_OPTIONS: Mapping[str, Any] = {}
 SYRK_ADVANTAGE_REASON = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
-PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
+PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or return results of their own class
 
 
 class NumpyLibrary(NumpyLikeLibrary):
@@ -171,7 +171,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return partial(matmul, a, b, out=out, **self.options)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
-        """Return None: NumPy converts foreign operands itself."""
+        """Return None, since NumPy itself converts foreign operands."""
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if not self.caches_calls or type(a) is not ndarray or type(b) is not ndarray:
@@ -218,7 +218,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
-        """Return the product's type, the reason why only NumPy can compute it ("" without one), and refuses_plans."""
+        """Return the product's type, the reason why only NumPy can compute the product (or ""), and `refuses_plans`."""
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
             dtype = np.result_type(a.dtype, b.dtype) if requested is None else np.dtype(requested)
@@ -239,7 +239,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return dtype, "", False
 
     def _out_refusal(self, out: Any, dtype: np.dtype[Any]) -> str:
-        """Return why only NumPy can write into `out`; empty if a plan can. The shape is compared later."""
+        """Return the reason why only NumPy can write into `out`; empty if a plan can. The shape is not compared."""
         if out is None:
             return ""
         if type(out) is not ndarray:
@@ -261,7 +261,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """Return the description of the product with the memory order of numpy.matmul's."""
+        """Return the description of the product as a new array with numpy.matmul's memory order."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
             transpose = contiguous_operand(shape[::-1], dtype)
@@ -269,7 +269,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
         # NumPy orders a stack's axes as in an elementwise result. An elementwise operation on one entry of each matrix
-        # of the stack has this order.
+        # shows this order.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -294,7 +294,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
     def can_multiply_operands(self, a: Any, b: Any) -> bool:
-        """Return True if NumPy multiplies the operands, by a product of no rows of a and no columns of b."""
+        """Return True if NumPy multiplies the operands; an empty product of no rows and no columns tests this."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
@@ -317,19 +317,19 @@ class NumpyLibrary(NumpyLikeLibrary):
         return x
 
     def new_array(self, result: Operand) -> Any:
-        """Return an uninitialised array that owns its memory, so it can be resized as NumPy's own results can."""
+        """Return an uninitialised array that owns its memory: programs can resize it like NumPy's own results."""
         dtype, strides = np.dtype(result.dtype), result.strides or ()
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; of two vectors as a number, like NumPy."""
+        """Return the product; the product of two vectors as a number, like NumPy."""
         return c if c.ndim else c[()]
 
 
 def _layout_key(x: Array) -> tuple[Any, ...]:
     """Return the properties of an array that a prepared call depends on.
 
-    Equal types of NumPy can have different numbers: `long` and `long long`.
+    Types that compare equal can have different type numbers in NumPy, for example `long` and `long long`.
     """
     return x.shape, x.strides, x.dtype, x.dtype.num, x.flags.aligned
 
@@ -347,8 +347,8 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 def is_blas_readable(x: Array) -> bool:
     """Return True if NumPy's BLAS can read the matrices in place.
 
-    Otherwise NumPy copies both operands, and does not notice that b is a's transpose. BLAS reads the native byte order
-    only.
+    If BLAS cannot, NumPy copies both operands, and does not notice that b is a's transpose. BLAS reads the native byte
+    order only.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
@@ -357,7 +357,7 @@ def is_blas_readable(x: Array) -> bool:
 
 
 class _TensorMemory:
-    """The array interface of a tensor's memory. NumPy's array holds this object, which holds the tensor."""
+    """The array interface of a tensor's memory. NumPy's array refers to this object, which keeps the tensor alive."""
 
     def __init__(self, tensor: Any) -> None:
         itemsize = tensor.element_size()
@@ -374,10 +374,11 @@ class _TensorMemory:
 def tensor_as_numpy(x: Any) -> Array:
     """Return a NumPy array of a plain tensor's memory.
 
-    torch's own `x.numpy()` would forbid to resize the tensor's storage, as torch does with sharded parameters.
+    After torch's own `x.numpy()`, torch could not resize the tensor's storage, which it does with sharded parameters.
     """
     if x.is_conj() or x.is_neg():
-        return x.detach().numpy()  # type: ignore[no-any-return]  # torch's exception: its memory holds other numbers
+        # type: ignore[no-any-return]  # raises torch's exception: the memory of a marked tensor has other numbers
+        return x.detach().numpy()
     return np.asarray(_TensorMemory(x))
 
 

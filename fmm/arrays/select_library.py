@@ -1,4 +1,4 @@
-"""Selecting the adapter for a call's arrays. CuPy and torch are imported at the first call with their arrays."""
+"""Selection of the adapter for a call's arrays. CuPy and torch are imported at the first call with their arrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from fmm.arrays.detect import array_kind, can_cache_kind, describe_array, mixed_
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
-# The adapter of each plain array type of CuPy and torch, from the first call on: such arrays need no further check.
+# The adapter of each plain array class of CuPy and torch, from the first call on; arrays of these classes need no
+# check.
 PLAIN_TYPES: dict[type, Library] = {}
-# Classes with a fixed adapter, including subclasses of CuPy's and torch's arrays.
+# The adapter of each class that always has the same adapter, including subclasses of CuPy's and torch's arrays.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
-    """Return the library of these arrays: NumPy for host arrays of no other library.
+    """Return the adapter for these arrays; NumPy's adapter for lists and for host arrays without an adapter.
 
     Raise TypeError for a mixture of libraries. The message calls `out` by the name `third`.
     """
@@ -38,7 +39,7 @@ def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
     kinds = {array_kind(x) for x in arrays}
     if kinds == {"host"}:
         return NUMPY
-    # Lists and other sequences become arrays of the library.
+    # Lists and other sequences beside arrays become arrays of the arrays' library.
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
         raise mixed_arrays_error(a=a, b=b, **{third: out})
     if "torch" in kinds:

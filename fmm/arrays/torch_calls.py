@@ -1,4 +1,4 @@
-"""Detecting calls that torch must compute itself: modes, transforms, tracing, autocast, unusual tensors."""
+"""Detection of calls that torch must compute itself: modes, transforms, tracing, autocast, unusual tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul  # torch's own function, also after `torch.matmul = fmm.matmul`
+# torch's own function, even if a program sets `torch.matmul = fmm.matmul`
+TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
 
 is_compiling = torch.compiler.is_compiling
-# Cheaper form of is_compiling: plain tensors appear only in the code that torch.compile evaluates.
+# Faster form of is_compiling, for plain tensors: they appear only in code that torch.compile evaluates.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -21,17 +22,18 @@ is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_funct
 active_transforms = torch._C._functorch.peek_interpreter_stack
 is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# True for any kind of device: the query for one kind parses the name of the kind and takes three times as long.
+# Returns True if autocast is on for any kind of device: a query for one kind parses its name and takes three times as
+# long.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def is_exporting() -> bool:
-    """Return True during torch.export. torch 2.11 compiles its own torch.compiler.is_exporting as always True."""
+    """Return True during torch.export; in compiled code, torch 2.11's torch.compiler.is_exporting is always True."""
     return bool(torch.compiler._is_exporting_flag)
 
 
 def _key_bits(*names: str) -> int:
-    """Return the bit set of these keys of torch's dispatcher."""
+    """Return these keys of torch's dispatcher as a bit set."""
     bits = 0
     for name in names:
         bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
@@ -54,19 +56,19 @@ def has_plain_keys(keys: int) -> bool:
 def is_observed() -> bool:
     """Return True while torch.compile, torch.export, torch.jit.trace or a function mode records torch's calls.
 
-    While calls are recorded, only torch.matmul may be called on the tensors; reading a shape would be recorded, too.
-    The mode of the default device does not count: no product depends on it.
+    While calls are recorded, only torch.matmul may be called on the tensors: even a read of a shape would be recorded.
+    The mode of the default device does not count, since no product depends on the default device.
     """
     return is_compiling() or tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
 def is_tracing() -> bool:
-    """Return `is_observed` without torch.jit.trace, for code that reads a tensor's bytes: they are not recorded."""
+    """Return `is_observed` except for torch.jit.trace, for code that reads only a tensor's size in bytes."""
     return is_compiled() or (bool(is_function_mode_enabled()) and _has_recording_mode())
 
 
 def is_recording() -> bool:
-    """Return `is_observed` without compilers, which do not record the products of their example tensors."""
+    """Return `is_observed` except for compilers, which do not record the products of their example tensors."""
     return tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
@@ -76,7 +78,7 @@ def _has_recording_mode() -> bool:
 
 
 def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
-    """Return why torch must compute a call that is not plain (`is_plain_call`)."""
+    """Return the reason why torch must compute a call that is not plain (`is_plain_call`), as text."""
     return f"this call is torch's own: {_fallback_reason(a, b, out)}"
 
 
@@ -101,9 +103,9 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
 
 
 def is_plain_call(a: Any, b: Any, out: Any) -> bool:
-    """Return True for plain tensors on one device, if torch only multiplies them.
+    """Return True for plain tensors on one device, if torch would do nothing but multiply them.
 
-    Transforms, forward gradients, autocast, dispatch modes and deterministic algorithms make a call not plain.
+    A call under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms is not plain.
     """
     if is_observed() or type(a) not in PLAIN_TENSORS:
         return False
@@ -142,9 +144,10 @@ def is_refused_out(out: Any) -> bool:
 
 
 def as_plain_tensor(x: Any) -> Any:
-    """Return a tensor that NumPy and CuPy can read: without marks, bfloat16 as float64.
+    """Return a tensor that NumPy and CuPy can read, without conjugate and negative marks; bfloat16 becomes float64.
 
-    TypeError for tensors of transforms, with tangents, or in other layouts: their values are not in strided memory.
+    Raise TypeError for tensors of transforms, with tangents, or in other layouts: strided memory does not hold their
+    values.
     """
     if not has_plain_keys(dispatch_keys(x).raw_repr()) or active_transforms() is not None or _has_tangent(x):
         raise TypeError("fmm needs a plain tensor, not a sparse one, one on another device, or one of a transform")
@@ -158,7 +161,7 @@ def _has_tangent(x: Any) -> bool:
 
 
 def resolve_marks(a: Any, b: Any) -> tuple[Any, Any]:
-    """Return both tensors with conjugate and negative marks applied to copies; unmarked tensors stay as they are."""
+    """Return both tensors without conjugate and negative marks; only marked tensors are copied."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
         return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
     return a, b

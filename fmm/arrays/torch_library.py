@@ -20,7 +20,7 @@ from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 
 def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
-    """Return alpha A B + beta C by torch's own functions, which record gradients; in `out` unless it is None."""
+    """Return alpha A B + beta C by torch's own functions, which record gradients; in `out` unless `out` is None."""
     check_integer_factors(a, alpha, beta)
     alpha, beta = (as_torch_factor(a, factor) for factor in (alpha, beta))
     return _gemm_of_factors(a, b, c, alpha, beta, out)
@@ -31,7 +31,7 @@ def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) ->
     axes = a.dim()
     if axes == 2 == b.dim():
         if alpha == 1 == beta and out is None and c is not None:
-            return torch.addmm(c, a, b)  # torch takes a microsecond to read named factors
+            return torch.addmm(c, a, b)  # without the keywords alpha and beta, which take torch a microsecond
         addend = a.new_zeros(()) if c is None else c
         return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     if axes == 3 == b.dim() and len(a) == len(b):
@@ -49,7 +49,7 @@ def check_integer_factors(x: Any, *factors: Any) -> None:
 
 
 def as_torch_factor(x: Any, factor: Any) -> Any:
-    """Return a factor that torch accepts: a float for float tensors, since torch takes no int beyond 64 bits."""
+    """Return a factor that torch accepts: for float tensors a float, since an int may have more than 64 bits."""
     is_int = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
     return float(factor) if is_int else factor
 
@@ -60,7 +60,7 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
     """Return torch's product in `out`. If `out` overlaps a or b, the product is first computed in a new tensor.
 
-    torch itself would overwrite a or b while reading it. NumPy also uses a temporary.
+    torch itself would overwrite a or b while it reads them. NumPy also computes such a product in a temporary.
     """
     if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
@@ -83,19 +83,19 @@ def _overlaps(x: Any, y: Any) -> bool:
 
 
 def _address_range(x: Any) -> tuple[int, int]:
-    """Return the addresses of the first element and of the end of the last."""
+    """Return the addresses of the first element, and of the end of the last element."""
     reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
-# Older versions of torch have no unsigned types but uint8.
+# uint8 is the only unsigned type of older versions of torch.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
 TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # types that NumPy's BLAS multiplies
 HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
-# The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.
+# The precision getter of newer versions of torch, in which a read of the older `allow_tf32` can raise an error.
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
@@ -113,7 +113,7 @@ _accumulates_in_float16: Any = getattr(torch._C, "_get_cublas_allow_fp16_accumul
 
 @lru_cache(maxsize=1)
 def _missing_cupy_reason() -> str:
-    """Return why plans cannot run on CUDA tensors without CuPy, which launches the kernels; empty with CuPy."""
+    """Return the reason why plans cannot run on CUDA tensors without CuPy; empty if CuPy is installed."""
     try:
         import cupy  # noqa: F401
     except ImportError as error:
@@ -122,7 +122,7 @@ def _missing_cupy_reason() -> str:
 
 
 class _TorchLibraryBase:
-    """The methods that both adapters share."""
+    """Base class of the two adapters for torch."""
 
     name, vendor_name = "torch", "torch.matmul"
     is_differentiable, gemm_name = True, "torch.addmm"
@@ -141,7 +141,7 @@ class _TorchLibraryBase:
         return self.fast_vendor_product(a, b) if out is None else matmul_into(self.fast_vendor_product, a, b, out)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
-        """Return None: torch multiplies no foreign arrays."""
+        """Return None, since torch multiplies no foreign arrays."""
 
     def describe_operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
@@ -217,7 +217,7 @@ class _TorchLibraryBase:
         out.copy_(source)
 
     def mark_written(self, out: Any) -> None:
-        torch.autograd.graph.increment_version(out)  # a backward pass that saved `out` then raises an error
+        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old `out` then raises an error
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
@@ -264,8 +264,8 @@ class TorchLibrary(_TorchLibraryBase):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         if a.dtype is torch.float16 and _accumulates_in_float16():
             return Setting(device, common, refusal="float16 products with sums in float16 are its own")
-        # Plans may emulate float32 unless the user set "ieee". Older versions of torch cannot tell, newer ones return
-        # "none" without a setting. float64 has no setting.
+        # Plans may emulate float32 unless the user set "ieee". Newer versions of torch return "none" if the user set
+        # nothing; older versions do not distinguish both cases. float64 has no setting.
         may_emulate = not single or _precision_getter is None or precision == "none"
         return Setting(
             device,
@@ -283,7 +283,7 @@ class TorchLibrary(_TorchLibraryBase):
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # Allocated before C, which would split the pool's block of the last workspace.
+        # The workspace is allocated before C: C could split the memory block in the pool that the last workspace used.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
         workspace = 0 if memory is None else memory.data_ptr()
@@ -296,11 +296,12 @@ class TorchLibrary(_TorchLibraryBase):
         return (copy if order == "C" else copy.mT).copy_(x.detach())
 
     def free_bytes(self, number: int) -> int:
-        # the statistics are read once, since this call takes the most time
+        # one read of all statistics, since each read takes long
         stats = torch.cuda.memory_stats_as_nested_dict(number)
-        kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")  # none before the pool's first use
+        # the statistics lack these kinds before the pool's first use
+        kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
         reserved, allocated, fragments = (int(stats.get(kind, {}).get("all", {}).get("current", 0)) for kind in kinds)
-        # Fragments are the free parts of blocks in use, too small for a large allocation.
+        # Fragments are free memory inside blocks that are in use, too small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
@@ -353,7 +354,7 @@ class TorchHostLibrary(_TorchLibraryBase):
         return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""
+        """Write one triangle or both; a large product without factors is mirrored in place, tile by tile."""
         is_small = product.numel() < MIRROR_IN_TILES_ENTRIES  # torch.tril is faster on smaller products
         has_factors = alpha != 1 or beta != 0
         if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
@@ -368,7 +369,7 @@ class TorchHostLibrary(_TorchLibraryBase):
 
 
 def _same_address(a: Any, b: Any) -> bool:
-    """Return True if two tensors begin at the same address; tensors of traces and transforms have no address."""
+    """Return True if two tensors begin at the same address; False for tensors of transforms, which have no address."""
     try:
         return bool(a.data_ptr() == b.data_ptr())
     except RuntimeError:
@@ -384,7 +385,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 
 TORCH = TorchLibrary()
-# One cache for both: a declined product is looked up before its device is known. The keys contain the device.
+# Both adapters share one cache, since a declined product is looked up before its device is read. The keys contain the
+# device.
 TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 
@@ -394,7 +396,7 @@ def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
 
 
 def _cupy_device(device: int) -> AbstractContextManager[Any] | None:
-    """Return a context that makes the device CuPy's current one for the launches; None if it is already."""
+    """Return a context that selects the device in CuPy; None if the device is selected already."""
     cuda = _cupy().cuda
     return None if cuda.runtime.getDevice() == device else cuda.Device(device)
 

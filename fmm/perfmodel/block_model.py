@@ -29,9 +29,9 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.split_k import (
-    ORDERED_STORE_STEPS,
-    START_STEPS,
-    STORE_STEPS,
+    BLOCK_START_TIME,
+    ORDERED_STORE_TIME,
+    TILE_STORE_TIME,
     ProductPart,
     last_job_end,
     split_tail,
@@ -348,7 +348,7 @@ def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
-    edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s
+    edge = (BLOCK_START_TIME + (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = last_job_end(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
     rate = s.rate * multiply_adds_per_cycle(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)

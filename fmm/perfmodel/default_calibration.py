@@ -16,7 +16,7 @@ from fmm.hardware.datasheets import Datasheet, datasheet_of
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE_LENGTH
-from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
+from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE_SIDE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
@@ -254,9 +254,9 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 
 # The smallest compute capability for `f16x3` with the vendor's float16 products.
 F16X2_MIN_CAPABILITY = 8.0
-# Seconds of a thread block of the leaf `small` for SMALL_TILE steps of the inner dimension, if two thread blocks share
-# the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and bfloat16,
-# 37 us in float64.)
+# Seconds of a thread block of the leaf `small` for SMALL_TILE_SIDE steps of the inner dimension, if two thread blocks
+# share the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and
+# bfloat16, 37 us in float64.)
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension.
@@ -322,8 +322,8 @@ def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on and below the diagonal."""
     # number of tiles at a time, on both sides of the diagonal; half of the tiles are computed
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
-    flops = at_once * SMALL_TILE**3 / seconds
-    return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
+    flops = at_once * SMALL_TILE_SIDE**3 / seconds
+    return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)
 
 
 def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:

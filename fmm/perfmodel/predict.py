@@ -34,7 +34,7 @@ from typing import NamedTuple
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, TMA_FUSED_SIZES
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import Level
@@ -415,7 +415,7 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
         count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
     )
     narrow, alone = s.n_s < WIDE_TILE.n_s, UNSHARED_BLOCK_FACTOR if s.cluster == 1 else 1.0
-    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW_TILE_STEP_SHARE if narrow else 1.0)
+    steps = ceil(k / PLANE_CHUNK_LENGTH) * PLANE_CHUNK_LENGTH * (NARROW_TILE_STEP_SHARE if narrow else 1.0)
     end = rate.pipe * (UNPAIRED_WRITE_FACTOR if unpaired else 1.0) * (NARROW_TILE_END_SHARE if narrow else 1.0)
     far = 1 + FAR_LINES_FACTOR * max(log2(m * n / NEAR_LINES_SIDE**2) / 2, 0.0)
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)

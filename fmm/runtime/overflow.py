@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.host_arrays import Array, dot
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import Product
@@ -41,7 +41,7 @@ def may_overflow(
     plan: Plan,
     a: Array,
     b: Array,
-    threads: Threads,
+    threads: ThreadGroup,
     op: Operation = "product",
     fill: Fill = "full",
     scale: float = 1.0,
@@ -60,14 +60,14 @@ def may_overflow(
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
-    def both(bound: Callable[[Array, Threads], float]) -> tuple[float, float]:
+    def both(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
         left = bound(a, threads)
         return left, left if op == "gram" else bound(b, threads)  # b is a's adjoint
 
     return not (is_safe(*both(frobenius_norm_bound), 1) or is_safe(*both(largest_magnitude), k * parts))
 
 
-def frobenius_norm_bound(x: Array, threads: Threads) -> float:
+def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
     """Return an upper bound of the Frobenius norm; inf if neither axis is contiguous, or if squares overflow."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW_ENTRIES and not rows.flags.c_contiguous):
@@ -96,7 +96,7 @@ def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
             found.append(sum(float(np.einsum("i,i->", part, part, optimize=False)) for part in parts))
 
 
-def largest_magnitude(x: Array, threads: Threads) -> float:
+def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
     """Return the largest absolute value of real and imaginary parts; NaN or inf if x contains NaN or inf."""
     if x.size == 0:
         return 0.0

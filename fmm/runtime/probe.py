@@ -21,7 +21,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import Arena, Array, aligned_block, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.openblas import paused_blas_threads
-from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, threads_per_product, time_steps
+from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS, measure_step_times, threads_per_product
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_worker
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
@@ -151,8 +151,8 @@ def _sum_rate(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.compute_sums(split, reads, writes)
 
-    time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
-    seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
+    measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
+    seconds = median(measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 

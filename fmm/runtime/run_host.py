@@ -25,7 +25,7 @@ from fmm.kernels.cpu.host_arrays import Arena, Array
 from fmm.kernels.cpu.numpy_backend import ProgressCallback
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, plan_backend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -182,7 +182,7 @@ class _PlanMultiplier:
 
     def __init__(self, call: PreparedCall, addend: Array | None = None) -> None:
         assert call.plan is not None and call.device is not None
-        self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
+        self.call, self.plan, self.threads = call, call.plan, ThreadGroup(call.device.threads)
         self.dtype, self.has_begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
@@ -255,7 +255,7 @@ class _PlanMultiplier:
         np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.product_setting has checked the cast
         return copy
 
-    def _check_overflow(self, a: Array, b: Array, threads: Threads) -> None:
+    def _check_overflow(self, a: Array, b: Array, threads: ThreadGroup) -> None:
         if DTYPES[self.call.dtype].exact:
             return  # integers wrap in any order
         if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):

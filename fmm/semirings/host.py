@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
@@ -131,7 +131,7 @@ class NumpySemiring:
             tasks: list[Callable[[], None]] = []
             for rows, cols in _piece_ranges(dest, x.shape[1]):
                 tasks.append(partial(self._compute_piece, x[rows], y[:, cols], before, dest, part, rows, cols))
-            Threads(self.threads).run_tasks_interruptibly(tasks)
+            ThreadGroup(self.threads).run_tasks_interruptibly(tasks)
 
     def _compute_piece(
         self,

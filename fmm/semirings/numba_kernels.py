@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.semirings.host import ArgumentRecord, Array
 
 # TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of steps k with right rows that stay in cache.
@@ -62,7 +62,7 @@ class NumbaSemiring:
             for i in range(0, len(dest), high)
             for j in range(0, dest.shape[1], wide)
         ]
-        Threads(self.threads).run_tasks_interruptibly(tasks)
+        ThreadGroup(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
             arguments.write_best_steps(step)
 

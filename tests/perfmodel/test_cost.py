@@ -16,7 +16,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.levels.balanced import BalancedLevel, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
@@ -111,7 +111,7 @@ class Counting:
         self.read += sum(self._moved(x) for x in touched.values())
         self.written += sum(self._moved(w.size) for w in writes)
         self.launches += any(w.size for w in writes)
-        NumpyBackend(Threads(1)).compute_sums(step, reads, writes)
+        NumpyBackend(ThreadGroup(1)).compute_sums(step, reads, writes)
         for w in writes:  # what the backend cleared is to count again
             w[w == 0] = Number(0, self.tally)
 
@@ -243,7 +243,7 @@ def test_workspace_is_the_arenas_peak() -> None:
         found = cost(plan, m, k, n, 8)
         arena = Arena(aligned_block(found.workspace), np.dtype(float))
         a, b, c = np.ones((m, k)), np.ones((k, n)), np.empty((m, n))
-        execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), arena)
+        execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), arena)
         # C-ordered operands: a temporary needs less than the allowance for either order
         assert 0.9 * found.workspace <= arena.peak <= found.workspace
         assert np.allclose(c, k)

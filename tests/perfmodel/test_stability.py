@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names, tabl
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel import data_growth
 from fmm.perfmodel.data_growth import error_growth_on_data
@@ -222,7 +222,7 @@ def test_measured_errors_are_within_the_bound(text: str, rng: np.random.Generato
 
 def run(plan: Plan, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(aligned_block(1 << 22), a.dtype))
+    execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), Arena(aligned_block(1 << 22), a.dtype))
     return c
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products import f16_planes, f16x3
-from fmm.kernels.cuda.products.f16x3 import F16x3Op, f16x3_launch, f16x3_op, plane_launches
+from fmm.kernels.cuda.products.f16x3 import F16x3Op, f16x3_launch, f16x3_op, missing_plane_launches
 from fmm.kernels.cuda.products.wgmma_tiles import WgmmaSizes
 from tests.support.host_launch import aligned
 from tests.support.warpgroups_on_host import play, replaced
@@ -33,7 +33,7 @@ def alone(source: str) -> str:
 @contextmanager
 def without_clusters(sizes: WgmmaSizes) -> Iterator[None]:
     """Patch the tile sizes, and the clusters of the split to one thread block."""
-    with mock.patch.object(f16_planes, "SPLIT_CLUSTER", 1), mock.patch.object(f16x3, "F16X3_SIZES", (sizes,)):
+    with mock.patch.object(f16_planes, "SPLIT_CLUSTER_BLOCKS", 1), mock.patch.object(f16x3, "F16X3_SIZES", (sizes,)):
         yield
 
 
@@ -41,7 +41,7 @@ def launches_of(op: GemmOp, sizes: WgmmaSizes) -> tuple[F16x3Op, list[Launch]]:
     with without_clusters(sizes):
         made = f16x3_op(op, MULTIPROCESSORS)
         assert made is not None
-        return made, [*plane_launches(made, MULTIPROCESSORS, DIVIDES), f16x3_launch(made, True)]
+        return made, [*missing_plane_launches(made, MULTIPROCESSORS, DIVIDES), f16x3_launch(made, True)]
 
 
 def multiplied(op: GemmOp, sizes: WgmmaSizes, memory: dict[str, Array], room: int) -> bool:

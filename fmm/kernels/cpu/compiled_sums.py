@@ -33,9 +33,9 @@ from fmm.kernels.cpu.sum_schedule import CallSchedule
 CACHE_LINE_BYTES = 64
 MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
 MIN_STREAMED_BYTES = 4 << 20  # smallest size of the results for which stores bypass the caches
-TASK_BYTES = 1 << 20  # number of bytes of a result that one task writes
+BYTES_PER_TASK = 1 << 20  # number of bytes of a result that one task writes
 LLVM_ADDRESS_BYTES = 512 << 20  # address space in bytes that must be free before LLVM starts or compiles
-REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
+REAL_PART_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
 SlotPairs = tuple[tuple[int, int], ...]
@@ -63,13 +63,13 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
     scaled = any(call.op == "scale" for call in schedule.calls)
     parted = {slot for pair in pairs for slot in pair}
     gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
-    if gaps or kind not in REAL_TYPES or (scaled and kind != REAL_TYPES[kind]):
+    if gaps or kind not in REAL_PART_TYPES or (scaled and kind != REAL_PART_TYPES[kind]):
         return []
     ends = {second for _, second in pairs}  # imaginary parts, which are stored together with their real parts
     lines = all(_is_line_aligned(x) for i, x in results.items() if i not in ends)
     past = lines and sum(x.nbytes for x in results.values()) >= MIN_STREAMED_BYTES
-    function = compiled_function(schedule, len(slots), REAL_TYPES[kind], past, pairs)
-    numbers = (window[1].stop - window[1].start) * (1 if kind == REAL_TYPES[kind] else 2)
+    function = compiled_function(schedule, len(slots), REAL_PART_TYPES[kind], past, pairs)
+    numbers = (window[1].stop - window[1].start) * (1 if kind == REAL_PART_TYPES[kind] else 2)
     return list(_band_tasks(function, list(views.values()), numbers))
 
 
@@ -89,7 +89,7 @@ def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> S
 def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
     """Yield a task for each band of rows, which calls the compiled function."""
     rows = len(views[0])
-    height = max(TASK_BYTES // max(views[0].shape[1] * views[0].itemsize, 1), 1)
+    height = max(BYTES_PER_TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
     for top in range(0, rows, height):
         addresses = (ctypes.c_int64 * len(views))(*(x[top:].__array_interface__["data"][0] for x in views))
@@ -237,7 +237,7 @@ class _SumFunction:
         values = dict[int, Any]()
         places = {slot: self._emit_address(slot, start, at, kind) for slot, start in starts.items()}
 
-        def value(slot: int) -> Any:
+        def slot_value(slot: int) -> Any:
             if slot not in values:
                 values.update(self._emit_load(slot, places, kind))
             return values[slot]
@@ -245,9 +245,9 @@ class _SumFunction:
         results = result_slots(self.schedule, self.count)
         for slot in used_slots(self.schedule, self.count):
             if slot not in results:
-                value(slot)  # load all reads before the first store, because results may share memory with reads
+                slot_value(slot)  # load all reads before the first store, because results may share memory with reads
         for call in self.schedule.calls:
-            values[call.dest] = self._emit_call(call.op, call.factor, kind, value, call.first, call.second)
+            values[call.dest] = self._emit_call(call.op, call.factor, kind, slot_value, call.first, call.second)
         for slot in results:
             if kind is self.number or slot not in self.other:
                 self._emit_store(values[slot], places[slot])

@@ -24,7 +24,7 @@ import numpy as np
 from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, fastest_digit_products, safe_digit_products
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
@@ -53,13 +53,13 @@ def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
     return temporary_bytes(rows, depth, WIDEST_ITEMSIZE) + temporary_bytes(depth, cols, WIDEST_ITEMSIZE) + tiles
 
 
-def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
+def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: ThreadGroup) -> None:
     """Compute dest = left right modulo 2^bits, or the logical product of bool; `memory` is the workspace."""
     if not left.size or not right.size:
         dest.fill(0)
         return
     if left.size + right.size < MIN_THREADED_ELEMENTS:
-        threads = Threads(1)
+        threads = ThreadGroup(1)
     if _is_column_major(dest):
         left, right, dest = right.T, left.T, dest.T
     logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
@@ -94,7 +94,7 @@ class _BlockedProduct:
         inner: int,
         matrices: tuple[Array, Array, Array],
         memory: Array,
-        threads: Threads,
+        threads: ThreadGroup,
         at_once: int,
     ) -> None:
         self.digits, self.threads, self.at_once = digits, threads, at_once
@@ -192,7 +192,7 @@ def _cache_bands(x: Array) -> Iterator[slice]:
 # ---- work on one panel
 
 
-def _largest_magnitude(x: Array, threads: Threads) -> int:
+def _largest_magnitude(x: Array, threads: ThreadGroup) -> int:
     """Return the largest absolute value in an integer matrix."""
     x = x.T if _is_column_major(x) else x
     found: list[tuple[Any, Any]] = []

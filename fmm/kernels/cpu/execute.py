@@ -110,7 +110,7 @@ class ArrayMachine(DefaultMachine):
         (m, k), n, mark = left.shape, right.shape[1], self.used_bytes
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
-        backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.take_bytes(needed))
+        backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.allocate_bytes(needed))
         self.free_temporaries_since(mark)
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:

@@ -47,7 +47,7 @@ class Arena:
         flat = self.memory[start : start + rows * stride * item].view(kind)
         return flat.reshape(rows, stride)[:, :cols]
 
-    def take_bytes(self, nbytes: int) -> Array:
+    def allocate_bytes(self, nbytes: int) -> Array:
         """Return an array of `nbytes` bytes that starts on a cache line."""
         start, self.used_bytes = self.used_bytes, self.used_bytes + -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
         self.peak = max(self.peak, self.used_bytes)

@@ -13,7 +13,7 @@ import numpy as np
 from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
@@ -33,7 +33,7 @@ ProgressCallback = Callable[[int], object]  # called after each product with its
 class NumpyBackend:
     """A backend that runs the steps of a plan one after the other, each step on all threads."""
 
-    threads: Threads
+    threads: ThreadGroup
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:

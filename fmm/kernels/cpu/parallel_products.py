@@ -23,7 +23,7 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
 from fmm.kernels.cpu.openblas import single_threaded_blas
-from fmm.kernels.cpu.thread_pool import Threads, WorkerShare, start_on_workers
+from fmm.kernels.cpu.thread_pool import ThreadGroup, WorkerShare, start_on_workers
 from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -262,11 +262,11 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
     threads.
     """
     if flops < MIN_CONCURRENT_FLOPS or not is_worker_thread():
-        yield NumpyBackend(Threads(count), on_progress=on_progress)
+        yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
         return
     with threads_per_product(count) as (at_a_time, each):
         if at_a_time == 1:
-            yield NumpyBackend(Threads(count), on_progress=on_progress)
+            yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
             return
         with _running_queue(TaskQueue(flops), at_a_time, each, on_progress) as found:
             yield found
@@ -279,10 +279,10 @@ def _running_queue(
     """Yield a backend for a queue whose tasks `count` workers run; at the end, wait for the workers."""
     workers: list[WorkerShare] = start_on_workers(count, queue.run_tasks)
     if not workers:
-        yield NumpyBackend(Threads(each), on_progress=on_progress)
+        yield NumpyBackend(ThreadGroup(each), on_progress=on_progress)
         return
     try:
-        yield ConcurrentBackend(Threads(each), queue, on_progress=on_progress)
+        yield ConcurrentBackend(ThreadGroup(each), queue, on_progress=on_progress)
     except BaseException as error:
         queue.record_failure(error)
         raise
@@ -307,7 +307,7 @@ class StepTimes:
     products: float = 0.0
 
 
-def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
+def measure_step_times(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     """Run the steps of a product with `flops` flops on `count` threads, like fmm.matmul, and return their times."""
     return run_on_worker(partial(_measure_steps, count, flops, steps))
 

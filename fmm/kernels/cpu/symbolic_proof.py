@@ -18,7 +18,7 @@ import numpy as np
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.levels.scheme_level import scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
 
@@ -100,7 +100,7 @@ def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()
     try:
-        execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), _SymbolicArena(), alpha, beta)
+        execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), _SymbolicArena(), alpha, beta)
     except (TypeError, PlanError) as error:
         return str(error)
     for i, j in np.ndindex(m, n):

@@ -49,7 +49,7 @@ Job = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadGroup:
     """A group of `count` threads that runs independent tasks; each thread that is free takes the next task.
 
     BLAS threads spin for 0.1 seconds after a product, so a worker may get only half the time of a processor. If each

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirroredGemm, MirrorOp, RankOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
-from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
+from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, missing_plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
@@ -260,7 +260,7 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if product is None:
         return ()
-    splits = plane_launches(product, target.chip.multiprocessors, target.alignment_by_base)
+    splits = missing_plane_launches(product, target.chip.multiprocessors, target.alignment_by_base)
     return *splits, f16x3_launch(product, target.flagged)
 
 

@@ -1,6 +1,6 @@
 """The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
 
-A relative is the measured GPU that a datasheet names as the most similar. A GPU without a tuning uses its relative's
+A relative is the measured GPU that a datasheet names (`relative_of`). A GPU without a tuning uses its relative's
 shipped calibration, scaled to its own datasheet; without a relative, a calibration from its datasheet alone.
 """
 

@@ -20,7 +20,7 @@ from fmm.config.identity import Identity
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.parallel_products import StepTimes, threads_per_product, time_steps
+from fmm.kernels.cpu.parallel_products import StepTimes, measure_step_times, threads_per_product
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -216,7 +216,7 @@ class CpuSession:
                 backend.run_check((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
-            return time_steps(self.threads, 2 * m * k * n, execute_steps)
+            return measure_step_times(self.threads, 2 * m * k * n, execute_steps)
 
 
 def _concurrent_products(threads: int) -> int:

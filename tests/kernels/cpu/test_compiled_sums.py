@@ -15,7 +15,7 @@ from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 
@@ -48,7 +48,7 @@ def product(plan: Plan, a: Array, b: Array, old: Array | None = None, alpha: com
     c = np.full((len(a), b.shape[1]), np.nan, a.dtype) if old is None else old.copy()
     memory = aligned_block(plan_workspace_bytes(plan, len(a), len(b), b.shape[1], a.itemsize, alpha, beta))
     memory.fill(0xFF)  # NaN
-    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype), alpha, beta)
+    execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), Arena(memory, a.dtype), alpha, beta)
     return c
 
 
@@ -105,7 +105,7 @@ def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypat
     c = np.empty((66, 66), np.float32)
     assert c.strides[0] % compiled_sums.CACHE_LINE_BYTES
     memory = aligned_block(plan_workspace_bytes(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
-    execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
+    execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(ThreadGroup(1)), Arena(memory, a.dtype))
     assert False in asked, "C's rows do not"
 
 

@@ -16,8 +16,8 @@ import pytest
 import fmm
 from fmm.kernels.cpu import numpy_backend, openblas, parallel_products
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
-from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, time_steps
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, measure_step_times
+from fmm.kernels.cpu.thread_pool import ThreadGroup, blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -119,7 +119,7 @@ def test_a_small_product_is_not_run_concurrently(monkeypatch: pytest.MonkeyPatch
 def test_other_thread_counts_run_one_product_at_a_time(count: int) -> None:
     def look() -> None:
         with parallel_products.plan_backend(count, 1 << 60) as found:
-            assert type(found) is NumpyBackend and found.threads == Threads(count)
+            assert type(found) is NumpyBackend and found.threads == ThreadGroup(count)
 
     run_on_worker(look)
 
@@ -162,7 +162,7 @@ def test_sums_and_products_are_timed_separately(count: int, eager: None) -> None
     def steps(backend: NumpyBackend) -> None:
         backend.multiply("vendor", x[:600], x, np.empty((600, 1500)))
 
-    found = time_steps(count, 1 << 60, steps)
+    found = measure_step_times(count, 1 << 60, steps)
     assert found.sums == 0 < found.products
 
 
@@ -215,7 +215,7 @@ def test_the_window_is_bounded_and_in_order() -> None:
 @pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
 def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
     flowing, log, done = TaskQueue(share * 128), list[str](), {name: threading.Event() for name in order}
-    backend = ConcurrentBackend(Threads(1), flowing)
+    backend = ConcurrentBackend(ThreadGroup(1), flowing)
     x, y = np.ones((2, 4, 4))
 
     def note(name: str) -> None:

@@ -22,13 +22,13 @@ from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
 from fmm.kernels.cpu.sum_schedule import scalar_coefficient as scalar
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.sums import Place, Sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Aliases = tuple[tuple[int, int], ...]
 
-BACKEND = NumpyBackend(Threads(1))
+BACKEND = NumpyBackend(ThreadGroup(1))
 
 
 # ---- an interpreter of calls, apart from the backend's

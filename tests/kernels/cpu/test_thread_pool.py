@@ -18,7 +18,7 @@ from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import THREAD_VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.thread_pool import THREAD_VARIABLES, ThreadGroup, blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
@@ -103,7 +103,7 @@ def test_processors_are_those_that_this_process_may_use() -> None:
 @pytest.mark.parametrize("tasks", [0, 1, 2, 7, 100])
 def test_every_task_runs_once(count: int, tasks: int) -> None:
     done: list[int] = []
-    Threads(count).run_tasks([partial(done.append, i) for i in range(tasks)])
+    ThreadGroup(count).run_tasks([partial(done.append, i) for i in range(tasks)])
     assert sorted(done) == list(range(tasks))
 
 
@@ -116,7 +116,7 @@ def test_tasks_run_concurrently() -> None:
         barrier.wait()
         names.append(threading.current_thread().name)
 
-    Threads(2).run_tasks([meet, meet])
+    ThreadGroup(2).run_tasks([meet, meet])
     assert len(set(names)) == 2
     assert threading.current_thread().name not in names
 
@@ -130,7 +130,7 @@ def test_a_worker_that_calls_takes_part() -> None:
         names.append(threading.current_thread().name)
 
     def caller() -> str:
-        Threads(2).run_tasks([meet, meet])
+        ThreadGroup(2).run_tasks([meet, meet])
         return threading.current_thread().name
 
     assert run_on_worker(caller) in names
@@ -139,7 +139,7 @@ def test_a_worker_that_calls_takes_part() -> None:
 
 def test_one_thread_is_the_callers() -> None:
     names: set[str] = set()
-    Threads(1).run_tasks([lambda: names.add(threading.current_thread().name)] * 5)
+    ThreadGroup(1).run_tasks([lambda: names.add(threading.current_thread().name)] * 5)
     assert names == {threading.current_thread().name}
 
 
@@ -151,9 +151,9 @@ def test_an_error_of_any_task_is_raised(count: int, place: int) -> None:
 
     tasks = [lambda: None] * 4
     with pytest.raises(MemoryError, match="no room"):
-        Threads(count).run_tasks([fail if i == place else task for i, task in enumerate(tasks)])
+        ThreadGroup(count).run_tasks([fail if i == place else task for i, task in enumerate(tasks)])
     done: list[int] = []
-    Threads(count).run_tasks([partial(done.append, i) for i in range(4)])
+    ThreadGroup(count).run_tasks([partial(done.append, i) for i in range(4)])
     assert sorted(done) == [0, 1, 2, 3], "the pool still works"
 
 
@@ -178,7 +178,7 @@ def test_no_task_runs_after_an_error_is_raised(place: int) -> None:
     others: list[Callable[[], None]] = [lambda: None, partial(slow, 1), partial(slow, 2)]
     tasks = [fail if i == place else task for i, task in enumerate(others)]
     with pytest.raises(ValueError, match="mine"):
-        Threads(3).run_tasks(tasks)
+        ThreadGroup(3).run_tasks(tasks)
     assert sorted(ended) == sorted(begun)
     assert place == 0 or sorted(begun) == [i for i in (1, 2) if i != place]
     time.sleep(0.2)
@@ -190,7 +190,7 @@ def test_floating_point_warnings_stay_inside(count: int) -> None:
     """Overflow raises no warning here, and the caller's errstate is unchanged."""
     big = np.full(4, 1.5e308)
     before = np.geterr()
-    Threads(count).run_tasks([lambda: np.copyto(big[:2], big[2:] + big[2:])] * 6)
+    ThreadGroup(count).run_tasks([lambda: np.copyto(big[:2], big[2:] + big[2:])] * 6)
     assert np.geterr() == before
 
 
@@ -199,7 +199,7 @@ def test_sums_run_without_numpys_buffers(count: int) -> None:
     """NumPy would copy rows shorter than its buffer into it: two to three times the time. The caller's stays."""
     sizes: list[int] = []
     before = np.getbufsize()
-    Threads(count).run_tasks([lambda: sizes.append(np.getbufsize())] * 6)
+    ThreadGroup(count).run_tasks([lambda: sizes.append(np.getbufsize())] * 6)
     assert set(sizes) == {thread_pool.NUMPY_BUFFER_ELEMENTS}
     assert np.getbufsize() == before > thread_pool.NUMPY_BUFFER_ELEMENTS
 
@@ -216,7 +216,7 @@ def test_a_free_thread_takes_the_next_task() -> None:
         if len(done) == 20:
             release.set()
 
-    Threads(2).run_tasks([long, *[short] * 20])
+    ThreadGroup(2).run_tasks([long, *[short] * 20])
     assert len(done) == 20
     assert len(set(done)) == 1
 
@@ -239,7 +239,7 @@ def test_workers_keep_off_the_callers_processor() -> None:
         seen[threading.current_thread().name] = os.sched_getaffinity(0)
 
     def caller() -> str:
-        Threads(2).run_tasks([look, look])
+        ThreadGroup(2).run_tasks([look, look])
         return threading.current_thread().name
 
     assert seen.pop(run_on_worker(caller)) == everywhere, "the caller's own affinity is left alone"
@@ -255,11 +255,11 @@ def test_a_busy_worker_is_not_waited_for() -> None:
         busy.release()
         assert release.wait(10)
 
-    first = threading.Thread(target=Threads(2).run_tasks, args=([hold, hold],))
+    first = threading.Thread(target=ThreadGroup(2).run_tasks, args=([hold, hold],))
     first.start()
     assert all(busy.acquire(timeout=10) for _ in range(2))  # both of the first call's threads hold a task now
     done: list[int] = []
-    Threads(2).run_tasks([partial(done.append, i) for i in range(5)])
+    ThreadGroup(2).run_tasks([partial(done.append, i) for i in range(5)])
     release.set()
     first.join(10)
     assert sorted(done) == list(range(5))
@@ -268,13 +268,13 @@ def test_a_busy_worker_is_not_waited_for() -> None:
 AFTER_FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # a fork with threads alive is what is tested
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 done = []
 barrier = threading.Barrier(3)  # so that both threads of the pool have been started
-Threads(3).run_tasks([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)
+ThreadGroup(3).run_tasks([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)
 child = os.fork()
 signal.alarm(60)  # ends a child that waits for ever, which the test's own limit would not
-Threads(3).run_tasks([lambda: done.append(os.getpid())] * 9)
+ThreadGroup(3).run_tasks([lambda: done.append(os.getpid())] * 9)
 if child:
     _, status = os.waitpid(child, 0)
     assert status == 0, status
@@ -302,7 +302,7 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
         for count in (1, 2, 4):
             c = np.full((m, n), np.nan)
             arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, 8)), a.dtype)
-            execute_plan(plan, a, b, c, NumpyBackend(Threads(count)), arena)
+            execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(count)), arena)
             found.append(c)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
@@ -321,11 +321,11 @@ def test_an_interrupt_is_raised_between_turns() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background are born deaf to it
     try:
         with pytest.raises(KeyboardInterrupt):
-            Threads(2).run_tasks_interruptibly([partial(task, number) for number in range(100)])
+            ThreadGroup(2).run_tasks_interruptibly([partial(task, number) for number in range(100)])
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(done) == [0, 1]
-    Threads(2).run_tasks_interruptibly([partial(done.append, number) for number in range(100, 200)])
+    ThreadGroup(2).run_tasks_interruptibly([partial(done.append, number) for number in range(100, 200)])
     assert sorted(done)[2:] == list(range(100, 200))
 
 
@@ -333,7 +333,7 @@ def test_turns_adapt_to_the_duration_of_tasks(monkeypatch: pytest.MonkeyPatch) -
     """Turns have more tasks while tasks are short, and fewer when they are long; every task runs."""
     now, turns, done = [0.0], list[int](), list[int]()
 
-    def run(self: Threads, tasks: Sequence[Callable[[], None]]) -> None:
+    def run(self: ThreadGroup, tasks: Sequence[Callable[[], None]]) -> None:
         turns.append(len(tasks))
         for task in tasks:
             task()
@@ -343,8 +343,8 @@ def test_turns_adapt_to_the_duration_of_tasks(monkeypatch: pytest.MonkeyPatch) -
         done.append(number)
 
     monkeypatch.setattr(thread_pool, "TURN_SECONDS", 1.0)
-    monkeypatch.setattr(Threads, "run_tasks", run)
+    monkeypatch.setattr(ThreadGroup, "run_tasks", run)
     monkeypatch.setattr("fmm.kernels.cpu.thread_pool.time.monotonic", lambda: now[0])
-    Threads(2).run_tasks_interruptibly([partial(task, number) for number in range(400)])
+    ThreadGroup(2).run_tasks_interruptibly([partial(task, number) for number in range(400)])
     assert done == list(range(400))
     assert turns[:5] == [2, 8, 16, 16, 16] and set(turns[-40:]) == {2}

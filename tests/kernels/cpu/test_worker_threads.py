@@ -19,7 +19,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu import numpy_backend, openblas, worker_threads
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, is_worker_thread, run_on_worker
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import run_host
@@ -204,13 +204,13 @@ def test_a_worker_that_does_not_start_is_waited_for_once(no_threads: None, monke
     monkeypatch.setattr(worker_threads, "START_TIMEOUT_SECONDS", 0.5)
     start = time.monotonic()
     for _ in range(200):
-        Threads(4).run_tasks([lambda: None] * 4)
+        ThreadGroup(4).run_tasks([lambda: None] * 4)
     assert time.monotonic() - start < 50, "each wait takes half a second: 100 in all"
 
 
 def test_the_caller_runs_its_tasks_alone(no_threads: None) -> None:
     done: list[int] = []
-    Threads(4).run_tasks([partial(done.append, i) for i in range(9)])
+    ThreadGroup(4).run_tasks([partial(done.append, i) for i in range(9)])
     assert done == list(range(9))
 
 

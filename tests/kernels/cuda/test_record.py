@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
@@ -43,7 +43,7 @@ def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
     expected = c.copy()
     play(tape, memory)
     arena = Arena(aligned_block(_needed(_vendors(plan), problem)), np.dtype(problem.dtype))
-    execute_plan(_vendors(plan), a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
+    execute_plan(_vendors(plan), a, b, expected, NumpyBackend(ThreadGroup(1)), arena, problem.alpha, problem.beta)
     assert (memory["A"] == before["A"]).all() and (memory["B"] == before["B"]).all()
     assert all((x[-GUARD:] == POISON).all() for x in memory.values())
     found = c.copy()

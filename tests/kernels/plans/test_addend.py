@@ -13,7 +13,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
@@ -64,7 +64,7 @@ def drawn_added(rng: np.random.Generator, m: int, n: int, kind: tuple[int, int],
 def on_host(plan: Plan, a: Any, b: Any, c: Any, added: Any, alpha: float, beta: float) -> None:
     (m, k), n = a.shape, b.shape[1]
     arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, c.itemsize, alpha, beta) + 64), c.dtype)
-    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), arena, alpha, beta, added=added)
+    execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), arena, alpha, beta, added=added)
 
 
 @pytest.mark.parametrize(

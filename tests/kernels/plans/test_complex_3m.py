@@ -13,7 +13,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cuda.launch_list import StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -71,7 +71,9 @@ def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
         needed = plan_workspace_bytes(plan, *size, problem.itemsize, alpha, beta)
         recorded, found = record_operations(plan, problem), np.array(c)
         assert recorded.workspace <= needed if 0 in (*size, alpha) else recorded.workspace == needed
-        execute_plan(plan, a, b, found, NumpyBackend(Threads(1)), Arena(aligned_block(needed), a.dtype), alpha, beta)
+        execute_plan(
+            plan, a, b, found, NumpyBackend(ThreadGroup(1)), Arena(aligned_block(needed), a.dtype), alpha, beta
+        )
         memory["W"] = buffer(recorded.workspace)
         play(recorded, memory)
         np.testing.assert_array_equal(found, expected, err_msg=str(problem))
@@ -122,7 +124,7 @@ def test_conjugated_operands_cost_no_copy(text: str, conjugated: str, rng: np.ra
     assert str(plan) == f"{text} > vendor"
     expected = a.conj() @ b if conjugated == "a" else a @ b.conj()
     arena, found = Arena(aligned_block(plan_workspace_bytes(plan, 40, 40, 40, 16)), a.dtype), np.empty_like(a)
-    execute_plan(plan, a, b, found, NumpyBackend(Threads(1)), arena)
+    execute_plan(plan, a, b, found, NumpyBackend(ThreadGroup(1)), arena)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     with pytest.raises(PlanError, match="multiplies conjugates"):  # which a product has none of
         fmm.matmul(a, b, plan=plan)

@@ -12,7 +12,7 @@ import pytest
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.levels.gram import gram_level
@@ -32,7 +32,7 @@ from fmm.runtime.decisions.decide import check_runnable
 from fmm.runtime.overflow import intermediate_growth_bound
 
 LOOSE, FULL = GemmParams(op="gram", fill="loose"), GemmParams(op="gram")
-BACKEND = NumpyBackend(Threads(1))
+BACKEND = NumpyBackend(ThreadGroup(1))
 Matrix = np.ndarray[Any, Any]
 
 
@@ -376,7 +376,7 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
 
     c, needed = np.full((13, 13), np.nan), plan_workspace_bytes(plan, 13, 7, 13, 8, 1, 0, op, "full")
     arena = Arena(aligned_block(needed), c.dtype)
-    execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
+    execute_plan(plan, x, x.T, c, Noting(ThreadGroup(1)), arena, 1, 0, op, "full")
     np.testing.assert_array_equal(c, x @ x.T)
     assert ("turn B" in made) == (order == "C")
     assert "row-major copy" in plan_table(plan, 13, 7, 13, 8, GemmParams(op=op))

@@ -10,7 +10,7 @@ from fmm.dtypes import INTEGERS
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
@@ -87,5 +87,5 @@ def test_alpha_and_beta_are_the_blocks(plan: str, dtype: str, alpha: int, beta: 
             continue
         expected = (np.matmul(a, b) + beta * c).astype(dtype)
         arena = Arena(aligned_block(plan_workspace_bytes(Plan.parse(plan), m, k, n, a.itemsize, alpha, beta)), a.dtype)
-        execute_plan(Plan.parse(plan), a, b, c, NumpyBackend(Threads(1)), arena, alpha, beta)
+        execute_plan(Plan.parse(plan), a, b, c, NumpyBackend(ThreadGroup(1)), arena, alpha, beta)
         np.testing.assert_array_equal(c, expected)

@@ -16,7 +16,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import schedule_calls
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, temporary_bytes
@@ -282,7 +282,7 @@ def small_integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str)
 
 @pytest.mark.parametrize("text", PLANS)
 def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Generator) -> None:
-    plan, backend = Plan.parse(text), NumpyBackend(Threads(1))
+    plan, backend = Plan.parse(text), NumpyBackend(ThreadGroup(1))
     for i, (m, k, n) in enumerate(SIZES):
         if text.startswith(("li-fig2 ", "balanced > li-fig12")) and k > min(m, n):
             continue  # these keep sums of A in C
@@ -303,7 +303,7 @@ def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None
     a = small_integers(rng, (8, 8), "f8")
     arena = Arena(aligned_block(plan_workspace_bytes(plan, 8, 8, 8, 8) - ALIGN_BYTES), np.dtype("f8"))
     with pytest.raises(AssertionError, match="too small"):
-        execute_plan(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
+        execute_plan(plan, a, a, a.copy(), NumpyBackend(ThreadGroup(1)), arena)
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))

@@ -23,7 +23,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.symbolic_proof import Polynomial, first_plan_defect, plan_defect, symbolic_matrix
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.level import Traversal
 from fmm.kernels.plans.levels.scheme_level import build_scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
 Layout = Callable[[Array], Array]
 
-BACKEND = NumpyBackend(Threads(2))
+BACKEND = NumpyBackend(ThreadGroup(2))
 DTYPES = ("f4", "f8", "c8", "c16")
 
 # ---- memory layouts: each gives a view with these values whose surroundings are NaN

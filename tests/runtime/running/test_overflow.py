@@ -15,7 +15,7 @@ import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
-from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.sums import Mirror, Sum
@@ -36,7 +36,7 @@ PLANS = (
     "vendor",
 )
 TYPES = ("f4", "f8", "F", "D")
-ONE = Threads(1)
+ONE = ThreadGroup(1)
 
 
 def seen(function: Callable[..., Any], a: Any, b: Any, **options: Any) -> tuple[Any, Any, list[tuple[type, str]]]:
@@ -295,7 +295,7 @@ def test_peak(dtype: str) -> None:
     x = normal((700, 90), dtype)  # several panels
     largest = max(np.abs(x.real).max(), np.abs(x.imag).max())
     for view in (x, x.T, x[::-1], x[::3, ::2], np.asfortranarray(x), np.broadcast_to(x[:1], x.shape)):
-        for threads in (ONE, Threads(3)):
+        for threads in (ONE, ThreadGroup(3)):
             assert largest_magnitude(view, threads) <= largest
             assert largest_magnitude(view, threads) == max(np.abs(view.real).max(), np.abs(view.imag).max())
     assert largest_magnitude(x[:0], ONE) == largest_magnitude(x[:, :0], ONE) == 0
@@ -453,7 +453,7 @@ def test_the_norm_is_bounded_from_both_sides(kind: str, scale: float, rng: np.ra
 def test_a_norm_by_two_threads_is_that_of_one(rng: np.random.Generator) -> None:
     x = rng.standard_normal((1500, 3000)).astype(np.float32)  # more than one task
     for view in (x, x[:, :2900], x.T):
-        assert frobenius_norm_bound(view, Threads(2)) == pytest.approx(frobenius_norm_bound(view, ONE), rel=1e-6)
+        assert frobenius_norm_bound(view, ThreadGroup(2)) == pytest.approx(frobenius_norm_bound(view, ONE), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
@@ -500,7 +500,7 @@ def test_the_check_uses_no_threads_of_blas(
     x: Any = rng.standard_normal((600, 600)).astype(kind)
     for view in (x, x.T, x[:, :500]):
         assert not may_overflow(Plan.parse("winograd > vendor"), view, view.T, ONE)
-    assert frobenius_norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
+    assert frobenius_norm_bound(x, ThreadGroup(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
     assert not np.isfinite(frobenius_norm_bound(np.full((600, 600), np.inf), ONE))
 
 
@@ -519,5 +519,5 @@ def test_no_sum_of_squares_waits_for_threads_that_all_callers_share(
     for name in ("dot", "vdot", "inner", "matmul", "tensordot"):
         monkeypatch.setattr(np, name, lambda *operands, **options: pytest.fail("BLAS's threads take part"))
     x = np.ones((600, 700), dtype)
-    assert frobenius_norm_bound(x, Threads(2)) == pytest.approx(np.sqrt(x.size), rel=0.03)
+    assert frobenius_norm_bound(x, ThreadGroup(2)) == pytest.approx(np.sqrt(x.size), rel=0.03)
     assert types == ({"float32"} if dtype in ("float32", "complex64") else set())

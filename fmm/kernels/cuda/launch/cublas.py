@@ -38,7 +38,7 @@ class GemmCall(Protocol):
         ...
 
 
-def scalar_array(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
+def alpha_beta_array(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
     """Return alpha and beta as an array in host memory, from which cuBLAS reads both numbers."""
     pair = np.array([op.alpha, op.beta], np.complex128)
     return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
@@ -201,7 +201,7 @@ class _CublasCall:
         name = call.batched if batched else call.plain
         # A new function object has no argument types, so ctypes does not convert the arguments a second time.
         self.function: Callable[..., int] = _cublas_library()[name]
-        self.scalars = scalar_array(
+        self.scalars = alpha_beta_array(
             op, element.scalar
         )  # cuBLAS reads alpha and beta from this array in host memory during the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
@@ -305,7 +305,7 @@ class CandidateCall:
         self.types, self.scratch = types, op.scratch
         self.scratch_bytes = op.leaf_use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _cublaslt_library()
-        self.scalars = scalar_array(op, types.scalar)
+        self.scalars = alpha_beta_array(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._create_layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]

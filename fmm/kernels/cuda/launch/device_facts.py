@@ -11,7 +11,7 @@ from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
 # Assumed traffic of a multiprocessor to global memory in bytes per clock cycle, if the driver reports no memory clock.
-BYTES_PER_CLOCK = 16
+MEMORY_BYTES_PER_CLOCK = 16
 
 
 @lru_cache(maxsize=64)
@@ -19,7 +19,7 @@ def chip_of(device: int) -> Chip:
     """Return the `Chip` that describes the CUDA device with this number.
 
     The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0;
-    the bandwidth is then BYTES_PER_CLOCK times the number of multiprocessors times their clock rate.
+    the bandwidth is then MEMORY_BYTES_PER_CLOCK times the number of multiprocessors times their clock rate.
     """
     cupy_device = cupy.cuda.Device(device)
     attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)
@@ -30,7 +30,7 @@ def chip_of(device: int) -> Chip:
         limits,
         count,
         clock,
-        bandwidth or BYTES_PER_CLOCK * count * clock,
+        bandwidth or MEMORY_BYTES_PER_CLOCK * count * clock,
         attributes["L2CacheSize"],
         version=int(version),
         shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),

@@ -16,11 +16,16 @@ from fmm.kernels.cuda.launch.compile import compile_kernel
 from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
 
 PROGRAMMATIC_SERIALIZATION = 6  # the driver's CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-MAP_ALIGNMENT = 64  # alignment in bytes of a tensor map, as the driver requires
+MAP_ALIGNMENT_BYTES = 64  # alignment in bytes of a tensor map, as the driver requires
 MAP_DIMENSIONS = 3  # dimensions of a tensor map: position in a line, line of a matrix, matrix of a batch
 NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # the driver's CU_TENSOR_MAP_* numbers
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # width of a swizzle pattern in bytes -> the driver's CU_TENSOR_MAP_SWIZZLE_*
-PROBE_ADDRESS = 1 << 20  # placeholder for the matrix's address while a tensor map is encoded
+SWIZZLE_MODES = {
+    0: 0,
+    32: 1,
+    64: 2,
+    128: 3,
+}  # width of a swizzle pattern in bytes -> the driver's CU_TENSOR_MAP_SWIZZLE_*
+PLACEHOLDER_ADDRESS = 1 << 20  # placeholder for the matrix's address while a tensor map is encoded
 launch_kernel = driver.launchKernel
 # arguments: the stream, the address of the pointer to the kernel's parameters, and 0
 BindLaunch = Callable[[int, int, int], BoundCall]
@@ -97,8 +102,8 @@ def encode_tensor_map(x: TensorMap) -> Any:
 
     The map is encoded for two addresses to check that no other word depends on the address.
     """
-    words, others = (_encode_at_address(x, address) for address in (PROBE_ADDRESS, 2 * PROBE_ADDRESS))
-    if words[0] != PROBE_ADDRESS or others[0] != 2 * PROBE_ADDRESS or (words[1:] != others[1:]).any():
+    words, others = (_encode_at_address(x, address) for address in (PLACEHOLDER_ADDRESS, 2 * PLACEHOLDER_ADDRESS))
+    if words[0] != PLACEHOLDER_ADDRESS or others[0] != 2 * PLACEHOLDER_ADDRESS or (words[1:] != others[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
     words[0] = 0
     return words
@@ -112,7 +117,7 @@ def _encode_at_address(x: TensorMap, address: int) -> Any:
     element = DTYPES.get(x.dtype, BYTE_TYPE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
     memory = np.zeros(2 * TENSOR_MAP_BYTES, np.uint8)
-    start = -memory.ctypes.data % MAP_ALIGNMENT
+    start = -memory.ctypes.data % MAP_ALIGNMENT_BYTES
     tensor_map, global_address = ctypes.c_void_p(memory.ctypes.data + start), ctypes.c_void_p(address)
     global_dim = (ctypes.c_uint64 * MAP_DIMENSIONS)(x.length, x.lines, x.layers)
     global_strides = (ctypes.c_uint64 * (MAP_DIMENSIONS - 1))(x.leading * element.itemsize, layer * element.itemsize)
@@ -128,7 +133,7 @@ def _encode_at_address(x: TensorMap, address: int) -> Any:
         box_dim,
         element_strides,
         NO_INTERLEAVE,
-        SWIZZLES[x.swizzle],
+        SWIZZLE_MODES[x.swizzle],
         PROMOTE_256_BYTES,
         FILL_WITH_ZEROS,
     )

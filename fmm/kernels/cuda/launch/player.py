@@ -37,7 +37,7 @@ from fmm.kernels.cuda.launch.streams import (
     make_context_current,
     new_counters,
     stream_counters,
-    sync_calls,
+    stream_sync_calls,
     thread_handle,
 )
 from fmm.kernels.cuda.launch_list import (
@@ -257,7 +257,7 @@ class Player:
             elif isinstance(step, _VendorProduct):
                 calls.append(step.call.bind_call(streams[step.stream], addresses))
             else:
-                calls += sync_calls(step, streams)
+                calls += stream_sync_calls(step, streams)
         return calls + restoring
 
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:

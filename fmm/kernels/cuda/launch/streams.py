@@ -50,7 +50,7 @@ def thread_handle(device: int) -> int:
     return first.handle
 
 
-def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
+def stream_sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
     """Return the calls that make the other streams wait for the first stream (FORK), or the reverse (JOIN)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
     PLANE_ALIGN_BYTES,
-    PLANE_CHUNK,
+    PLANE_CHUNK_LENGTH,
     PLANES_PER_OPERAND,
     exponent_bytes,
     padded_matrix_bytes,
@@ -32,12 +32,12 @@ from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
-SPLIT_CLUSTER = 8  # number of thread blocks in a cluster, which splits 64 positions of all lines
+SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster, which splits 64 positions of all lines
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of loads from a line whose results a thread holds in registers
 # Rules for scaling the numbers of an operand and for arranging the planes hi and lo. A line is a row of A or a column
 # of B.
-# default: each line has one exponent, and hi and lo alternate in chunks of PLANE_CHUNK numbers.
+# default: each line has one exponent, and hi and lo alternate in chunks of PLANE_CHUNK_LENGTH numbers.
 # separate: each line has one exponent, and all of hi precedes all of lo, as the vendor's products need. No clusters.
 # recorded: as "default"; the split also records the spread of exponents along the inner dimension.
 # balanced: as "default"; positions of the inner dimension are scaled too, if the recorded spread requires that.
@@ -94,7 +94,7 @@ class OperandPlanes:
     @property
     def line_pitch(self) -> int:
         """Distance from one line of a plane to the next, in elements."""
-        return round_up(self.length, PLANE_CHUNK)
+        return round_up(self.length, PLANE_CHUNK_LENGTH)
 
     @property
     def outer_size(self) -> int:
@@ -127,9 +127,9 @@ class OperandPlanes:
 
     def thread_block_count(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
         """Return the number of thread blocks that split the operand."""
-        sharing = 1 if rule == "separate" else SPLIT_CLUSTER
+        sharing = 1 if rule == "separate" else SPLIT_CLUSTER_BLOCKS
         if kernel.along == "outer":
-            return self.count * self.line_pitch // PLANE_CHUNK * sharing
+            return self.count * self.line_pitch // PLANE_CHUNK_LENGTH * sharing
         return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
     def pack_parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
@@ -151,7 +151,7 @@ class OperandPlanes:
         """Return the tensor map of planes in which hi and lo alternate; one copy loads at most `most` lines."""
         length = PLANES_PER_OPERAND * self.line_pitch
         piece = BlockTerm(self.base, self.offset, self.lines, length)
-        box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
+        box = (PLANE_CHUNK_LENGTH, most if self.along == "inner" else PLANE_CHUNK_LENGTH)
         return TensorMap(
             piece, "float16", length, self.lines, self.count, length, length * self.lines, box, TILE_LINE_BYTES
         )
@@ -210,7 +210,7 @@ def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRul
         ]
     header, clusters = (
         "f16_spread.cuh" if records_spread else "f16_planes.cuh",
-        0 if rule == "separate" else SPLIT_CLUSTER,
+        0 if rule == "separate" else SPLIT_CLUSTER_BLOCKS,
     )
     before = ("struct Operands {", operands, "};")
     return entry_source("Operands", body, header, (SPLIT_THREADS,), clusters=clusters, before=before)
@@ -236,7 +236,7 @@ def plane_split_launch(
 
 # ---- componentwise products: the spread of exponents, and a second split that balances the inner dimension
 
-BALANCE_BLOCKS = 2  # number of thread blocks of the balance kernel for each multiprocessor
+BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for each multiprocessor
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def checked_split_launches(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",
         source,
-        (BALANCE_BLOCKS * multiprocessors, 1, 1),
+        (BALANCE_BLOCKS_PER_SM * multiprocessors, 1, 1),
         parameters + bytes(8),
         (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
     )

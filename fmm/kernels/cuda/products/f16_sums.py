@@ -26,7 +26,7 @@ from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, MAX_GRID_BLOCKS
 # The same numbers as in f16_sums.cuh: threads of a thread block, threads of a warp, and positions that a thread block
 # reads if the lines run along the outer dimension.
 EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32
-MASK_BITS = 64  # largest number of blocks in a sum, because a 64-bit mask selects the blocks
+MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit mask selects the blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
         and split.access == "vector"
         and kernel.vector_width > 1
         and all(c in (-1, 0, 1) for row in kernel.program.coefficient_matrix() for c in row)
-        and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
+        and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MAX_BLOCKS_IN_SUM
         and 8 * x.count + VECTOR_BYTES + ARRAY_STRUCT_BYTES <= MAX_PARAMETER_BYTES
         and -(-x.line_pitch // (SUM_THREADS * kernel.vector_width)) <= MAX_GRID_BLOCKS
     )

@@ -35,7 +35,7 @@ from fmm.kernels.cuda.products.f16_planes import (
     operand_planes,
     plane_split_launch,
 )
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, VENDOR_PIECE_LENGTH
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, PLANES_PER_OPERAND, VENDOR_PIECE_LENGTH
 from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
@@ -48,7 +48,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instructions,
 )
 
-POINTER_COUNT = 5  # number of pointers in struct Product3, after its tensor maps
+PRODUCT3_POINTERS = 5  # number of pointers in struct Product3, after its tensor maps
 # The last two sizes have no clusters. These sizes are for a C with few rows, where one thread block of each cluster
 # would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
@@ -137,12 +137,12 @@ class F16x3Op:
     @cached_property
     def parameter_bytes(self) -> bytes:
         """The bytes of struct Product3 of gemm_f16x3.cuh, with zeros in place of tensor maps and addresses."""
-        maps = bytes(TENSOR_MAP_BYTES * len(self.tensor_maps) + POINTER_COUNT * 8)
+        maps = bytes(TENSOR_MAP_BYTES * len(self.tensor_maps) + PRODUCT3_POINTERS * 8)
         lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
         counts = (
             self.m,
             self.n,
-            -(-self.k // PLANE_CHUNK),
+            -(-self.k // PLANE_CHUNK_LENGTH),
             *self.cluster_tile_counts,
             raster_rows(self.kernel.sizes),
             self.cluster_tile_total,
@@ -169,7 +169,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
 
-def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
+def missing_plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
     """Return the launches that compute the missing planes."""
     if op.spread is not None:
         return checked_split_launches(op.spread, multiprocessors, alignment)
@@ -209,7 +209,7 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
 # memory. The products hi lo and lo hi are so small that their truncation does not matter. All products accumulate in C,
 # and a last kernel undoes the scaling.
 
-LO_SCALE = 2048.0  # lo is the remainder after subtracting hi, times this factor
+LO_PLANE_SCALE = 2048.0  # lo is the remainder after subtracting hi, times this factor
 FLOAT16_BYTES = 2
 
 
@@ -239,8 +239,8 @@ def vendor_f16x3_steps(
 
 def _plane_products(k: int) -> list[PlaneProduct]:
     """Return the products hi lo and lo hi over the whole inner dimension, then hi hi in ranges of that dimension."""
-    first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_SCALE, keep=0.0)
-    second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_SCALE)
+    first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_PLANE_SCALE, keep=0.0)
+    second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_PLANE_SCALE)
     pieces = range(0, k, VENDOR_PIECE_LENGTH)
     return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE_LENGTH, k - start)) for start in pieces)]
 

@@ -117,8 +117,8 @@ def tile_op_with_sums(
     # The kernel requires coefficient 1 for the first block of a sum. Therefore the sum is divided by its first
     # coefficient, and the product is multiplied by that coefficient.
     own = left[0][0] * right[0][0]
-    a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
-    into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
+    a, b = (tuple(_row_major_block(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_row_major_block(x, transposed, own * c, 1) for c, x in dest)
     u, v, w = (BlockStrides(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
     return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
@@ -149,8 +149,8 @@ def tile_op_with_update(
         _operand_along(right, 1, transposed),
     )
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
-    a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
-    dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
+    a, b = (_row_major_block(x, transposed, 1) for x in (left, right))
+    dests = tuple(_row_major_block(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
     lines = tuple(BlockStrides(max(x.down, x.right)) for x in (left, right, *blocks))
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
@@ -161,6 +161,6 @@ def _operand_along(x: MatrixView, inner: int, transposed: bool) -> ContiguousAxi
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
-def _row_major_piece(x: MatrixView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
+def _row_major_block(x: MatrixView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
     """Return a block in the kernel's row-major terms: a column-major block is described as its transpose."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

@@ -135,7 +135,7 @@ MAX_SMALL_ROWS = 480
 
 # ---- float16 planes: a float32 number as two float16 numbers, hi and lo (f16_planes.cuh)
 
-PLANE_CHUNK = 64  # number of elements in a chunk; chunks of hi and lo alternate along a line
+PLANE_CHUNK_LENGTH = 64  # number of elements in a chunk; chunks of hi and lo alternate along a line
 PLANES_PER_OPERAND = 2  # number of float16 planes of one float32 operand, hi and lo
 FLOAT32_BYTES = 4  # bytes of a float32 number, of hi and lo together, and of an exponent
 # Length of the inner dimension in one product of planes by cuBLAS. Longer products have a larger error than SGEMM on
@@ -146,7 +146,7 @@ PLANE_ALIGN_BYTES = 256  # alignment in bytes of planes and exponents in the wor
 
 def plane_bytes(lines: int, length: int) -> int:
     """Return the size in bytes of both planes of an operand, with `lines` lines of `length` elements."""
-    return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK), PLANE_ALIGN_BYTES)
+    return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK_LENGTH), PLANE_ALIGN_BYTES)
 
 
 def exponent_bytes(count: int) -> int:

@@ -25,17 +25,17 @@ from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
-MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh: largest number of moduli, and of pieces of a weight
+MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: largest number of moduli, and of pieces of a weight
 BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the sums of bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
 MAX_NORM = 2.0**60  # upper bound of scaled norms; a sum of four scaled numbers then has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
-RESIDUE_CLUSTER = 8  # number of thread blocks in a cluster, which measures 64 positions of all lines
+RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster, which measures 64 positions of all lines
 TRANSPOSED_POSITIONS = 64  # number of positions that a cluster transposes together
 # by number of levels: smallest number of resident thread blocks of the split kernel, or "" for the compiler's choice
-SPLIT_MIN_BLOCKS = "4", "", "2"
+MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # a warp measures a line of up to 1024 elements, and a thread block measures a longer line
-WARP_THREADS, WARP_LINE_LENGTH = 32, 1024
+WARP_THREADS, MAX_WARP_LINE_LENGTH = 32, 1024
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
 SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
@@ -120,7 +120,7 @@ class ResidueOperand:
         """Return the kernel that measures or transposes the operand; None if neither is necessary."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
-        group = WARP_THREADS if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
+        group = WARP_THREADS if self.geometry.k <= MAX_WARP_LINE_LENGTH else RESIDUE_THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
@@ -138,8 +138,10 @@ class ResidueOperand:
         if kernel is None:
             return 0
         if self.along == "outer":
-            return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS) * RESIDUE_CLUSTER
-        return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
+            return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS) * RESIDUE_CLUSTER_BLOCKS
+        return round_up(
+            -(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER_BLOCKS
+        )
 
     @property
     def split_block_count(self) -> int:
@@ -213,14 +215,14 @@ def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | Non
         "}",
     )
     parameters = f"{RESIDUE_NAMESPACE}Operands<{operand_type_cpp(dtype)}>"
-    return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
+    return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER_BLOCKS)
 
 
 @lru_cache(maxsize=64)
 def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """Return the CUDA source of the kernel that splits both operands; its entry point is `ENTRY_NAME`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
-    bounds = tuple(filter(None, (str(RESIDUE_THREADS), SPLIT_MIN_BLOCKS[levels])))
+    bounds = tuple(filter(None, (str(RESIDUE_THREADS), MIN_SPLIT_BLOCKS_PER_SM[levels])))
     body = (f"{RESIDUE_NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
     parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Ke
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
-    MAX_PIECES,
+    MAX_WEIGHT_PIECES,
     RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
     WARP_THREADS,
@@ -296,10 +296,10 @@ class WeightPieces:
         return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
     def split_number(self, x: int) -> list[float]:
-        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_PIECES."""
+        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
         places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
         pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
-        return pieces + [0.0] * (MAX_PIECES - len(pieces))
+        return pieces + [0.0] * (MAX_WEIGHT_PIECES - len(pieces))
 
     @cached_property
     def packed_weights(self) -> bytes:
@@ -307,7 +307,7 @@ class WeightPieces:
         numbers = remainder_weights(self.moduli)
         inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
         rows = [self.split_number(w) for w in numbers.weights]
-        rows += [[0.0] * MAX_PIECES] * (MAX_MODULI - len(rows))
+        rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(rows))
         flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
         return struct.pack(f"<{3 + len(flat)}d", 2.0**self.piece_bits, 2.0**-self.piece_bits, inverse, *flat)
 

@@ -21,8 +21,8 @@ from fmm.kernels.cuda.products.tiling import (
     ContiguousAxis,
     TriangleTiles,
     along_cpp,
-    comma_list,
     strategy_cpp,
+    template_arguments,
     triangle_cpp,
 )
 
@@ -187,7 +187,7 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     obeys = kernel.flag == "obeys"
     parameters, number, call, tile = (
-        f"fmm::Parameters<Number, {comma_list(counts)}>",
+        f"fmm::Parameters<Number, {template_arguments(counts)}>",
         element,
         "multiply",
         ", blockIdx.x",

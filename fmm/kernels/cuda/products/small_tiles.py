@@ -12,7 +12,10 @@ from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import row_major_operands
 
-SMALL_TILE, SMALL_THREADS = 32, 256  # as in gemm_small.cuh: rows (and columns) of a tile, threads of a thread block
+SMALL_TILE_SIDE, SMALL_THREADS = (
+    32,
+    256,
+)  # as in gemm_small.cuh: rows (and columns) of a tile, threads of a thread block
 SMALL_BLOCKS_PER_SM = 2  # smallest number of thread blocks on a multiprocessor for which registers must suffice
 SMALL_ENTRY = "fmm_small"
 # Extent of C -> enumerator of fmm::Part in gemm_small.cuh, and enumerator -> last words of the launch's label.
@@ -22,7 +25,7 @@ TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
     "lower": "LOWER",
     "full": "MIRRORED",
 }
-PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lower triangle and its mirror"}
+TRIANGLE_PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lower triangle and its mirror"}
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
@@ -35,9 +38,9 @@ def small_launch(op: GemmOp, dtype: str) -> Launch:
     parameters = struct.pack("<15q2d", *numbers, alpha, beta)  # struct SmallProduct of gemm_small.cuh
     slots = tuple(AddressSlot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
     kernel = Kernel(small_kernel_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
-    rows, columns = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
+    rows, columns = -(-m // SMALL_TILE_SIDE), -(-n // SMALL_TILE_SIDE)
     tiles = rows * columns if part == "ALL" else rows * (rows + 1) // 2
-    label = f"gemm_small, tiles of {SMALL_TILE} x {SMALL_TILE}{PART_LABELS[part]}"
+    label = f"gemm_small, tiles of {SMALL_TILE_SIDE} x {SMALL_TILE_SIDE}{TRIANGLE_PART_LABELS[part]}"
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 

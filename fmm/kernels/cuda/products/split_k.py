@@ -20,7 +20,7 @@ MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units if all thread
 # blocks store at about the same time. Parts and whole tiles store at different times, and with 30 units the model finds
 # the fastest of the measured divisions.
-START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
+BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
 class ProductPart(NamedTuple):
@@ -50,7 +50,7 @@ def split_tail(
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
     def predicted_end(parts: tuple[ProductPart, ...]) -> float:
-        edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
+        edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
@@ -65,7 +65,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
     after the same position.
     """
     first, before = divmod(products * tiles - cut, tiles)
-    lengths = _part_lengths(steps, each, round(ORDERED_STORE_STEPS / k_s))
+    lengths = _part_lengths(steps, each, round(ORDERED_STORE_TIME / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
     whole = [ProductPart(p, 0, tiles, 0, steps) for p in range(first)]
     whole += [ProductPart(first, 0, before, 0, steps)] if before else []

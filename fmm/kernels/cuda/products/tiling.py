@@ -71,9 +71,9 @@ def triangle_cpp(triangle: TriangleTiles | None) -> str:
 def strategy_cpp(s: TileSizes) -> str:
     """Return the C++ type that describes these tile sizes."""
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.transposed_sums)
-    return f"fmm::Strategy<{comma_list(sizes)}>"
+    return f"fmm::Strategy<{template_arguments(sizes)}>"
 
 
-def comma_list(values: Iterable[int]) -> str:
+def template_arguments(values: Iterable[int]) -> str:
     """Return the values separated by commas, as C++ template arguments."""
     return ", ".join(map(str, values))

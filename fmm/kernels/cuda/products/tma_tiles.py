@@ -38,9 +38,9 @@ from fmm.kernels.cuda.products.tiling import (
     ContiguousAxis,
     TriangleTiles,
     along_cpp,
-    comma_list,
     count_triangle_tiles,
     strategy_cpp,
+    template_arguments,
     triangle_cpp,
 )
 
@@ -87,14 +87,14 @@ def tma_kernel_source(kernel: TmaKernel) -> str:
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
     order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.triangle)
     before = (
-        f"using Task = fmm::Task<{element}, {comma_list(kernel.terms)}>;",
-        f"using Launch = fmm::Launch<{element}, Task, {comma_list((*kernel.blocks, kernel.tasks))}>;",
+        f"using Task = fmm::Task<{element}, {template_arguments(kernel.terms)}>;",
+        f"using Launch = fmm::Launch<{element}, Task, {template_arguments((*kernel.blocks, kernel.tasks))}>;",
         "",
     )
     body = (
         f"using Sizes = {strategy_cpp(s)};",
         f"extern __shared__ __align__(1024) {element} memory[];",
-        f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {comma_list(kernel.terms[:2])}, {shapes},",
+        f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {template_arguments(kernel.terms[:2])}, {shapes},",
         f"                  {order}, {triangle}>(p, memory);",
     )
     return entry_source("Launch", body, "gemm_tma.cuh", (s.thread_count, s.blocks), before=before)

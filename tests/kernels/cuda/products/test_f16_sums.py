@@ -16,7 +16,7 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, find_plane_sums, plane_sum_launches
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import fuse_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS
@@ -187,7 +187,7 @@ def _check_planes(op: PlaneSums, lines_in_memory: Array, memory: Array) -> None:
     if op.separate:
         hi, lo = half.reshape(2, planes.count, height, planes.line_pitch)
     else:
-        half = half.reshape(planes.count, height, planes.line_pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
+        half = half.reshape(planes.count, height, planes.line_pitch // PLANE_CHUNK_LENGTH, 2, PLANE_CHUNK_LENGTH)
         hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.line_pitch) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
     for p, row in enumerate(op.split.kernel.program.coefficient_matrix()):

@@ -33,7 +33,7 @@ from fmm.kernels.cuda.products.f16x3 import (
     unscale_kernel_source,
     vendor_f16x3_steps,
 )
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, f16x3_workspace
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, PLANES_PER_OPERAND, f16x3_workspace
 from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -142,7 +142,7 @@ def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, in
             (x.offset, x.offset + 4 * x.count * x.lines * x.line_pitch),
             (x.exponents_offset, x.exponents_offset + 4 * outer),
         ]
-        assert x.line_pitch % PLANE_CHUNK == 0 and x.line_pitch >= x.length and x.offset % 256 == 0
+        assert x.line_pitch % PLANE_CHUNK_LENGTH == 0 and x.line_pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
     assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == plan_workspace_bytes(Plan.parse("f16x3"), m, k, n, 4)
@@ -196,7 +196,7 @@ def test_every_line_has_threads(lines: int, length: int) -> None:
     assert x.thread_block_count(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
     assert (kernel.register_loads - 1) * 4 * kernel.group < x.line_pitch
     strips = OperandPlanes(GemmOperand("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.thread_block_count(strips.split_kernel(NOTHING)) == 3 * strips.line_pitch // PLANE_CHUNK * 8
+    assert strips.thread_block_count(strips.split_kernel(NOTHING)) == 3 * strips.line_pitch // PLANE_CHUNK_LENGTH * 8
 
 
 # ---- by the vendor's products of planes
@@ -220,7 +220,7 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     for i, (name, x) in enumerate(matrices.items()):
         lines_in_memory = x if orders[i] == "C" else x.T
         at = places[name]
-        room = -(-lines_in_memory.shape[1] // PLANE_CHUNK) * PLANE_CHUNK
+        room = -(-lines_in_memory.shape[1] // PLANE_CHUNK_LENGTH) * PLANE_CHUNK_LENGTH
         hi = lines_in_memory.astype(np.float16)
         for part in (hi, ((lines_in_memory - hi) * 2048).astype(np.float16)):
             lines = memory[at // 2 : at // 2 + len(lines_in_memory) * room].reshape(len(lines_in_memory), room)
