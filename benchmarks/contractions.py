@@ -217,7 +217,8 @@ def contraction_row(samples: dict[str, list[float]]) -> Row:
     best = min(peers, key=lambda name: median(samples[name]))
     own = min((name for name in samples if name.startswith("fmm")), key=lambda name: median(samples[name]))
     speedup = paired_speedup(samples[best], samples[own])
-    return {"best": best, "speedup": speedup, "within_goal": speedup >= GOAL_SPEEDUP, "samples": samples}
+    samples = {name: [float(f"{x:.5g}") for x in seconds] for name, seconds in samples.items()}
+    return {"best": best, "speedup": round(speedup, 4), "within_goal": speedup >= GOAL_SPEEDUP, "samples": samples}
 
 
 def text_line(row: Row) -> str:

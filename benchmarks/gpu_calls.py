@@ -44,7 +44,7 @@ WARM_UP_CALLS = 8  # calls before short products are timed: by then a recurring 
 WARM_UP_SECONDS = 0.1  # least seconds of a warm-up: a library's first products are slow for more than eight calls
 LONG_CALL_SECONDS = 2.0  # seconds of a product from which on its first call is a sample
 TAKEN_SHARE = 2 / 3  # share of the free memory that others hold
-COMPILE_SECONDS = 40.0  # longest wait for compilers before the first case, in seconds
+FIRST_LOOK_COMPILE_SECONDS = 40.0  # longest wait for compilers before the first case, in seconds
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def compile_cases(cases: Sequence[Case]) -> None:
                     found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN_ARITHMETIC), device=0, workspace=limit)
                 wanted.append((dtype.removesuffix(OWN_ARITHMETIC), found.plan, case.size))
     with run_compile_workers(0, list(call_compile_jobs(wanted))) as ahead:
-        ahead.wait_for_all(COMPILE_SECONDS)
+        ahead.wait_for_all(FIRST_LOOK_COMPILE_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ SECTIONS: dict[str, SectionLines] = {
         *(readme.example, readme.shortlist, readme.peers),
         *products.SECTIONS,
         unseen_shapes.held_out,
-        *(everywhere.several_gpus, everywhere.gained, everywhere.outside),
+        *(everywhere.several_gpus, everywhere.contractions, everywhere.gained, everywhere.outside),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
         *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls),
     )

@@ -67,7 +67,7 @@ from fmm.tuner.devices.compile_ahead import call_compile_jobs, run_compile_worke
 SAMPLE_SECONDS = 3e-3  # seconds of a sample, at least
 WARM_UP_CALLS = 4  # calls before short products are timed: by then a recurring one is a graph
 DROPPED_RATIO = 1.15  # a plan slower than this multiple of the best in the first round is dropped
-COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
+FIRST_LOOK_COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
 COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
 COMPILED_WORKSPACE = 32 << 30  # bytes; kernels of plans that need more workspace are not compiled ahead
 COMPLEX_SIDE = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
@@ -233,7 +233,7 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
     parser.add_argument("--seed", type=int, help="of the shapes (default: the config's own number)")
     parser.add_argument(
-        "--compiling", type=float, default=COMPILE_SECONDS, help="longest wait for compilers, in seconds"
+        "--compiling", type=float, default=FIRST_LOOK_COMPILE_SECONDS, help="longest wait for compilers, in seconds"
     )
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
     return parser.parse_args(arguments)

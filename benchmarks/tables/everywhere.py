@@ -58,6 +58,31 @@ def _sharded_size(row: Row) -> str:
     return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])
 
 
+# Contractions
+
+CONTRACTION_COLUMNS = ("on", "program", "type", "contraction", "best other", "its ms", "fmm, ms", "speedup")
+FAST_CONTRACTION, SLOW_CONTRACTION = 1.2, 0.95  # speedups: those between are counted, and not shown
+
+
+def contractions(results: Path) -> Iterator[str]:
+    """Yield the contractions that fmm.einsum makes faster or slower, and the number of all."""
+    for _, environment, rows in loaded(results, "*/contractions.json"):
+        rows = [row for row in rows if not row["failure"]]
+        shown = [row for row in rows if not SLOW_CONTRACTION <= row["speedup"] < FAST_CONTRACTION]
+        device = environment.get("device") or environment["processor"]
+        yield from table(CONTRACTION_COLUMNS, ((device, *_contraction_cells(row)) for row in shown))
+        yield ""
+        yield f"{len(rows)} contractions in all; the others have a speedup of {SLOW_CONTRACTION} to {FAST_CONTRACTION}."
+
+
+def _contraction_cells(row: Row) -> tuple[str, ...]:
+    """Return a contraction's program, type, subscripts, fastest other library, both times and the speedup."""
+    own = min(median(seconds) for name, seconds in row["samples"].items() if name.startswith("fmm"))
+    times = digits(1e3 * median(row["samples"][row["best"]])), digits(1e3 * own)
+    subscripts = row["subscripts"].replace(",", ", ")
+    return row["program"], row["dtype"], f"`{subscripts}`", row["best"], *times, f"**{row['speedup']:.2f}**"
+
+
 # Unchanged programs
 
 GAINED_COLUMNS = ("what", "where", "as it is", "with fmm", "gained")

@@ -127,7 +127,7 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls: then only the vendor's function may run."""
+        """Function that returns True while a tracer or a mode records calls, so only the vendor may run."""
         ...
 
     @property

@@ -377,8 +377,8 @@ def tensor_as_numpy(x: Any) -> Array:
     After torch's own `x.numpy()`, torch could not resize the tensor's storage, which it does with sharded parameters.
     """
     if x.is_conj() or x.is_neg():
-        # type: ignore[no-any-return]  # raises torch's exception: the memory of a marked tensor has other numbers
-        return x.detach().numpy()
+        # torch raises its exception here: the memory of a marked tensor has other numbers
+        return x.detach().numpy()  # type: ignore[no-any-return]
     return np.asarray(_TensorMemory(x))
 
 

@@ -1,8 +1,8 @@
-"""Configs: the tuner's findings about devices, in JSON files that the runtime reads.
+"""Configs: JSON files with the tunings of devices, written by the tuner and read by the runtime.
 
-environment.py reads the environment variables, files.py finds and reads the files in force, schema.py has the fields of
-a config, reader.py the generic reader of JSON, store.py writes, identity.py names devices, and certification.py has the
-rule by which a plan may replace the vendor's product.
+environment.py reads the environment variables. files.py finds and reads the config files. schema.py defines the fields
+of a config, and reader.py reads and checks JSON. store.py writes configs. identity.py names devices. certification.py
+has the rule for certified plans.
 """
 
 from fmm.config.files import Configs, active_configs, current_settings, default_path

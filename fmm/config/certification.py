@@ -1,4 +1,4 @@
-"""Certify a plan against the vendor on one shape: the rule, and its statistics of paired rounds."""
+"""The rule that certifies a plan on one shape from paired rounds with the vendor, and its statistics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from statistics import median
 
 from fmm.config.schema import Entry, Size
 
-MIN_SPEEDUP = 1.02  # the least median speedup of a certified plan
+MIN_SPEEDUP = 1.02  # smallest median speedup of a certified plan
 CONFIDENCE_LEVEL = 0.95
-MIN_ROUNDS = 6  # rounds; with fewer rounds even the whole range of samples has less than 95 % confidence
+MIN_ROUNDS = 6  # smallest number of rounds; with fewer, even the whole range of samples has less than 95 % confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """Return a confidence interval of the median from order statistics: at least 95 %, no distribution assumed.
+    """Return a 95 % confidence interval of the median, from order statistics: no distribution is assumed.
 
-    With fewer than six samples the whole range is returned (94 % for five).
+    With fewer than six samples, return the whole range of samples (94 % confidence for five).
     """
     ordered = sorted(samples)
     n = len(ordered)
@@ -30,12 +30,12 @@ def _median_coverage(n: int, rank: int) -> float:
 
 
 def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, ...]:
-    """Return the vendor's time over the candidate's in each round: the speedups of the candidate."""
+    """Return the candidate's speedup in each round: the vendor's time divided by the candidate's time."""
     return tuple(v / c for v, c in zip(vendor, candidate, strict=True))
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Return True if the interval's lower bound is above 1 and the median above MIN_SPEEDUP and the noise."""
+    """Return True if the speedup's interval is above 1, and the median speedup above MIN_SPEEDUP and 1 + noise."""
     ratios = paired_ratios(vendor, candidate)
     return len(ratios) >= MIN_ROUNDS and median_interval(ratios)[0] > 1 and median(ratios) > max(MIN_SPEEDUP, 1 + noise)
 
@@ -43,7 +43,7 @@ def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: flo
 def entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
-    """Return the entry from paired rounds: for the plan if it is certified, else for the vendor."""
+    """Return the entry from paired rounds: an entry with the plan if the plan is certified, else with the vendor."""
     found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
     if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)

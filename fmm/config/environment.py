@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-# off: use no config. cache: use it. online: also measure products in place. hasa: decide by Equation 2 of D'Alberto and
-# Nicolau.
+# off: use no config. cache: use the configs. online: also measure large products of the program. hasa: decide by
+# D'Alberto and Nicolau's Equation 2.
 TUNING_MODES = ("off", "cache", "online", "hasa")
-# The values of variables that are on or off, in lower case.
+# The valid values of variables that are on or off, in lower case.
 SWITCH_VALUES = {
     "0": False,
     "1": True,
@@ -28,7 +28,7 @@ SWITCH_VALUES = {
 
 log = logging.getLogger("fmm")
 
-# os.environ.get takes 0.7 us for each of five names at every product; the dictionary behind os.environ is faster.
+# The dictionary behind os.environ. Every product reads five variables, and os.environ.get takes 0.7 us for each.
 _ENVIRONMENT_BYTES: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _ENVIRONMENT_KEYS: dict[str, Any] = {
@@ -42,7 +42,7 @@ raw_variable_value, RAW_VARIABLE_NAMES = (
 
 
 def environment_value(name: str) -> str:
-    """Return the value of one of these variables; empty if the variable is not set."""
+    """Return the value of a variable of fmm; an empty text if the variable is not set."""
     if _ENVIRONMENT_BYTES is None:
         return os.environ.get(name, "")
     raw = _ENVIRONMENT_BYTES.get(_ENVIRONMENT_KEYS[name])
@@ -50,23 +50,23 @@ def environment_value(name: str) -> str:
 
 
 def is_disabled() -> bool:
-    """Return True if FMM_DISABLE is set to any value but one that means no: the vendor then computes every product."""
+    """Return True if FMM_DISABLE is set, and not to a value that means no: then the vendor computes every product."""
     value = environment_value("FMM_DISABLE")
     return bool(value) and SWITCH_VALUES.get(value.strip().casefold(), True)
 
 
 def is_emulation_allowed() -> bool:
-    """Return True unless FMM_EMULATION=0 forbids to compute products by products in another type."""
+    """Return True unless FMM_EMULATION=0 forbids emulation: products computed from products in another type."""
     return _is_on("FMM_EMULATION", True)
 
 
 def is_componentwise_required() -> bool:
-    """Return True if FMM_COMPONENTWISE=1 requires each entry to be accurate relative to (|A| |B|)ij."""
+    """Return True if FMM_COMPONENTWISE=1 requires an error bound of each entry relative to (|A| |B|)ij."""
     return _is_on("FMM_COMPONENTWISE", False)
 
 
 def _is_on(name: str, default: bool) -> bool:
-    """Return the value of a switch; log a value that means neither on nor off, and return the default."""
+    """Return True for a variable that is on; for an invalid value log a warning and return the default."""
     value = environment_value(name)
     if not value:
         return default
@@ -95,8 +95,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values of this table
-# are the settings that change nothing.
+# The variables that change cuBLAS's arithmetic and speed, by element type. The texts are the values of a variable that
+# change nothing.
 _EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -113,13 +113,13 @@ VENDOR_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def vendor_variables() -> dict[str, str]:
-    """Return the variables that are set and can change cuBLAS's arithmetic: a condition of each tuning."""
+    """Return the set variables that can change cuBLAS's arithmetic; each tuning records them."""
     names = (*_DOUBLE_VARIABLES, *_SINGLE_VARIABLES, *_EMULATION_VARIABLES)
     return {name: value for name in names if (value := os.environ.get(name, "").strip())}
 
 
 def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
-    """Return the variables that change cuBLAS's products of this type, as text; empty for the usual arithmetic."""
+    """Return the variables that change cuBLAS's products of this type, as text; empty if none does."""
     relevant = VENDOR_VARIABLES.get(dtype, {})
     found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
     if any("EMULATE" in name for name in found):

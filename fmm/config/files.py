@@ -1,7 +1,8 @@
-"""Find and read the config files in force; their changes are noticed within a second.
+"""Find and read the config files in force; changed files are read again within a second.
 
-FMM_CONFIG names the only config. Without FMM_CONFIG the user's, the site's and the shipped config are searched in this
-order. No product fails because of a config: a damaged file or section is skipped, with one line in the log.
+If FMM_CONFIG names a config, no other config is read. Otherwise the user's, the site's and the shipped config are
+searched in this order. No product fails because of a config: a damaged file or section is skipped, with one line in the
+log.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def default_path() -> Path:
-    """Return the file that the tuner writes by default, which is the first that the runtime reads."""
+    """Return the config file that the tuner writes by default; the runtime searches this file first."""
     named = os.environ.get("FMM_CONFIG")
     return config_file(Path(named)) if named else user_folder() / CONFIG_FILE_NAME
 
 
 def search_path(named: str) -> tuple[Path, ...]:
-    """Return the files to search: the named one alone, or the user's, the site's and the shipped one."""
+    """Return the config files to search: the named file alone, or the user's, the site's and the shipped file."""
     if named:
         return (config_file(Path(named)),)
     try:
@@ -46,12 +47,12 @@ def search_path(named: str) -> tuple[Path, ...]:
 
 
 def config_file(path: Path) -> Path:
-    """Return the config in a folder, or the path itself if it is a file; a new path is a file if it ends in .json."""
+    """Return the config file in a folder, or the path itself for a file; a new path ending in .json is a file."""
     return path / CONFIG_FILE_NAME if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
 def user_folder() -> Path:
-    """Return the user's folder for fmm's configs, by the rules of the system (those of platformdirs)."""
+    """Return the user's folder for fmm's configs, by the operating system's rules, as platformdirs has them."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "fmm"
     if sys.platform == "win32":
@@ -77,7 +78,7 @@ def _xdg_folder(variable: str, default: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, dict[str, JsonValue]]:
-    """Return the devices of a config file: key -> type -> section; ConfigError if it cannot be read."""
+    """Return the devices of a config file: device key -> type -> section; ConfigError if the file cannot be read."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -93,7 +94,7 @@ def read_config(path: Path) -> dict[str, dict[str, JsonValue]]:
 
 
 class Configs:
-    """The config files in search order; an instance equals only itself, so that it is a key of cached decisions."""
+    """The config files in search order; an instance equals only itself, and is part of the keys of cached calls."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, JsonValue]]] = {}
@@ -108,15 +109,15 @@ class Configs:
 
     def find_tuning(self, identity: Identity, dtype: str) -> Tuning | None:
         """Return the tuning of a type on a device from the first file that has one; None if no file has."""
-        key = identity.key, identity.name, dtype  # plain strings are looked up faster than the identity
+        key = identity.key, identity.name, dtype  # a tuple of texts is hashed faster than the identity
         if key not in self._tuned:
             self._tuned[key] = self._find_section(identity, dtype)
         return self._tuned[key]
 
     def _find_section(self, identity: Identity, dtype: str) -> Tuning | None:
-        """Return the section of the first file, with the model of a later file if its own model is not trusted.
+        """Return the first file's section; if its model is not trusted, with the model of a later file.
 
-        An interrupted tuning must not be worse than no tuning.
+        A section of an interrupted tuning, without a model, must not hide a complete model.
         """
         first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):
@@ -133,7 +134,7 @@ class Configs:
         return first
 
     def _valid_sections(self, identity: Identity, dtype: str) -> Iterator[Tuning]:
-        """Yield the section of each file that has a valid section of this device and type."""
+        """Yield the valid sections of this device and type, in the order of the files."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
             if raw is None:
@@ -153,7 +154,7 @@ OTHER_CARD_NOTE = "on another card of this name"
 
 
 def note_other_card(found: Tuning) -> Tuning:
-    """Return a shipped tuning; its source says that another card of this name was measured."""
+    """Return a shipped tuning whose source says that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
         return found
@@ -162,7 +163,7 @@ def note_other_card(found: Tuning) -> Tuning:
 
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
-    """Return the shipped calibration for cards of this name; None if there is none."""
+    """Return the shipped calibration for cards of this name; None if none is shipped or trusted."""
     found = Configs((SHIPPED_CONFIG,), False).find_tuning(identity, dtype)
     return None if found is None else found.trusted_calibration
 
@@ -173,12 +174,12 @@ _expected_files: set[Path] = set()
 
 
 def expect_missing_config(path: Path) -> None:
-    """Suppress warnings about a missing or damaged file that this process is going to write."""
+    """Suppress warnings about a missing or damaged config file that this process will write."""
     _expected_files.add(path)
 
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
-    """Return the environment variables and configs on which decisions depend, beside the problem and the device."""
+    """Return the environment variables and configs in force, on which decisions depend."""
     return _settings_at(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
 
 
@@ -188,12 +189,12 @@ def _settings_at(variables: tuple[object, ...], second: int) -> tuple[tuple[obje
 
 
 def active_configs() -> Configs:
-    """Return the configs in force; changed files are noticed within a second."""
+    """Return the configs in force; changed files are read again within a second."""
     return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
 def clear_config_cache() -> None:
-    """Read the files again at the next call."""
+    """Clear the caches, so that the next call reads the config files again."""
     _settings_at.cache_clear()
     _configs_at.cache_clear()
     _read_configs.cache_clear()
@@ -211,7 +212,7 @@ def _read_configs(paths: tuple[Path, ...], stamps: tuple[object, ...], required:
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's time, size and inode number, which change when it is written; None without a file."""
+    """Return a file's time, size and inode number, which change with each write; None without a file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

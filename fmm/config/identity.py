@@ -1,4 +1,4 @@
-"""Identify a device: the key of its tuning in a config, and the versions on which the tuning depends."""
+"""The identity of a device: the key of its tunings in a config, and the versions on which tunings depend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 
 @dataclass(frozen=True)
 class Identity:
-    """A device in a config: devices with one key share a tuning; other `versions` make its entries unverified."""
+    """A device in a config: devices with the same key share a tuning; its entries hold for the same `versions`."""
 
     key: str
     name: str
@@ -36,13 +36,13 @@ def cpu_identity(threads: int) -> Identity:
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# The name of the version that tells how a CPU computes the sums of plans, and its value for NumPy's sums. A tuning with
+# The key in `versions` for how a CPU computes the sums of plans, and its value for compiled sums. A tuning with
 # compiled sums does not hold for NumPy's sums, which take longer.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
 def cpu_device_key(threads: int) -> str:
-    """Return the key of this processor with this number of threads; folders under results/ have the same name."""
+    """Return the key of this processor with this number of threads; the key also names a folder under results/."""
     return "-".join(["cpu", *_key_words(processor_name()), f"{threads}t"])
 
 
@@ -52,7 +52,7 @@ def _key_words(name: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def processor_name() -> str:
-    """Return the processor's name from the system."""
+    """Return the processor's name as the operating system reports it."""
     return cpuinfo_field("model name") or platform.processor() or platform.machine()
 
 
@@ -66,9 +66,9 @@ def _blas_version() -> str:
 
 
 def gpu_device_key(name: str, capability: str, sms: int) -> str:
-    """Return the key of a GPU, for example cuda-9.0-132sm-nvidia-h200; cards with one key share a tuning.
+    """Return the key of a GPU, for example cuda-9.0-132sm-nvidia-h200; cards with the same key share a tuning.
 
-    The name is part of the key: an H100 has as many multiprocessors as an H200, and other memory.
+    The name is part of the key: an H100 has as many multiprocessors as an H200, but slower memory.
     """
     return "-".join([f"cuda-{capability}-{sms}sm", *_key_words(name)])
 
@@ -80,7 +80,7 @@ def parse_gpu_device_key(key: str) -> tuple[str, int] | None:
 
 
 def recorded_device_name(section: JsonValue) -> str:
-    """Return the device's name in a section of a config; empty if the section has none."""
+    """Return the device's name that a section of a config records; empty if the section has no name."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
-"""Read and write the JSON of a config: the document as a whole, and checks for the values in it.
+"""Read and write the JSON of a config: the whole document, and checks of its values.
 
-A check is called with a value from `json` and the value's place in the document. It returns the checked value, or
-raises ConfigError with the place and the reason.
+A check is a function of a value from `json` and the value's path in the document, such as "devices.x.float64.noise".
+The check returns the value, or raises ConfigError with the path and the reason.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-JsonValue = Any  # a value as json reads it
+JsonValue = Any  # a value as the module json reads it, unchecked
 JsonCheck = Callable[[JsonValue, str], Any]
 
-SCHEMA_VERSION = 1  # the version that is read and written
+SCHEMA_VERSION = 1  # version of the config format that this fmm reads and writes
 
 
 class ConfigError(ValueError):
-    """A config, or a part of a config, that cannot be used; the message says where and why."""
+    """Raised for a config, or a part of a config, that cannot be used; the message has the path and the reason."""
 
 
 # ---- the document
 
 
 def read_document(content: str) -> dict[str, dict[str, JsonValue]]:
-    """Return the devices of a config's text, unchecked: key -> type -> section."""
+    """Return the devices in a config's text: device key -> type -> section; the sections are not checked."""
     try:
         raw = json.loads(content, parse_constant=_reject_constant)
     except RecursionError:
@@ -48,12 +48,12 @@ def _reject_constant(name: str) -> None:
 
 
 def config_text(devices: Mapping[str, Mapping[str, JsonValue]]) -> str:
-    """Return the text of a config, with one entry a line."""
+    """Return the JSON text of a config, with one line for each entry."""
     return _json_lines({"schema": SCHEMA_VERSION, "devices": devices}, 0) + "\n"
 
 
 def _json_lines(value: JsonValue, depth: int) -> str:
-    """Return JSON with objects of plain values on one line each; ValueError for NaN, which JSON does not have."""
+    """Return JSON text; an object without inner objects is one line. ValueError for NaN, which JSON does not have."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > 2 and not any(isinstance(x, dict) for x in inner):
         return json.dumps(value, allow_nan=False)
@@ -83,7 +83,7 @@ def read_fields(
 
 
 def wrong_value_error(where: str, what: str, value: JsonValue) -> ConfigError:
-    """Return the error for a value that should be `what`."""
+    """Return the ConfigError for a value that is not `what`."""
     return ConfigError(f"{where} must be {what}, not {short_text(value)}")
 
 
@@ -166,7 +166,7 @@ def check_bool(value: JsonValue, where: str) -> bool:
 
 
 def accept_any(value: JsonValue, where: str) -> JsonValue:
-    """Return any value, for fields that the runtime does not read, or that another reader checks."""
+    """Return any value: the check of fields that the runtime does not read, or that other functions check."""
     return value
 
 

@@ -1,23 +1,23 @@
-"""The schema of a config: its dataclasses, and how a section is read, checked and written.
+"""The schema of a config: its dataclasses, and functions that read, check and write a section.
 
     {"schema": 1,
      "devices": {
-      "cpu-intel-r-xeon-r-processor-2t": {             a key: all that changes the answers (identity.py)
+      "cpu-intel-r-xeon-r-processor-2t": {             the device key (identity.py)
        "float64": {                                    one section for each element type
-        "versions": {"numpy": "2.4.6", ...},           of libraries and driver at the time of the tuning
-        "conditions": {...}, "tuned": {...},           for people: name, clocks, memory; when and how
+        "versions": {"numpy": "2.4.6", ...},           versions of libraries and driver during the tuning
+        "conditions": {...}, "tuned": {...},           not read: device, clocks, memory; time and options
         "calibration": {"stream": ..., "rate": {...}}, the fields of fmm.perfmodel.calibration; or null
-        "intervals": {...}, "error": {...},            their 95 % intervals; the model's error on held-out shapes
-        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (Thresholds)
-        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
+        "intervals": {...}, "error": {...},            95 % intervals of the calibration; model errors on other shapes
+        "thresholds": {"alpha": ..., "tau1": ...},     with the papers' names and 95 % intervals (Thresholds)
+        "blocks": {"fitted": {...}, "error": ...},     the fitted constants of the block model; null: the built-in ones
         "noise": 0.01,                                 the noise floor as a share; null if it was not measured
-        "doubts": ["..."],                             reasons to reject the model; empty if it is used
+        "doubts": ["..."],                             reasons to reject the model; empty if trusted
         "failed": ["..."],                             rates of leaves that failed in every trial
         "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
        }}}}
 
-`ENTRY_CHECKS`, `SECTION_CHECKS` and `THRESHOLD_CHECKS` below have a check for every field. Only the section in use is
-checked, so that a damaged section of another device or type does no harm.
+`ENTRY_CHECKS`, `SECTION_CHECKS` and `THRESHOLD_CHECKS` below have a check for every field. Only the section of the
+requested device and type is checked, so a damaged section of another device or type is ignored.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ __all__ = [
 DEFAULT_OPERATION: Operation = "product"  # the operation of most entries
 # origins of entries: measured by the tuner, or by the runtime on the user's own products
 ENTRY_ORIGINS = "certified", "online"
-ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
+ANY_LAYOUT = "any"  # the layout of entries for both row-major and column-major matrices
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
-# the ends of a 95 % interval of a threshold; None for a side beyond 65536, or for no side
+# ends of a threshold's 95 % interval; None if there is no such side up to 65536
 ThresholdInterval = tuple[float | None, float | None]
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
@@ -91,7 +91,7 @@ NAMES_IN_SECONDS = ("alpha", "pi")
 
 @dataclass(frozen=True)
 class Entry:
-    """The plan for exactly one shape, and the measurements that support it; seconds are medians."""
+    """The plan for exactly one shape, with its measurements; seconds are medians."""
 
     size: Size
     plan: str
@@ -105,7 +105,7 @@ class Entry:
     layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
-    lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
+    lean: bool = False  # True for the best plan without workspace, a second entry of its shape
     op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
 
     @property
@@ -115,12 +115,12 @@ class Entry:
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The entry as it is written to a section."""
+        """The fields of the entry that are written to a section."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("op", DEFAULT_OPERATION)}
 
     @property
     def evidence_text(self) -> str:
-        """The evidence in words."""
+        """The measurements that support the plan, as text."""
         if self.plan == "vendor":
             return f"no plan beat the vendor in {self.rounds} rounds"
         return f"{self.speedup:.3f} times the vendor [{self.low:.3f}, {self.high:.3f}] in {self.rounds} paired rounds"
@@ -128,7 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """A threshold with its range; None for a side beyond 65536, or for no side."""
+    """A threshold side with its range; None if there is no such side up to 65536."""
 
     value: float | None
     low: float | None
@@ -143,41 +143,42 @@ class ThresholdRange:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of a tuning under the papers' names; None for a threshold that was not measured.
+    """The thresholds of a tuning, with the papers' names; None for a threshold that was not measured.
 
-    tau1 to tau3 are crossovers of the tuned model, each for three gains: from `low` on the model predicts no loss, from
-    `value` on a gain of 2 %, the least that is certified, and from `high` on a gain of its margin, with which
-    fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
+    tau1 to tau3 are crossover sides of the tuned model, each for three gains. From `low` on the model predicts no loss.
+    From `value` on it predicts a gain of 2 %, the smallest certified gain. From `high` on it predicts a gain of the
+    margin, with which fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
-    alpha: float  # seconds to add one element of a block to another: two reads and one write
-    pi: float  # seconds of one flop of the vendor's product; both for large blocks (D'Alberto and Nicolau)
-    # The recursion point, the side of a cube from which one level pays: by their Equation 3 from alpha and pi, and
-    # measured.
+    alpha: float  # seconds to add an element of one matrix to another: two reads and one write
+    pi: float  # seconds per flop of the vendor's product; alpha and pi are for large matrices (D'Alberto and Nicolau)
+    # The recursion point: the smallest side of a square product for which one level is faster, from D'Alberto and
+    # Nicolau's Equation 3 with alpha and pi (n1), and measured (n1_measured).
     n1: float | None
     n1_measured: float | None
-    # The least addition to alpha / pi, in flops, with which Equation 2 agrees with the most measured shapes; None if
-    # the measurements do not determine it.
+    # The smallest addition to alpha / pi, in flops, with which D'Alberto and Nicolau's Equation 2 agrees with the most
+    # measured shapes; None if the measurements do not determine epsilon.
     epsilon: float | None
-    tau1: ThresholdRange  # the side of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
-    tau2: ThresholdRange  # the side up to which the model takes at most one level
-    tau3: ThresholdRange  # the side up to which the model takes at most two levels
-    # The strategy of the tiled kernel by the side of the product (Huang, Yu and van de Geijn); empty without the
-    # kernel.
+    tau1: ThresholdRange  # largest side of squares for which the tuned model chooses no level (Li, Ranka and Sahni)
+    tau2: ThresholdRange  # largest side for which the model chooses at most one level
+    tau3: ThresholdRange  # largest side for which the model chooses at most two levels
+    # The block strategy of the tiled kernel, by the side of the product (Huang, Yu and van de Geijn); empty without
+    # this kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
-    one_level: Mapping[str, float] = field(default_factory=dict)  # best measured speedup by one level, by side
+    # best measured speedup of a plan with one level, by side
+    one_level: Mapping[str, float] = field(default_factory=dict)
     # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
     # (fmm.tuner.fit.sampled).
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
     # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
-    # The measured crossovers that bound the levels of every choice, by the plan without levels (`vendor`): up to the
-    # effective side tau1 no level is a candidate, up to tau2 one level, up to tau3 two. None: no bound.
+    # The measured crossovers that limit the levels of candidates, by the plan without levels (`vendor`). Up to the
+    # effective side tau1 no level is a candidate, up to tau2 one level, up to tau3 two levels. None: no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
-        """The sides from which one, two and three levels are taken."""
+        """The smallest sides for which the model chooses one, two and three levels."""
         return self.tau1.value, self.tau2.value, self.tau3.value
 
     @property
@@ -187,40 +188,40 @@ class Thresholds:
 
     @property
     def json_fields(self) -> dict[str, JsonValue]:
-        """The thresholds as they are written to a section."""
+        """The fields of the thresholds that are written to a section."""
         found = {**asdict(self), "recursion_points": list(self.recursion_points)}
         return {name: value for name, value in found.items() if value or name not in OPTIONAL_THRESHOLDS}
 
     def threshold_value(self, name: str) -> float | None:
-        """Return a threshold that is a number, or the number in the middle of a spread."""
+        """Return a threshold as a number: of a ThresholdRange its `value`."""
         found = getattr(self, name)
         return found.value if isinstance(found, ThresholdRange) else found
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """The tuning of one element type on one device; an instance equals only itself, as its config does."""
+    """The tuning of one element type on one device; an instance equals only itself, like Configs."""
 
     identity: Identity
     dtype: str
     calibration: Calibration | None
     entries: Mapping[EntryKey, Entry]
-    changed: tuple[str, ...] = ()  # versions that changed since the tuning, so that entries are not trusted
+    changed: tuple[str, ...] = ()  # versions that changed since the tuning, for which entries are not used
     thresholds: Thresholds | None = None
     fitted: BlockModelConstants | None = None  # the block model's fitted terms; None for the built-in terms
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
-    failed: tuple[str, ...] = ()  # names of rates of leaves that failed in every trial, and must not be chosen
+    failed: tuple[str, ...] = ()  # names of rates of leaves that failed in every trial, and that no plan may use
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
     def trusted_calibration(self) -> Calibration | None:
-        """The calibration, if it may choose plans."""
+        """The calibration if the model is trusted, else None."""
         return None if self.diagnostics else self.calibration
 
     def find_entry(
         self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = DEFAULT_OPERATION
     ) -> tuple[Entry, Plan] | None:
-        """Return the entry of exactly this shape and its plan; None without an entry, or if it is not trusted."""
+        """Return the entry for exactly this shape and its plan; None without an entry, or for an unverified entry."""
         found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY_LAYOUT, lean))
         if found is None or not found.verified or self.changed:
             return None
@@ -244,14 +245,14 @@ def check_size(value: JsonValue, where: str) -> Size:
 
 
 def check_plan(value: JsonValue, where: str) -> str:
-    """Return a text that ends as plans do; its schemes are proved only if the plan is used, since that takes long."""
+    """Return the text of a plan if it ends in the name of a leaf; the whole plan is parsed at its first use."""
     if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
 check_positive = number_check(1e-30, 1e30)
-MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as its twin
+MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as the same product a moment later
 ENTRY_CHECKS: Mapping[str, JsonCheck] = {
     "size": check_size,
     "plan": check_plan,
@@ -282,8 +283,8 @@ SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "failed": check_text_list,
     "entries": accept_any,  # entries are read one by one
 }
-OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # absent from a section without a model
-# Bounds of a calibration's numbers: by name for divisors and shares, by type for the others.
+OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # fields that sections may lack
+# Checks of a calibration's numbers: by name for divisors and shares, by type for all other numbers.
 _CHECKS_BY_NAME: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
     **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
@@ -297,7 +298,7 @@ _CHECKS_BY_TYPE: Mapping[str, JsonCheck] = {
 
 
 def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, JsonCheck], frozenset[str]]:
-    """Return the checks of a dataclass's numbers, and the names of the optional ones, which have a default."""
+    """Return the checks of a dataclass's numbers, and the names of the numbers with a default, which are optional."""
     numbers = [f for f in fields(kind) if str(f.type) in _CHECKS_BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
     return {f.name: _CHECKS_BY_NAME.get(f.name, _CHECKS_BY_TYPE[str(f.type)]) for f in numbers}, optional
@@ -352,7 +353,7 @@ THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
         "an object of objects of tau1, tau2 and tau3", partial(_parse_by_name, parse=_parse_taus)
     ),
 }
-OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # absent from older configs
+OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # fields that older configs lack
 
 
 # ---- reading a section
@@ -392,7 +393,7 @@ def read_section(raw: JsonValue, where: str, identity: Identity, dtype: str) -> 
 
 
 def _vendor_arithmetic(dtype: str, conditions: JsonValue) -> str:
-    """Return the variables under which a section's products of cuBLAS were measured."""
+    """Return the environment variables that changed cuBLAS's arithmetic during the tuning, as text."""
     variables = conditions.get("vendor_variables") if isinstance(conditions, dict) else None
     if not isinstance(variables, dict):
         return ""
@@ -410,10 +411,10 @@ def read_entry(raw: JsonValue, where: str) -> Entry:
 
 
 def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: str) -> Calibration:
-    """Return the calibration of one type on the device `name`; `source` is its origin in words.
+    """Return the calibration of one type on the device `name`; `source` says how it was measured.
 
-    `leaf_rates` has the rates of leaves with a rate of their own. Rates of leaves that `leaf_rates` lacks follow from
-    the datasheet of the device that `datasheet` names, if any.
+    The field `leaf_rates` has measured rates of leaves. Other leaves have rates from the datasheet that the field
+    `datasheet` names, if any.
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(ProductRate)
@@ -434,7 +435,7 @@ def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: 
 
 
 def read_thresholds(raw: JsonValue) -> Thresholds | None:
-    """Return the thresholds of a section; None if they are missing, incomplete or damaged."""
+    """Return the thresholds of a section; None for missing, incomplete or damaged thresholds."""
     if not _has_thresholds(raw) or any(threshold_errors(raw, "")):
         return None
     return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items() if name in raw})
@@ -446,7 +447,7 @@ def _has_thresholds(raw: JsonValue) -> bool:
 
 
 def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
-    """Yield one error for each damaged field; an incomplete object counts as absent and has no errors."""
+    """Yield a ConfigError for each damaged field of thresholds; an incomplete object has no errors."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(where, "an object", raw)
     for name, check in THRESHOLD_CHECKS.items() if _has_thresholds(raw) else ():
@@ -458,7 +459,7 @@ def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
 
 
 def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
-    """Return the block model's fitted parameters; None if missing or damaged, so that the built-in ones are used."""
+    """Return the block model's fitted constants; None for missing or damaged constants."""
     check = number_check(1e-12, 1e6)
     try:
         return (
@@ -471,7 +472,7 @@ def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
 
 
 def _source_text(tuned: JsonValue, errors: JsonValue) -> str:
-    """Return the origin of a calibration in words: `calibrated on this device 2026-11-22, model error 1.2%`."""
+    """Return the source of a calibration as text: `calibrated on this device 2026-11-22, model error 1.2%`."""
     when, speedup = _field_or_none(tuned, "at"), _field_or_none(errors, "speedup")
     median, count = _field_or_none(speedup, "median"), _field_or_none(speedup, "count")
     date = f" {when[:10]}" if isinstance(when, str) and when.isprintable() else ""
@@ -488,9 +489,9 @@ def _field_or_none(raw: JsonValue, name: str) -> JsonValue:
 
 
 def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, JsonValue]:
-    """Return a calibration as it is written to a section and as read_calibration reads it.
+    """Return a calibration as the JSON object that read_calibration reads.
 
-    If `sheet` names a datasheet, the rates that follow from it are left out.
+    If `sheet` names a datasheet, the rates that follow from the datasheet are left out.
     """
     own = {name: getattr(found, name) for name in _number_checks(Calibration)[0]}
     rates = {

@@ -1,4 +1,4 @@
-"""Write configs: one writer at a time replaces a file as a whole or not at all, and preserves the entries."""
+"""Write configs: one writer at a time replaces the whole file or nothing, and keeps the entries of other shapes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr"
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
-    """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
-    path = path.resolve()  # the target of a link is written, and the link stays
+    """Write a section; entries are merged with the old section's entries, other fields replace the old fields."""
+    path = path.resolve()  # the file that a link points to is written, and the link stays
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _read_devices(path)
@@ -41,7 +41,7 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
 
 
 def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the new section with the old entries of other shapes, which are unverified if a version changed."""
+    """Return the new section with the old entries of other shapes; old entries are unverified if a version changed."""
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
         others = [read_entry(raw, "entries") for raw in old["entries"]]
@@ -56,7 +56,7 @@ def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonVa
 
 
 def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
-    """Return the devices of the file; rename a damaged file, refuse the file of a later fmm."""
+    """Return the devices in the file; rename a damaged file; raise ConfigError for the file of a later fmm."""
     if not path.exists():
         return {}
     try:
@@ -71,10 +71,10 @@ def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file's whole content: whatever fails, a regular file has its old content or the new one.
+    """Write a file's whole content; after any failure a regular file has either its old or its new content.
 
-    A link's target is written. What exists and is no regular file, such as /dev/stderr or a pipe, is written to and
-    never replaced.
+    The file that a link points to is written. A device or a pipe, such as /dev/stderr, is written to and never
+    replaced.
     """
     data = content.encode() if isinstance(content, str) else content
     if _is_special(path):
@@ -102,7 +102,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return True for a device, a pipe or a socket, and for a name of an open stream, even one that is a plain file."""
+    """Return True for a device, a pipe, a socket or the name of an open stream, even of a regular file."""
     with suppress(OSError):
         mode = path.stat().st_mode
         is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
@@ -111,13 +111,13 @@ def _is_special(path: Path) -> bool:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the partial files of a killed writer; the caller has the lock, so that no other writer is at work."""
+    """Remove the partial files of a killed writer; the caller holds the lock, so no other writer runs."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the folder to disk, where the system can, so that the new name survives a power cut."""
+    """Write the folder to disk, if the system supports this, so that the new file name survives a power cut."""
     with suppress(OSError, AttributeError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -128,7 +128,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the lock that admits one writer at a time; the system releases it if the process ends."""
+    """Hold the lock that admits one writer at a time; the system releases the lock if the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "a+b") as file:
         if sys.platform == "win32":

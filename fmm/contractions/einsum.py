@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import is_on_device
-from fmm.contractions.array_module import array_module, as_array, is_jax_array, permute_dimensions, write_to
+from fmm.contractions.array_module import array_module, as_array, permute_dimensions, write_to
 from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
@@ -72,10 +72,10 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     subscripts, arrays = parse_operands(operands)
     path_key = optimize if isinstance(optimize, str | bool) else tuple(tuple(step) for step in optimize)
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
-    if plan.largest_multiply_adds < (SMALL_MULTIPLY_ADDS if is_on_device(arrays[0]) else SMALL_HOST_MULTIPLY_ADDS):
-        return write_to(out, einsum_along_path(subscripts, arrays, plan.path))
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
-    return write_to(out, ordered_result(contract_terms(terms, plan), plan.output))
+    work = plan.largest_multiply_adds
+    is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
+    return write_to(out, ordered_result(contract_terms(terms, plan, is_small), plan.output))
 
 
 class ContractionPlan(NamedTuple):
@@ -85,6 +85,7 @@ class ContractionPlan(NamedTuple):
     output: Labels
     path: tuple[tuple[int, ...], ...]  # each step replaces the terms at these positions by one term at the end
     kept: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
+    results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
     largest_multiply_adds: int  # multiply-adds of the largest step
 
 
@@ -109,35 +110,27 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
     for labels, shape in zip(terms, shapes, strict=True):
         for label, n in zip(labels, shape, strict=True):
             sizes[label] = max(n, sizes.get(label, 1))
-    left, kept, work = list(terms), list[frozenset[str]](), [0]
+    left, kept, results, work = list(terms), list[frozenset[str]](), list[Labels](), [0]
     for step in path:
         chosen = [left.pop(i) for i in sorted(step, reverse=True)]
         kept.append(frozenset(output).union(*left))
-        left.append(tuple({label for term in chosen for label in term if label in kept[-1]}))
+        labels = tuple(dict.fromkeys(label for term in chosen for label in term if label in kept[-1]))
+        results.append(labels if left else tuple(output))
+        left.append(labels)
         work.append(prod(sizes[label] for label in set().union(*chosen)))
-    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), max(work))
+    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), tuple(results), max(work))
 
 
-def einsum_along_path(subscripts: str, arrays: Sequence[Any], path: Sequence[Sequence[int]]) -> Any:
-    """Return a contraction by the library's own einsum, which follows this path (torch finds one itself)."""
-    module = array_module(arrays[0])
-    if module.__name__ == "torch" or len(arrays) < 3:
-        return module.einsum(subscripts, *arrays)
-    order = list(path) if is_jax_array(arrays[0]) else ["einsum_path", *path]
-    return module.einsum(subscripts, *arrays, optimize=order)
-
-
-def contract_terms(terms: list[LabeledArray], plan: ContractionPlan) -> LabeledArray:
-    """Return the contraction of all terms."""
-    for step, kept in zip(plan.path, plan.kept, strict=True):
+def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
+    """Return the contraction of all terms, each pair as products of fmm or by the library's own einsum."""
+    for step, kept, labels in zip(plan.path, plan.kept, plan.results, strict=True):
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
-        if len(chosen) == 2:
+        if by_library or len(chosen) > 2:
+            terms.append(library_einsum(chosen, labels))
+        elif len(chosen) == 2:
             terms.append(contract_pair(chosen[0], chosen[1], kept))
-        elif len(chosen) == 1:
-            terms.append(reduce_operand(chosen[0], kept, {}.fromkeys(chosen[0].labels, 1)))
         else:
-            labels = dict.fromkeys(label for term in chosen for label in term.labels if label in kept)
-            terms.append(library_einsum(chosen, tuple(labels)))
+            terms.append(reduce_operand(chosen[0], kept, dict.fromkeys(chosen[0].labels, 1)))
     (result,) = terms
     return result
 

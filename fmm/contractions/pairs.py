@@ -99,10 +99,16 @@ class PairPlan(NamedTuple):
 
 def library_einsum(operands: Sequence[LabeledArray], result: Labels) -> LabeledArray:
     """Return the contraction by the library's own einsum, as one loop nest without matrix products."""
-    letters = {label: LETTERS[i] for i, label in enumerate(dict.fromkeys(x for op in operands for x in op.labels))}
-    inputs = ",".join("".join(letters[x] for x in op.labels) for op in operands)
-    text = f"{inputs}->{''.join(letters[x] for x in result)}"
-    return LabeledArray(array_module(operands[0].array).einsum(text, *(op.array for op in operands)), result)
+    text = einsum_text(tuple(operand.labels for operand in operands), result)
+    return LabeledArray(array_module(operands[0].array).einsum(text, *(x.array for x in operands)), result)
+
+
+@lru_cache(maxsize=4096)
+def einsum_text(inputs: tuple[Labels, ...], result: Labels) -> str:
+    """Return the subscripts of an einsum, with a letter for each label."""
+    letters = {label: LETTERS[i] for i, label in enumerate(dict.fromkeys(x for labels in inputs for x in labels))}
+    *texts, output = ("".join(letters[x] for x in labels) for labels in (*inputs, result))
+    return f"{','.join(texts)}->{output}"
 
 
 def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[str, int]) -> LabeledArray:

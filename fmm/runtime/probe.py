@@ -147,12 +147,14 @@ def _sum_rate(threads: int) -> float:
     )
     left, right, dest = (np.ones(shape) for shape in (CONCURRENT_SHAPE, CONCURRENT_SHAPE[1:] * 2, CONCURRENT_SHAPE))
 
-    def steps(backend: NumpyBackend) -> None:
+    def run_product_and_sums(backend: NumpyBackend) -> None:
         backend.multiply("vendor", left, right, dest)
         backend.compute_sums(split, reads, writes)
 
-    measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
-    seconds = median(measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
+    measure_step_times(threads, MIN_CONCURRENT_FLOPS, run_product_and_sums)  # the first run touches fresh pages
+    seconds = median(
+        measure_step_times(threads, MIN_CONCURRENT_FLOPS, run_product_and_sums).sums for _ in range(SUM_TIMINGS)
+    )
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 

@@ -19,7 +19,7 @@ EXIT_BROKEN_PIPE = 128 + 13  # a shell reports this code for a process that SIGP
 def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
     """Run fmm-tune with these arguments, and return the exit code.
 
-    The caller removed the environment variables in `ignored` before it imported NumPy.
+    `ignored` has the environment variables that the caller removed before importing NumPy.
     """
     for stream in ("stdout", "stderr"):  # sys.stdout is None after `fmm-tune show >&-`
         if getattr(sys, stream) is None:

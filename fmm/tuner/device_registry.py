@@ -1,4 +1,4 @@
-"""Find devices by name: tunable devices of this machine, and devices for which `fmm-tune predict` decides.
+"""Find devices by name: tunable devices of this machine, and devices of configs and datasheets.
 
 The name of a local GPU is its number (0 or cuda:0). The name of a device in a config is its key
 (cuda-9.0-132sm-nvidia-h200). The name of any other GPU is the name of its datasheet. CuPy is imported only for a local
@@ -110,7 +110,7 @@ def is_local_gpu(name: str) -> bool:
 def find_datasheet(name: str) -> datasheets.Datasheet | None:
     """Return the datasheet of a local GPU, or of a GPU by its datasheet's name; None without a datasheet."""
     if is_local_gpu(name):
-        guess = _local_gpu(name).guess
+        guess = _find_local_gpu(name).guess
         return datasheets.datasheet_of(guess.name) if guess else None
     with suppress(ValueError):
         return datasheets.datasheet_of(name)
@@ -122,7 +122,7 @@ def find_device_identity(name: str) -> Identity:
     if is_local_cpu(name):
         return identity.cpu_identity(blas_threads())
     if is_local_gpu(name):
-        return _local_gpu(name).identity
+        return _find_local_gpu(name).identity
     sections = _sections_by_device()
     key = name if name in sections else _find_tuned_key(name, sections)
     return Identity(key, device_name(key, sections[key]) if key in sections else key)
@@ -178,7 +178,7 @@ def cpu_rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:
-    """Return the calibration of a device's tuning as decisions use it; None for a missing or rejected tuning."""
+    """Return the complete calibration of a device's tuning; None for a missing or rejected tuning."""
     tuned, known = tuning_from_config(name, dtype), find_device_identity(name)
     real = tuning_from_config(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
     return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None
@@ -210,7 +210,7 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         raise ValueError(f"unknown device {name!r}; valid: {', '.join(valid_device_names())}") from None
 
 
-def _local_gpu(name: str) -> devices.Device:
+def _find_local_gpu(name: str) -> devices.Device:
     index = devices.parse_cuda_index(int(name) if name.isdecimal() else name)
     try:
         return devices.cuda_device(index)

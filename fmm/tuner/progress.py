@@ -23,7 +23,7 @@ class TuningProgress(Protocol):
     def set_remaining_seconds(self, seconds: float) -> None:
         """Set the planned seconds of all element types that follow the next element type."""
 
-    def begin_type(self, label: str, seconds: float) -> None:
+    def begin_element_type(self, label: str, seconds: float) -> None:
         """Begin the tuning of an element type with these planned seconds."""
 
     def show_sample(self, stage: str, elapsed: float) -> None:
@@ -32,7 +32,7 @@ class TuningProgress(Protocol):
     def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
         """Show the speedup so far of the current element type; `conclude` computes its config section."""
 
-    def end_type(self, dtype: str, section: OptionalSection) -> None:
+    def end_element_type(self, dtype: str, section: OptionalSection) -> None:
         """End the tuning of an element type with this config section."""
 
 
@@ -41,13 +41,13 @@ class SilentProgress:
 
     def set_remaining_seconds(self, seconds: float) -> None: ...
 
-    def begin_type(self, label: str, seconds: float) -> None: ...
+    def begin_element_type(self, label: str, seconds: float) -> None: ...
 
     def show_sample(self, stage: str, elapsed: float) -> None: ...
 
     def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None: ...
 
-    def end_type(self, dtype: str, section: OptionalSection) -> None: ...
+    def end_element_type(self, dtype: str, section: OptionalSection) -> None: ...
 
 
 class ProgressBar:
@@ -65,7 +65,7 @@ class ProgressBar:
     def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
 
-    def begin_type(self, label: str, seconds: float) -> None:
+    def begin_element_type(self, label: str, seconds: float) -> None:
         self._before += self._planned
         self._label, self._planned = label, seconds
         if self._to_come is not None:
@@ -86,7 +86,7 @@ class ProgressBar:
         self._so_far = {dtype: f"{dtype} {gain}"} if gain else {}
         self.show_sample(*self._last)
 
-    def end_type(self, dtype: str, section: OptionalSection) -> None:
+    def end_element_type(self, dtype: str, section: OptionalSection) -> None:
         self._so_far = {}
         if gain := best_speedup_text(section, dtype):
             self._gain_lines.pop(dtype, None)

@@ -1,8 +1,8 @@
 """Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
 `run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` runs one job: it measures with fmm.tuner.tune_type,
-writes the section if it is better than the present one, and prints a summary.
+`tune_job` measures with fmm.tuner.tune_type, writes
+a section that is better than the present section, and prints a summary.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from fmm.tuner.trials.record import (
     TuningHeader,
     first_look_trials,
 )
-from fmm.tuner.tune_type import TypeOutcome, tune_type
+from fmm.tuner.tune_type import TuningOutcome, tune_type
 
-# packages of the extra `tune`; `run_tune` looks for them before it measures for minutes
+# packages of the extra `tune`, checked before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
 SAMPLING_SHARE = 0.75  # share of a tuning's time for samples; the rest is for warm-up, checks and fits
 PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
-COMPILE_SECONDS = 20.0  # seconds in which several CPU cores compile the kernels of all first looks
+FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds in which several CPU cores compile the kernels of all first looks
 KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
 
 
@@ -234,7 +234,7 @@ class TuningJob:
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
-        """Return True if a first look ended before its model was checked, so that another job must continue it."""
+        """Return True if another job must continue this first look, since its model was not checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
@@ -242,7 +242,7 @@ class TuningJob:
     def compiler_wait_seconds(self) -> float:
         """Seconds that the job may wait for the compiler, in addition to its own time."""
         if self.effort == FIRST_LOOK_EFFORT:
-            return COMPILE_SECONDS if self.again else 0.0
+            return FIRST_LOOK_COMPILE_SECONDS if self.again else 0.0
         return self.planned_effort.most
 
     @property
@@ -319,7 +319,7 @@ class JobResult:
     """The result of a job: exit code, duration, and whether fmm.matmul can use the section."""
 
     code: int  # the exit code with which the command must end; 0 to continue
-    why_not: str  # why fmm.matmul cannot use the result; empty if it can
+    why_not: str  # reason for which fmm.matmul cannot use the result; empty for a usable result
     seconds: float
     stopped: bool = False  # True if the time limit ended the measurements
     earlier_is_used: bool = False  # True if the config keeps an earlier section with more held-out speedups
@@ -350,11 +350,11 @@ def tune_job(
         patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
         first_look=_load_first_look(job, trials, header),
     )
-    progress.begin_type(f"{job.dtype} ({job.effort}):", job.expected_seconds)
+    progress.begin_element_type(f"{job.dtype} ({job.effort}):", job.expected_seconds)
     journal.on_sample = progress.show_sample
     journal.on_finding = lambda: progress.show_speedup_so_far(job.dtype, partial(conclude_section, journal, job.dtype))
     outcome, full = _measure_and_record(journal, job, effort, trials, None if past else header)
-    progress.end_type(job.dtype, outcome.section)
+    progress.end_element_type(job.dtype, outcome.section)
     why_not = _reason_not_written(job, path, outcome)
     if not why_not:
         try:
@@ -391,7 +391,7 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
 
 def _measure_and_record(
     journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
-) -> tuple[TypeOutcome, bool]:
+) -> tuple[TuningOutcome, bool]:
     """Return the outcome of a tuning, and True if writing its trials failed."""
     try:
         if header:
@@ -402,7 +402,7 @@ def _measure_and_record(
         return outcome, False
     except OSError as error:
         stopped = f"{trials.path}: {error.strerror or error}"
-        return TypeOutcome(conclude_section(journal, job.dtype), stopped), True
+        return TuningOutcome(conclude_section(journal, job.dtype), stopped), True
     finally:
         trials.close()
 
@@ -410,7 +410,7 @@ def _measure_and_record(
 # ---- writing the section
 
 
-def _reason_not_written(job: TuningJob, path: Path, outcome: TypeOutcome) -> str:
+def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> str:
     """Return why the config must keep its present section; empty if the new section may be written.
 
     A finished section without diagnostics may be written, unless a first look measured the section. Any other section
@@ -449,7 +449,7 @@ def _section_in_config(job: TuningJob, path: Path) -> Any:
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
 
-def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: TypeOutcome) -> None:
+def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: TuningOutcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
     tuned = {**outcome.section["tuned"], **how}
@@ -459,7 +459,9 @@ def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: Ty
 # ---- the summary
 
 
-def _print_summary(job: TuningJob, path: Path, options: argparse.Namespace, outcome: TypeOutcome, why_not: str) -> None:
+def _print_summary(
+    job: TuningJob, path: Path, options: argparse.Namespace, outcome: TuningOutcome, why_not: str
+) -> None:
     if not options.json and not options.quiet:
         key = job.device.identity.key
         print(f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}")
@@ -479,7 +481,7 @@ def _print_summary(job: TuningJob, path: Path, options: argparse.Namespace, outc
     print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {result}", file=sys.stderr)
 
 
-def _json_result(job: TuningJob, path: Path, outcome: TypeOutcome, why_not: str) -> dict[str, Any]:
+def _json_result(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str) -> dict[str, Any]:
     """Return the dictionary that --json prints for a job."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
     return {**found, "not_written": why_not, "section": outcome.section}

@@ -38,14 +38,14 @@ from fmm.tuner.trials.record import ProductSize
 
 
 @dataclass(frozen=True)
-class TypeOutcome:
+class TuningOutcome:
     """The config section of a tuning, None if too little was measured; `stopped` says why the tuning ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
-def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TypeOutcome:
+def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
@@ -57,10 +57,10 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # a later job continues this tuning; without held-out shapes a fit could not be checked
-            return TypeOutcome(None, stopped)
+            return TuningOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return TypeOutcome(conclude_section(journal, dtype), stopped)
+    return TuningOutcome(conclude_section(journal, dtype), stopped)
 
 
 def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
@@ -93,10 +93,10 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
         if plans := best_plan_without_workspace(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
             certify_best_plans(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
-    tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
+    tune_gram_products(journal, [] if wanted else problems, calibration, effort, noise)
 
 
-def tune_gram(
+def tune_gram_products(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
     """Search and certify plans for A times its adjoint; the plans compute one triangle of the result."""

@@ -156,13 +156,13 @@ def stack_call(offsets: Any, replays: bool = False) -> Any:
 def interrupt_stack(every: int) -> int:
     """Check that each product of a stack is launched as a whole, or none is."""
     whole, steps, count, step = stack_call(OFFSETS), AtStep(FILES[:6]), 0, 1
-    noted(lambda: whole.run(*BASES[0], 0))
+    noted(lambda: whole.run_at_addresses(*BASES[0], 0))
     a, b, c, w = BASES[0]
-    singles = [noted(partial(stack_call(OFFSETS[:1]).run, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
+    singles = [noted(partial(stack_call(OFFSETS[:1]).run_at_addresses, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
     ahead = len(next(iter(whole._players.values()))._leading_launches)
     while True:
         log.clear()
-        hit = steps.interrupted(partial(whole.run, *BASES[0]), step)
+        hit = steps.interrupted(partial(whole.run_at_addresses, *BASES[0]), step)
         launched = set(launched_in_order(list(log), singles, ahead))
         assert launched in (set(), {0, 1, 2}) and (launched or hit), step
         if not hit:
@@ -201,18 +201,18 @@ def interrupt_replay(every: int) -> int:
     """Check that a graph is launched with one call's addresses, or not at all."""
     made, steps, count, step, turn = stack_call(OFFSETS[:1], True), AtStep(FILES), 0, 1, 0
     for _ in range(5):
-        made.run(*MOVED[0], 0)
-    right = [noted(partial(made.run, *bases)) for bases in MOVED]
+        made.run_at_addresses(*MOVED[0], 0)
+    right = [noted(partial(made.run_at_addresses, *bases)) for bases in MOVED]
     assert [x[0][0] for x in right] == ["graph"] * 3 and len({str(x) for x in right}) == 3
     while True:
         turn = (turn + 1) % len(MOVED)
         log.clear()
-        hit = steps.interrupted(partial(made.run, *MOVED[turn]), step)
+        hit = steps.interrupted(partial(made.run_at_addresses, *MOVED[turn]), step)
         assert log == right[turn] or (hit and not log), step
         if not hit:
             return count
         for other in (turn, (turn + 1) % len(MOVED)):
-            assert noted(partial(made.run, *MOVED[other])) == right[other], step
+            assert noted(partial(made.run_at_addresses, *MOVED[other])) == right[other], step
         count, step = count + 1, step + every
 
 

@@ -230,7 +230,7 @@ def patch() -> None:
 class Operands:
     """A library whose arrays are addresses; each call names its own."""
 
-    def allocate(self, call: Any, a: int, b: int, out: int) -> tuple[Any, ...]:
+    def allocate_arrays(self, call: Any, a: int, b: int, out: int) -> tuple[Any, ...]:
         return a, b, out, WORKSPACE, out, None
 
     def mark_written(self, out: int) -> None:

@@ -59,9 +59,9 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the config section of a tuning; None if only products of the scale stage were measured.
 
-    After a first look at a known kind of device there are two models: a fit of all parameters, and the scaled model of
-    this kind of device. The model with the smaller error on held-out shapes is used, since few trials fit many
-    parameters badly.
+    After a first look at a known kind of device, there are two models. One is a fit of all parameters, the other the
+    scaled model of this kind of device. The model with the smaller error on held-out shapes is used, since few trials
+    fit many parameters badly.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None

@@ -61,7 +61,7 @@ class LevelSample:
 
     @property
     def effective_side(self) -> float:
-        """Effective side of the problem, as level_bounds defines it."""
+        """Effective side of the problem (see fmm.perfmodel.level_bounds)."""
         return effective_side(self.problem.size)
 
     @property
@@ -133,9 +133,9 @@ def _crossovers_of_baseline(
     """Return the crossovers of plans with one baseline.
 
     The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Without
-    such a sample the crossover is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. An extrapolated
-    crossover is at least twice the crossover of one level less if the model is too optimistic about these plans, or if
-    they were not timed. The factor 2 follows from Equation 2: one more level gains where the halved sides have reached
+    such a sample the crossover is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. If the model is
+    too optimistic about the plans, or if no plan was timed, an extrapolated crossover is at least twice the crossover
+    of one level less. The factor 2 follows from Equation 2: one more level gains where the halved sides have reached
     the crossover of one level less.
     """
     optimism = optimism_by_levels(samples)

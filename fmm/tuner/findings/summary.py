@@ -43,7 +43,7 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_o
 from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with_unit_prefix
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
-SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row; a larger first side with a gain replaces it
+SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row, unless the first side with a gain is larger
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
 N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alpha / pi in Equation 3

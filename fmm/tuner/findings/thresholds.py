@@ -2,7 +2,7 @@
 
 fmm.config.schema defines each threshold. A 95 % interval contains the threshold of 95 % of the calibrations that are
 sampled from the fit (fmm.tuner.fit.sampled). Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3
-use SLOW_SAMPLE_COUNT samples, and only the plans that the fitted model ranks first for each number of levels. The
+use REDUCED_SAMPLE_COUNT samples, and only the plans that the fitted model ranks first for each number of levels. The
 interval of epsilon also resamples the measured shapes, with replacement.
 """
 
@@ -27,7 +27,7 @@ from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
-from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
+from fmm.tuner.fit.sampled import REDUCED_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import ProductSize
 
 # A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
@@ -111,20 +111,20 @@ def compute_thresholds(
     )
 
 
-def large_problem(dtype: str) -> Problem:
+def large_square_problem(dtype: str) -> Problem:
     """Return a problem so large that alpha and pi hardly depend on the size."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
     """Return alpha and pi: seconds per element of a matrix addition, and seconds per flop of the vendor's product."""
-    large = large_problem(dtype)
+    large = large_square_problem(dtype)
     return alpha_seconds(calibration, large.itemsize), pi_seconds(calibration, large)
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
     """Return n1, the recursion point from Equation 3; None if one level never gains."""
-    ratio = alpha_over_pi(calibration, large_problem(dtype))
+    ratio = alpha_over_pi(calibration, large_square_problem(dtype))
     return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
@@ -178,8 +178,8 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
-    Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
-    then return None, too.
+    Return None without measurements. Also return None if all products gained, or all lost, and 0 agrees best: epsilon
+    is then undetermined.
     """
     if not measured:
         return None
@@ -187,7 +187,7 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
     def alpha_over_pi_at(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
-    large = alpha_over_pi(calibration, large_problem(dtype))
+    large = alpha_over_pi(calibration, large_square_problem(dtype))
     most = [
         recursion_points.max_epsilon(size, alpha_over_pi_at, recursion_points.WINOGRAD_WORK) for size, _ in measured
     ]
@@ -235,10 +235,10 @@ def add_threshold_intervals(
         "pi": central_interval_95(pis),
         "n1": central_interval_95([recursion_point_by_equation_3(sample, dtype) for sample in sampled]),
     }
-    epsilons = _resampled_epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
+    epsilons = _resampled_epsilons(sampled[:REDUCED_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
+    choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:REDUCED_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
         sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.threshold_value(tau), *sides])
@@ -269,9 +269,9 @@ def _resampled_epsilons(
     return found
 
 
-def _crossover_of_sample(levels_chosen: Callable[[int], int], levels: int) -> float | None:
+def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
     """Return the smallest side from which at least `levels` levels are chosen; None without such a side."""
-    return finite_or_none(smallest_side_from_which(lambda side: levels_chosen(side) >= levels))
+    return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
 
 
 def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
@@ -282,12 +282,12 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
 
     @cache
-    def levels_chosen(side: int) -> int:
+    def chosen_levels_at(side: int) -> int:
         first = _fastest_plans_by_levels(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
         candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
         return next((count_levels(candidate.plan) for candidate in candidates if candidate.beats_vendor), 0)
 
-    return levels_chosen
+    return chosen_levels_at
 
 
 @lru_cache(maxsize=1024)

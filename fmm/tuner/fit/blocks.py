@@ -104,7 +104,7 @@ class StrategyComparison:
         return self.modelled_ranking.index(self.fastest_strategy) + 1
 
     @property
-    def regret(self) -> float:
+    def choice_regret(self) -> float:
         """Measured time of the model's first strategy over the shortest measured time, minus 1."""
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 

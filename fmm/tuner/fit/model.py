@@ -2,8 +2,7 @@
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters; the coordinate of a share is the share. The fit minimizes the following sum over all runs
-i.
+logarithms of the parameters; the coordinate of a share is the share. The fit minimizes this sum over all runs i:
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
@@ -35,7 +34,7 @@ from fmm.tuner.fit.parameters import (
     FIT_PARAMETERS_BY_NAME,
     LEAF_RATE_PARAMETERS,
     OWN_KERNEL_START_VALUES,
-    TILE_PARAMETER,
+    TILE_SIDE_PARAMETER,
     FitParameter,
     is_used_on_device,
     with_parameters,
@@ -129,7 +128,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     if start.batches:
         without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # second start: no whole rounds of tiles
         starts = [
-            TILE_PARAMETER.with_value(s, dtype, side)
+            TILE_SIDE_PARAMETER.with_value(s, dtype, side)
             for s in dict.fromkeys((start, without_rounds))
             for side in VENDOR_TILE_SIDES
         ]
@@ -246,9 +245,9 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 # contents and clock rates than inside a plan. Whole plans therefore have more weight. On a CPU that runs several
 # products at a time, sums are timed inside plans and have full weight.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
-# The largest factor by which the weights of plans with several levels are raised on a CPU, at most until their squares
-# sum up to those of the vendor's products. A tuning times few plans with several levels, and decisions depend on their
-# times.
+# The largest factor by which the weights of plans with several levels are raised on a CPU. At most, the sum of the
+# squared weights rises to the sum for the vendor's products. A tuning times few plans with several levels, and
+# decisions depend on their times.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, plans slower than this multiple of the vendor's time have less weight.
 FULL_WEIGHT_TIME_RATIO = 1.5

@@ -18,7 +18,8 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 # A parameter is determined if the half width of its 95 % interval is at most a tolerance. For rates, times and sizes
-# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors it is the factor FACTOR_TOLERANCE. For
+# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors the tolerance is the factor
+# FACTOR_TOLERANCE. For
 # shares the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a QUANTITY_TOLERANCE of
 # 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
@@ -126,7 +127,7 @@ LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 # The fit tries a few tile sides, since the predicted time is a step function of the tile side.
-TILE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
+TILE_SIDE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
 GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_PARAMETER_NAMES = frozenset(
     {"idle", "spin", "apart"}
@@ -246,7 +247,7 @@ def parameter_meaning(name: str) -> str:
 
 def parameter_unit(name: str) -> str:
     """Return the unit of a parameter; empty for dimensionless factors and shares."""
-    found = TILE_PARAMETER if name == TILE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
+    found = TILE_SIDE_PARAMETER if name == TILE_SIDE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 
 

@@ -19,7 +19,7 @@ from fmm.tuner.fit.model import LeastSquares, Observation
 from fmm.tuner.fit.parameters import FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, LEAF_RATE_PARAMETERS, with_parameters
 
 SAMPLE_COUNT = 399  # number of sampled calibrations
-SLOW_SAMPLE_COUNT = 39  # number of sampled calibrations for quantities that take long to compute
+REDUCED_SAMPLE_COUNT = 39  # number of sampled calibrations for quantities that take long to compute
 STANDARD_DEVIATIONS_95 = 1.96  # half of a 95 % interval, in standard deviations
 
 

@@ -45,8 +45,8 @@ OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second r
 EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
 MAX_SHAPE_TIME_SHARE = 0.03  # additional rounds of a shape end after this share of the planned seconds
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape has a side near a crossover
-# Side of the quiet stage's first product, and the largest seconds of its last product: the side doubles every time.
-FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3
+# Side of the quiet stage's first product, and the largest seconds of the last product. The side doubles every time.
+QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
 def measure_quiet_times(journal: Journal, dtype: str) -> None:
@@ -54,15 +54,15 @@ def measure_quiet_times(journal: Journal, dtype: str) -> None:
 
     Every tuning calls this function twice, at different moments.
     """
-    side, seconds = FIRST_QUIET_SIDE, 0.0
-    while seconds * 8 < MAX_QUIET_SECONDS:
+    side, seconds = QUIET_STAGE_FIRST_SIDE, 0.0
+    while seconds * 8 < MAX_QUIET_PRODUCT_SECONDS:
         problem = Problem(side, side, side, dtype)
         with journal.open_problem(QUIET_STAGE, problem) as timed:
             seconds = min(
                 timed.sample_rounds([TimedRun(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[
                     TimedRun(part=SHORTEST_SAMPLE_PART)
                 ],
-                default=MAX_QUIET_SECONDS,
+                default=MAX_QUIET_PRODUCT_SECONDS,
             )
         side *= 2
 
@@ -100,7 +100,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     probe_own_rate_leaves(journal, squares[::2], effort)
-    scattered = list(scattered_shape_plans(device, dtype, side, effort))
+    scattered = list(random_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
         probe_squares(journal, squares, [p for p in plans if probe_phase(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS_PHASE:
@@ -187,7 +187,7 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
         )
 
 
-def scattered_shape_plans(
+def random_shape_plans(
     device: TunableDevice, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Yield stage, problem and plans of random shapes, alternately fitted and held out.

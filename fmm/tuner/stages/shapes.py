@@ -37,7 +37,7 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 # Numbers added to the sides (m, k, n) of the oblong products, since few products in practice have round sides. Rows of
-# 16-bit types are then aligned to 2 or 4 bytes only: the rows of A in one product, the rows of B and C in another.
+# 16-bit types are then aligned to 2 or 4 bytes only: in one product the rows of A, in another the rows of B and C.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
@@ -73,7 +73,8 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
 # Limits on the sides of shapes near crossovers, as fractions of the largest affordable side: for the first square, and
 # for all other shapes. Three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # sides (m, k, n) of the oblong shape, over the largest side of the other squares
+# Sides (m, k, n) of the oblong shape, over the largest side of the other squares.
+CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
 CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage measures the same squares
 
 
@@ -85,7 +86,7 @@ def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
     sides = [x for x in around if 2 * SIDE_STEP <= x <= largest] + [largest * 0.94**i for i in range(2 * count)]
-    scaled = [(LARGEST_CROSSOVER_SIDE_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
+    scaled = [(LARGEST_CROSSOVER_SIDE_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG_SHARES)]
     found: list[Size] = []
     for m, k, n in [*scaled, *((x, x, x) for x in sides)]:
         found.append(tuple(rounded_side(x) + CROSSOVER_OFFSET for x in (m, k, n)))  # type: ignore[arg-type]

@@ -36,17 +36,17 @@ class Line:
 def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
     line = Line(total=200.0)
     bar = ProgressBar(line)
-    bar.begin_type("float32 (coarse):", 50.0)
+    bar.begin_element_type("float32 (coarse):", 50.0)
     bar.show_sample("probe", 30.0)
     assert (line.n, line.label, line.rest) == (30.0, "float32 (coarse): probe", "about 3 min left")
     gained = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.26))
-    bar.end_type("float32", gained)
-    bar.begin_type("float64 (coarse):", 50.0)
+    bar.end_element_type("float32", gained)
+    bar.begin_element_type("float64 (coarse):", 50.0)
     bar.show_sample("search", 80.0)  # longer than planned: the bar waits, and does not run ahead
     assert line.n == 100.0 and line.rest == "about 100 s left; speedup: float32 1.26 at 4096"
-    bar.end_type("float64", None)
-    bar.end_type("float32", tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
-    bar.begin_type("float32 (default):", 100.0)
+    bar.end_element_type("float64", None)
+    bar.end_element_type("float32", tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
+    bar.begin_element_type("float32 (default):", 100.0)
     assert line.rest == "about 100 s left; speedup: float32 1.40 at 8192"
 
 
@@ -55,13 +55,13 @@ def test_what_has_a_second_go_is_planned_for() -> None:
     line = Line(total=90.0)
     bar = ProgressBar(line, limit=200.0)
     bar.set_remaining_seconds(60.0)
-    bar.begin_type("float32 (coarse):", 30.0)
+    bar.begin_element_type("float32 (coarse):", 30.0)
     bar.show_sample("rates", 10.0)
     bar.set_remaining_seconds(60.0)
-    bar.begin_type("float32 (coarse):", 30.0)  # again, for its kernels are there
+    bar.begin_element_type("float32 (coarse):", 30.0)  # again, for its kernels are there
     assert line.total == 120.0 and line.rest == "about 90 s left"
     bar.set_remaining_seconds(500.0)
-    bar.begin_type("float64 (coarse):", 30.0)
+    bar.begin_element_type("float64 (coarse):", 30.0)
     assert line.total == 200.0, "the limit"
 
 
@@ -97,7 +97,7 @@ def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> 
     options = Namespace(resume=False, json=False, quiet=True)
     assert tune_job(job, tmp_path / "config.json", options, None, bar).code == 0
     gains = list(dict.fromkeys(text.partition("; speedup: ")[2] for text in line.said))
-    bar.begin_type("float32 (small):", 60.0)
+    bar.begin_element_type("float32 (small):", 60.0)
     assert gains[0] == "" and gains[1].startswith("float64 from ")
     assert len(gains) >= 4 and all(" at " in gain for gain in gains[2:])
     assert line.rest.endswith(f"; speedup: {gains[-1]}")
@@ -107,14 +107,14 @@ def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
     """Of a type that is tuned again, what an earlier pass gained stands unless the later one gains something."""
     line = Line(total=100.0)
     bar = ProgressBar(line)
-    bar.end_type("float32", tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.2)))
-    bar.begin_type("float32 (default):", 100.0)
+    bar.end_element_type("float32", tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.2)))
+    bar.begin_element_type("float32 (default):", 100.0)
     bar.show_speedup_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
     assert line.rest == "about 100 s left; speedup: float32 1.40 at 8192"
     bar.show_speedup_so_far("float32", lambda: None)
     assert line.rest == "about 100 s left; speedup: float32 1.20 at 4096"
     bar.show_speedup_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
-    bar.end_type("float32", None)
+    bar.end_element_type("float32", None)
     bar.show_sample("", 0.0)
     assert line.rest == "about 100 s left; speedup: float32 1.20 at 4096"
 
@@ -142,10 +142,10 @@ def test_only_who_looks_sees_a_bar(terminal: bool, shown: bool, monkeypatch: pyt
     screen = Screen(terminal)
     monkeypatch.setattr("sys.stderr", screen)
     with open_progress([60.0, 600.0], 240.0, shown) as progress:
-        progress.begin_type("float32:", 60.0)
+        progress.begin_element_type("float32:", 60.0)
         progress.show_sample("probe", 30.0)
-        progress.end_type("float32", None)
-        progress.begin_type("float64:", 600.0)
+        progress.end_element_type("float32", None)
+        progress.begin_element_type("float64:", 600.0)
     if terminal and shown:
         assert "float32: probe" in screen.getvalue()
         assert "about 4 min left" in screen.getvalue() and "about 10 min" not in screen.getvalue()  # the limit

@@ -15,7 +15,7 @@ from fmm.tuner.findings.summary import SectionText
 from fmm.tuner.fit.parameters import (
     FIT_PARAMETERS,
     PARAMETER_MEANINGS,
-    TILE_PARAMETER,
+    TILE_SIDE_PARAMETER,
     fixed_parameters,
     is_parameter_determined,
     parameter_unit,
@@ -76,7 +76,7 @@ def test_the_table_has_no_value_that_no_source_gave() -> None:
 
 
 def test_every_parameter_has_a_meaning() -> None:
-    assert set(PARAMETER_MEANINGS) == {p.name for p in (*FIT_PARAMETERS, TILE_PARAMETER)}
+    assert set(PARAMETER_MEANINGS) == {p.name for p in (*FIT_PARAMETERS, TILE_SIDE_PARAMETER)}
     assert parameter_unit("frayed") == ""
 
 

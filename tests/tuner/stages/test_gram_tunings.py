@@ -22,7 +22,7 @@ from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.certify import config_entries
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, TrialFile
-from fmm.tuner.tune_type import tune_gram
+from fmm.tuner.tune_type import tune_gram_products
 
 SIZE = (4096, 4096, 4096)
 
@@ -74,7 +74,7 @@ def test_squares_are_tuned_as_halves_too() -> None:
     """On a device that is a formula with noise: raced, and confirmed on fresh operands."""
     device = SimulatedDevice()
     journal, problem = Journal("run", device), Problem(8192, 8192, 8192, "float64")
-    tune_gram(journal, [problem, Problem(512, 8192, 512)], device.truth, CPU_EFFORTS["quick"], 0.01)
+    tune_gram_products(journal, [problem, Problem(512, 8192, 512)], device.truth, CPU_EFFORTS["quick"], 0.01)
     found = [t for t in journal.recorded if t.op == "gram"]
     assert found == journal.recorded and {t.size for t in found} == {problem.size, (512, 8192, 512)} - {
         (512, 8192, 512)
@@ -88,7 +88,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
     """A plan of halves can do no whole product, so that its entry would condemn all others."""
     device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
-    tune_gram(journal, [problem], device.truth, CPU_EFFORTS["quick"], 0.01)
+    tune_gram_products(journal, [problem], device.truth, CPU_EFFORTS["quick"], 0.01)
     found = [e for e in config_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
     holds, said = measure_entries(Journal("canary", device), "float64", found)

@@ -44,11 +44,11 @@ from fmm.tuner.search.certify import entries_of_operation
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
+from fmm.tuner.stages.probes import random_shape_plans, repeat_noisy_aa_pairs
 from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, median_paired_speedup
 from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
-from fmm.tuner.tune_type import TypeOutcome, tune_type
+from fmm.tuner.tune_type import TuningOutcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
@@ -58,13 +58,13 @@ BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 def tuned(
     device: SimulatedDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG
-) -> tuple[Journal, TypeOutcome]:
+) -> tuple[Journal, TuningOutcome]:
     journal = Journal("run", device or SimulatedDevice())
     return journal, tune_type(journal, "float64", SMALL, wanted)
 
 
 @cache
-def usual_tuning() -> tuple[Journal, TypeOutcome]:
+def usual_tuning() -> tuple[Journal, TuningOutcome]:
     """The default tuning, made once for all tests that only read its result."""
     return tuned()
 
@@ -384,7 +384,7 @@ class SlowGpu(SimulatedDevice):
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
 def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
-    found = list(scattered_shape_plans(SlowGpu(gpu=True), "float64", side, CPU_EFFORTS["quick"]))
+    found = list(random_shape_plans(SlowGpu(gpu=True), "float64", side, CPU_EFFORTS["quick"]))
     assert len(found) == 2 * CPU_EFFORTS["quick"].held_out
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
@@ -394,7 +394,7 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
 def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
     """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
     for dtype, changed in (("complex128", 1), ("float64", 0)):
-        for _, problem, plans in scattered_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, CPU_EFFORTS["quick"]):
+        for _, problem, plans in random_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, CPU_EFFORTS["quick"]):
             real = [p for p in plans if p.leaf_type(dtype) != dtype]
             assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 

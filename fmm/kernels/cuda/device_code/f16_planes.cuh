@@ -60,8 +60,8 @@ struct LineScaling {
     using Factor = Scale;
     static constexpr bool RECORDS = false;
     __device__ __forceinline__ LineScaling(const Operand&, int) {}
-    static __device__ __forceinline__ float most_of(float x, float y) { return larger(x, y); }
-    __device__ __forceinline__ float seen(float most, float x, int) const { return larger(most, x); }
+    static __device__ __forceinline__ float larger_of(float x, float y) { return larger(x, y); }
+    __device__ __forceinline__ float updated_largest(float most, float x, int) const { return larger(most, x); }
     static __device__ __forceinline__ int exponent(float most) { return scaling(most); }
     __device__ __forceinline__ float scaled(float x, const Factor& by, int) const { return by(x); }
 };
@@ -77,7 +77,7 @@ struct SpreadCounts {
 template <class Rule, int LANES, class Most>
 __device__ __forceinline__ Most largest_of(Most x) {
 #pragma unroll
-    for (int step = LANES / 2; step; step /= 2) x = Rule::most_of(x, __shfl_xor_sync(~0u, x, step));
+    for (int step = LANES / 2; step; step /= 2) x = Rule::larger_of(x, __shfl_xor_sync(~0u, x, step));
     return x;
 }
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void split_by_line(const Params& p, int block) {
     Most most = 0;
     const auto update = [&](const Four& v, int at) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) most = rule.seen(most, v.x[i], at + i);
+        for (int i = 0; i < 4; ++i) most = rule.updated_largest(most, v.x[i], at + i);
     };
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
@@ -214,20 +214,20 @@ __device__ __forceinline__ void split_by_position(const Params& p, int block) {
     for (int line = begin + down; line < end; line += DOWN) {
         const Four v = load_four<WIDE>(from + line * p.leading, at, p.length);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) most[i] = rule.seen(most[i], v.x[i], line);
+        for (int i = 0; i < 4; ++i) most[i] = rule.updated_largest(most[i], v.x[i], line);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) shared[down][at - first + i] = most[i];
     __syncthreads();
     if (threadIdx.x < CHUNK) {
         Most x = 0;
-        for (int i = 0; i < DOWN; ++i) x = Rule::most_of(x, shared[i][threadIdx.x]);
+        for (int i = 0; i < DOWN; ++i) x = Rule::larger_of(x, shared[i][threadIdx.x]);
         largest[threadIdx.x] = x;
     }
     sync_sharing<SHARING>();
     if (threadIdx.x < CHUNK) {
         Most x = 0;
-        for (int i = 0; i < SHARING; ++i) x = Rule::most_of(x, SHARING > 1 ? load_remote(largest + threadIdx.x, i) : largest[threadIdx.x]);
+        for (int i = 0; i < SHARING; ++i) x = Rule::larger_of(x, SHARING > 1 ? load_remote(largest + threadIdx.x, i) : largest[threadIdx.x]);
         const int e = Rule::exponent(x);
         reinterpret_cast<int*>(shared[0])[threadIdx.x] = e;
         if constexpr (Rule::RECORDS)

@@ -39,7 +39,7 @@ struct SpreadOperand : Operand {
 };
 
 // Return the exponent of x plus LEVELS + 127, or 0 for zero. Inf and NaN have the largest result.
-__device__ __forceinline__ int level_of(float x) {
+__device__ __forceinline__ int offset_exponent(float x) {
     const int bits = __float_as_int(x) & 0x7fffffff;
     if (bits == 0) return 0;
     return bits >> 23 ? (bits >> 23) + LEVELS : LEVELS + 9 - __clz(bits);
@@ -96,9 +96,9 @@ struct Spread<true> : RecordsSpread {
         if (y == 0) return -FURTHEST;  // numbers multiplied by zeros only must not determine the exponent of the row
         return sign * min(max((sign > 0 ? y - x : x - y) >> 1, -FURTHEST), FURTHEST);
     }
-    static __device__ __forceinline__ int most_of(int x, int y) { return max(x, y); }
-    __device__ __forceinline__ int seen(int most, float x, int inner) const {
-        const int level = level_of(x);
+    static __device__ __forceinline__ int larger_of(int x, int y) { return max(x, y); }
+    __device__ __forceinline__ int updated_largest(int most, float x, int inner) const {
+        const int level = offset_exponent(x);
         return level ? max(most, level + shift(inner)) : most;
     }
     static __device__ __forceinline__ int exponent(int most) { return most ? TOP - (most - LEVELS - 127) : 0; }
@@ -123,7 +123,7 @@ struct Balance {
 };
 
 // Return a word with the smallest fraction of large numbers of all rows (or columns). It is CLEAN if all are.
-__device__ __forceinline__ int least_spread(const int* exponents, int count) {
+__device__ __forceinline__ int smallest_spread(const int* exponents, int count) {
     int share = WHOLE, clean = CLEAN;
 #pragma unroll 8
     for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -159,14 +159,14 @@ __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
             int most = 0;
             if (at < p.length) {
                 for (int line = part; line < p.lines; line += parts)
-                    most = max(most, level_of(p.source[layer * p.layer + line * p.leading + at]));
+                    most = max(most, offset_exponent(p.source[layer * p.layer + line * p.leading + at]));
                 atomicMax(p.inner + layer * p.depth + at, most);
             }
         } else {  // a warp has one line
             const int layer = unit / p.lines, line = unit % p.lines;
             int most = 0;
             for (int at = lane; at < p.length; at += 32)
-                most = max(most, level_of(p.source[layer * p.layer + line * p.leading + at]));
+                most = max(most, offset_exponent(p.source[layer * p.layer + line * p.leading + at]));
             most = __reduce_max_sync(~0u, most);
             if (lane == 0) p.inner[layer * p.depth + line] = most;
         }
@@ -178,7 +178,7 @@ template <bool LEFT_ALONG, bool RIGHT_ALONG>
 __device__ __forceinline__ void balance(const Balance& p) {
     const SpreadOperand &a = p.left, &b = p.right;
     const int rows = (LEFT_ALONG ? a.lines : a.length) * a.layers, columns = (RIGHT_ALONG ? b.lines : b.length) * b.layers;
-    const bool needed = !is_accurate(least_spread(a.exponents, rows), least_spread(b.exponents, columns));
+    const bool needed = !is_accurate(smallest_spread(a.exponents, rows), smallest_spread(b.exponents, columns));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.balanced = needed;
     if (!needed) return;
     largest_inner<LEFT_ALONG>(a);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_planes(const Product3& p, half* memory, con
     StageCursor<S::STAGES> round;
     for_each_tile<S>(p, [&](const TileStart& place) {
 #pragma unroll 1
-        for (int t = 0; t < p.steps; ++t, round.next()) {
+        for (int t = 0; t < p.steps; ++t, round.advance()) {
             wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
             Barrier* const full = barriers.full + round.stage;
             half* const to = memory + round.stage * S::STAGE;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
         for (float& x : sum) x = 0;
         int before = 0;
 #pragma unroll 1
-        for (int t = 0; t < p.steps; ++t, round.next()) {
+        for (int t = 0; t < p.steps; ++t, round.advance()) {
             const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();

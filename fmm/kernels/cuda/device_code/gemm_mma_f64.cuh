@@ -104,7 +104,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
     static_assert(!SUMS || (S::STAGES == 2 && PASSES > 1), "sums are formed one tile ahead");
 
-    let_next_start();
+    allow_next_launch();
     const Tile tile = tile_for_block<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
@@ -220,7 +220,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
         }
     }
 
-    wait_for_previous();
+    wait_for_previous_launch();
     Element out[2 * ROWS][2 * COLS];
 #pragma unroll
     for (int i = 0; i < 2 * ROWS; ++i)

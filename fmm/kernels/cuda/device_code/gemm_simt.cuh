@@ -59,7 +59,7 @@ enum class Path {  // the path of tiles from global to shared memory, for operan
 
 // Start an asynchronous copy from global to shared memory: `valid` numbers, then zeros up to COUNT numbers.
 template <class Element, int COUNT>
-__device__ __forceinline__ void copy_some(Element* cell, const Element* q, int valid) {
+__device__ __forceinline__ void copy_partial_vector(Element* cell, const Element* q, int valid) {
 #if __CUDA_ARCH__ >= 800
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
     constexpr int BYTES = COUNT * static_cast<int>(sizeof(Element)), ITEM = static_cast<int>(sizeof(Element));
@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy_some(Element* cell, const Element* q, int v
 }
 
 template <class Element, int COUNT>
-__device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
+__device__ __forceinline__ void copy_vector(Element* cell, const Element* q) {
 #if __CUDA_ARCH__ >= 800
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
     constexpr int BYTES = COUNT * static_cast<int>(sizeof(Element));
@@ -101,7 +101,7 @@ __device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
 
 // Load the first `valid` of COUNT adjacent numbers; the others are zero.
 template <Path PATH, class Element, int COUNT>
-__device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
+__device__ __forceinline__ Pack<Element, COUNT> load_partial_vector(const Element* q, int valid) {
     if (valid == COUNT) return load<PATH, Element, COUNT>(q);
     Pack<Element, COUNT> run;
 #pragma unroll
@@ -124,13 +124,13 @@ __device__ __forceinline__ void wait() {
 }
 
 // Let the next launch start when all thread blocks of this launch have started (programmatic dependent launch).
-__device__ __forceinline__ void let_next_start() {
+__device__ __forceinline__ void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 // Wait until the previous launch has ended: both may write the same memory. If launches do not overlap, do nothing.
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -164,10 +164,10 @@ struct Lines {
     }
     __device__ static __forceinline__ int down(int i) { return STRAIGHT ? i * (THREADS / ACROSS) : line(i) - line(0); }
     __device__ static __forceinline__ int across(int i) { return STRAIGHT ? 0 : along(i) - along(0); }
-    __device__ static __forceinline__ int cell(int i) {
+    __device__ static __forceinline__ int cell_offset(int i) {
         return line(0) * PITCH + along(0) + down(i) * PITCH + across(i);
     }
-    __device__ static __forceinline__ bool has(int i) {
+    __device__ static __forceinline__ bool has_access(int i) {
         return EVEN || i + 1 < EACH || static_cast<int>(threadIdx.x) + i * THREADS < COPIES;
     }
 };
@@ -186,63 +186,63 @@ struct Source {
     __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
         : blocks(blocks), leading(leading), first(first), position(0) {
         offset = layer + (Lines::INNER ? first * leading : first) + Lines::line(0) * leading + Lines::along(0);
-        inner_whole = inner(0);
+        inner_whole = inner_size(0);
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) inner_whole = outer(b) < Lines::OUTER ? 0 : min(inner_whole, inner(b));
+        for (int b = 0; b < BLOCKS; ++b) inner_whole = outer_size(b) < Lines::OUTER ? 0 : min(inner_whole, inner_size(b));
     }
 
     // Start all copies of the next tile. The tile of block b is copied to `tiles` + b * Lines::SIZE.
-    __device__ __forceinline__ void next(Element* tiles) {
-        if (whole()) {
+    __device__ __forceinline__ void copy_next_tile(Element* tiles) {
+        if (is_whole_tile()) {
 #pragma unroll
             for (int i = 0; i < Lines::EACH; ++i) copy_whole(i, tiles);
         } else {
 #pragma unroll
             for (int i = 0; i < Lines::EACH; ++i) copy_edge(i, tiles);
         }
-        advance();
+        advance_one_tile();
     }
 
     // Load the next tile of a single block into registers.
     template <Path PATH>
     __device__ __forceinline__ void load(Pack<Element, Lines::COPY> (&held)[Lines::EACH]) {
-        const bool all = whole();
+        const bool all = is_whole_tile();
 #pragma unroll
         for (int i = 0; i < Lines::EACH; ++i)
-            if (Lines::has(i)) held[i] = load_some<PATH, Element, Lines::COPY>(at(0, i), all ? Lines::COPY : valid(0, i));
-        advance();
+            if (Lines::has_access(i)) held[i] = load_partial_vector<PATH, Element, Lines::COPY>(at(0, i), all ? Lines::COPY : valid_count(0, i));
+        advance_one_tile();
     }
 
 private:
-    __device__ __forceinline__ int outer(int b) const { return (LEFT ? blocks[b].rows : blocks[b].cols) - first; }
-    __device__ __forceinline__ int inner(int b) const { return LEFT ? blocks[b].cols : blocks[b].rows; }
-    __device__ __forceinline__ bool whole() const { return position + Lines::DEPTH <= inner_whole; }
+    __device__ __forceinline__ int outer_size(int b) const { return (LEFT ? blocks[b].rows : blocks[b].cols) - first; }
+    __device__ __forceinline__ int inner_size(int b) const { return LEFT ? blocks[b].cols : blocks[b].rows; }
+    __device__ __forceinline__ bool is_whole_tile() const { return position + Lines::DEPTH <= inner_whole; }
     __device__ __forceinline__ const Element* at(int b, int i) const {
         return blocks[b].data + (offset + Lines::down(i) * leading + Lines::across(i));
     }
 
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void advance_one_tile() {
         position += Lines::DEPTH;
         offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
     }
     // Return the number of elements of this thread's i-th access that are inside block b.
-    __device__ __forceinline__ int valid(int b, int i) const {
-        const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
-        const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
+    __device__ __forceinline__ int valid_count(int b, int i) const {
+        const int left = inner_size(b) - position, lines = Lines::INNER ? outer_size(b) : left;
+        const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer_size(b)) - Lines::along(i) : 0;
         return min(max(room, 0), Lines::COPY);
     }
 
     __device__ __forceinline__ void copy_whole(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
-            if (Lines::has(i)) copy_all<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), at(b, i));
+            if (Lines::has_access(i)) copy_vector<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell_offset(i), at(b, i));
     }
     __device__ __forceinline__ void copy_edge(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const int there = valid(b, i);
+            const int there = valid_count(b, i);
             const Element* const q = there ? at(b, i) : blocks[b].data;
-            if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, there);
+            if (Lines::has_access(i)) copy_partial_vector<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell_offset(i), q, there);
         }
     }
 };
@@ -273,20 +273,20 @@ struct Operand {
     Piece held[HELD ? Lines::EACH : 1];
 
     __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * TileLayout::SIZE; }
-    __device__ __forceinline__ Element* copies() const { return tile(STAGES); }
+    __device__ __forceinline__ Element* term_tiles() const { return tile(STAGES); }
 
     // Start the copies of the next tile. Tiles that go through registers are in shared memory after `store`.
     __device__ __forceinline__ void copy(int stage) {
         if constexpr (HELD)
             source.template load<PATH>(held);
         else
-            source.next(SUMMED ? copies() : tile(stage));
+            source.copy_next_tile(SUMMED ? term_tiles() : tile(stage));
     }
     __device__ __forceinline__ void store(int stage) const {
         if constexpr (HELD) {
 #pragma unroll
             for (int i = 0; i < Lines::EACH; ++i)
-                if (Lines::has(i)) pack<Element, Lines::COPY>(tile(stage) + Lines::cell(i)) = held[i];
+                if (Lines::has_access(i)) pack<Element, Lines::COPY>(tile(stage) + Lines::cell_offset(i)) = held[i];
         }
     }
 
@@ -295,11 +295,11 @@ struct Operand {
     __device__ __forceinline__ void read_terms(int i, Piece* held) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
-            if (Lines::has(i)) held[b] = pack<Element, Lines::COPY>(copies() + b * Lines::SIZE + Lines::cell(i));
+            if (Lines::has_access(i)) held[b] = pack<Element, Lines::COPY>(term_tiles() + b * Lines::SIZE + Lines::cell_offset(i));
     }
     // Add up the vectors of all blocks and write the sum.
     __device__ __forceinline__ void write_sum(int i, int stage, const Piece* held) const {
-        if (!Lines::has(i)) return;
+        if (!Lines::has_access(i)) return;
         Piece sum;
 #pragma unroll
         for (int e = 0; e < Lines::COPY; ++e) {
@@ -312,7 +312,7 @@ struct Operand {
             for (int e = 0; e < Lines::COPY; ++e)
                 tile(stage)[(Lines::along(i) + e) * TileLayout::PITCH + Lines::line(i)] = sum.lane[e];
         } else {
-            pack<Element, Lines::COPY>(tile(stage) + Lines::cell(i)) = sum;
+            pack<Element, Lines::COPY>(tile(stage) + Lines::cell_offset(i)) = sum;
         }
     }
 };
@@ -531,7 +531,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
-    let_next_start();
+    allow_next_launch();
     const Tile tile = tile_for_block<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
@@ -650,7 +650,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
         }
     }
 
-    wait_for_previous();
+    wait_for_previous_launch();
     FiniteCheck<Element, Product::RAISES> finite;
     if constexpr (Product::TRIANGLE == Triangle::NONE && Product::SHORT)
         store_rows<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, finite);

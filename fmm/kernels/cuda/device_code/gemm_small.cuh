@@ -62,7 +62,7 @@ struct SmallPiece {
         }
         next += onward;
     }
-    __device__ __forceinline__ void keep(Sum (*to)[SMALL_TILE + 1]) const {
+    __device__ __forceinline__ void store_to_shared(Sum (*to)[SMALL_TILE + 1]) const {
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
             to[line + i * line_step][inner + i * inner_step] = Convert<Element>::widen(held[i]);
@@ -100,8 +100,8 @@ __device__ __forceinline__ void small_product(const SmallProduct& p) {
     of_right.load(count);
 #pragma unroll 1
     for (long long left_over = p.k; left_over > 0; left_over -= SMALL_TILE) {
-        of_left.keep(left_piece);
-        of_right.keep(right_piece);
+        of_left.store_to_shared(left_piece);
+        of_right.store_to_shared(right_piece);
         __syncthreads();
         const int here = count;
         if (left_over > SMALL_TILE) {

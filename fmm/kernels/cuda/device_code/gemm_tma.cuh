@@ -6,7 +6,7 @@
 //
 //   Launch      the blocks (submatrices) of A, B and C, and the tasks: the blocks that a product adds and writes
 //   SharedTile  the layout of a tile in shared memory
-//   Summer      copies the blocks of one operand to shared memory, adds them, and reads the sums
+//   TermAdder      copies the blocks of one operand to shared memory, adds them, and reads the sums
 //   Reader      reads a tile from shared memory to a thread's registers, as Fragment of gemm_common.cuh does
 //   StagedTile  writes a tile of C from registers to shared memory, row by row
 //   store_...   writes a tile from shared memory to C; tasks that write the same block of C take turns
@@ -75,22 +75,22 @@ struct SharedTile {
 // One operand: the tiles of TERMS blocks side by side, and separate memory for their sum. The copy engine never writes
 // the memory of sums, so copies and the threads' stores need no synchronization.
 template <class Element, class SharedTile_, int TERMS, int THREADS>
-struct Summer {
+struct TermAdder {
     static constexpr bool SUMMED = TERMS > 1;
     static constexpr int WIDE = SharedTile_::WIDE, CELLS = SharedTile_::SIZE / WIDE, EACH = (CELLS + THREADS - 1) / THREADS;
     static constexpr int SUMS = SUMMED ? EACH : 0;             // number of vectors that a thread adds up for a tile
     static constexpr int SIZE = SUMMED ? SharedTile_::SIZE : 0;      // numbers of a tile of sums
     using Piece = Pack<Element, WIDE>;
-    __device__ static __forceinline__ bool has(int i) {
+    __device__ static __forceinline__ bool has_access(int i) {
         return CELLS % THREADS == 0 || i + 1 < EACH || static_cast<int>(threadIdx.x) + i * THREADS < CELLS;
     }
     __device__ static __forceinline__ void read_terms(int i, const Element* tile, Piece* held) {
 #pragma unroll
         for (int b = 0; b < TERMS; ++b)
-            if (has(i)) held[b] = pack<Element, WIDE>(tile + b * SharedTile_::SIZE + (threadIdx.x + i * THREADS) * WIDE);
+            if (has_access(i)) held[b] = pack<Element, WIDE>(tile + b * SharedTile_::SIZE + (threadIdx.x + i * THREADS) * WIDE);
     }
     __device__ static __forceinline__ void write_sum(int i, Element* sum, const Piece* held, const Element* factor) {
-        if (!has(i)) return;
+        if (!has_access(i)) return;
         Piece v = held[0];
 #pragma unroll
         for (int b = 1; b < TERMS; ++b)
@@ -290,12 +290,12 @@ __device__ __forceinline__ void store_triangle_block(const Params& p, const Task
 
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, Order ORDER, Triangle TRIANGLE, class Params,
           class Task>
-__device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task, const Tile& tile, int number,
+__device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& task, const Tile& tile, int number,
                                               Element* memory, Barrier* barriers) {
     using LeftTile = SharedTile<Element, LEFT, S::HEIGHT, S::DEPTH>;
     using RightTile = SharedTile<Element, RIGHT, S::WIDTH, S::DEPTH>;
-    using LeftSums = Summer<Element, LeftTile, LEFTS, S::THREADS>;
-    using RightSums = Summer<Element, RightTile, RIGHTS, S::THREADS>;
+    using LeftSums = TermAdder<Element, LeftTile, LEFTS, S::THREADS>;
+    using RightSums = TermAdder<Element, RightTile, RIGHTS, S::THREADS>;
     using Left = Reader<Element, LeftTile, S::ROWS, S::WARP_HEIGHT>;
     using Right = Reader<Element, RightTile, S::COLS, S::WARP_WIDTH>;
     using Piece = Pack<Element, LeftTile::WIDE>;
@@ -514,19 +514,19 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
     if constexpr (SHAPES & 1) {
         if (!sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
+            multiply_task_tile<Element, S, LEFT, RIGHT, 1, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 2) {
         if (!sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
+            multiply_task_tile<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 4) {
         if (sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
+            multiply_task_tile<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
     if constexpr (SHAPES & 8) {
         if (sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
+            multiply_task_tile<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER, TRIANGLE>(p, task, tile, number, memory, barriers);
     }
 }
 

@@ -201,7 +201,7 @@ template <int STAGES>
 struct StageCursor {
     int stage = 0;
     unsigned parity = 0;
-    __device__ __forceinline__ void next() {
+    __device__ __forceinline__ void advance() {
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void load_tiles(const Product& p, Element* memory, co
     StageCursor<S::STAGES> round;
     for_each_tile<S>(p, [&](const TileStart& place) {
 #pragma unroll 1
-        for (int t = 0; t < p.steps; ++t, round.next()) {
+        for (int t = 0; t < p.steps; ++t, round.advance()) {
             wait_barrier(barriers.empty + round.stage, round.parity ^ 1);
             Barrier* const full = barriers.full + round.stage;
             Element* const to = memory + round.stage * S::STAGE;
@@ -386,7 +386,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         const auto finished = finish.of(place.layer);
         int before = 0;
 #pragma unroll 1
-        for (int t = 0; t < p.steps; ++t, round.next()) {
+        for (int t = 0; t < p.steps; ++t, round.advance()) {
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
             Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(sum, a + round.stage * WORDS,
@@ -415,7 +415,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
                 add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
         }
 #pragma unroll
-        for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
+        for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
             wait_barrier(barriers.sent + group, staged.parity ^ 1);
             if constexpr (Finish::COLUMNS == 0) {
                 stage_part<S, S::PART>(staging, sum + from / 2, finished, 0);
@@ -440,7 +440,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
                 stage_transposed<S>(staging, sum, p.factor);
                 fence_async_proxy();
                 arrive(barriers.staged + group);
-                staged.next();
+                staged.advance();
             }
         }
     });
@@ -453,7 +453,7 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
     for_each_tile<S>(p, [&](const TileStart& place) {
         const int row = place.row + group * 64;
 #pragma unroll 1
-        for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
+        for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
             wait_barrier(barriers.staged + group, staged.parity);
 #pragma unroll
             for (int i = 0; i < S::PART; i += S::LINE) {
@@ -476,7 +476,7 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
             commit_stores();
             wait_stores_read();
             arrive(barriers.sent + group);
-            staged.next();
+            staged.advance();
         }
     });
     wait_stores();

@@ -46,22 +46,22 @@ __device__ __forceinline__ double power_of_two(int e) {
     return double_of(static_cast<long long>(smaller(larger(e, -1022), 1023) + 1023) << 52);
 }
 // Return x 2^e with two multiplications, because 2^e may be outside the range of float64.
-__device__ __forceinline__ double times_power(double x, int e) {
+__device__ __forceinline__ double scale_by_power(double x, int e) {
     const int half = e / 2;
     return x * power_of_two(half) * power_of_two(e - half);
 }
-__device__ __forceinline__ float times_power(float x, int e) {
-    return static_cast<float>(times_power(static_cast<double>(x), e));
+__device__ __forceinline__ float scale_by_power(float x, int e) {
+    return static_cast<float>(scale_by_power(static_cast<double>(x), e));
 }
 template <class Real>
-__device__ __forceinline__ Complex<Real> times_power(Complex<Real> x, int e) {
-    return {times_power(x.re, e), times_power(x.im, e)};
+__device__ __forceinline__ Complex<Real> scale_by_power(Complex<Real> x, int e) {
+    return {scale_by_power(x.re, e), scale_by_power(x.im, e)};
 }
 
-__device__ __forceinline__ int whole_number(float x) { return static_cast<int>(x); }
-__device__ __forceinline__ int whole_number(double x) { return static_cast<int>(x); }
+__device__ __forceinline__ int to_integer(float x) { return static_cast<int>(x); }
+__device__ __forceinline__ int to_integer(double x) { return static_cast<int>(x); }
 template <class Real>
-__device__ __forceinline__ int whole_number(Complex<Real> x) { return static_cast<int>(x.re); }
+__device__ __forceinline__ int to_integer(Complex<Real> x) { return static_cast<int>(x.re); }
 
 struct Exponents {  // a vector of exponents (null: all are zero), and the sign that multiplies them
     const void* first;
@@ -69,7 +69,7 @@ struct Exponents {  // a vector of exponents (null: all are zero), and the sign 
 
     template <class Stored>
     __device__ __forceinline__ int at(long long i) const {
-        return first ? static_cast<int>(sign) * whole_number(static_cast<const Stored*>(first)[i * step]) : 0;
+        return first ? static_cast<int>(sign) * to_integer(static_cast<const Stored*>(first)[i * step]) : 0;
     }
 };
 
@@ -140,7 +140,7 @@ __device__ __forceinline__ void rescale(const Rescaled& p) {
         if (r >= p.rows || c >= p.cols) continue;
         const int e = p.by_row.template at<Stored>(r) + p.by_col.template at<Stored>(c);
         const Stored value =
-            times_power(static_cast<const Stored*>(p.source)[r * p.source_row + c * p.source_col], e);
+            scale_by_power(static_cast<const Stored*>(p.source)[r * p.source_row + c * p.source_col], e);
         static_cast<Stored*>(p.dest)[r * p.dest_row + c * p.dest_col] = value;
         if (FLAG) all_finite &= finite(value);
     }
