@@ -72,7 +72,7 @@ def never(*sizes: Any) -> bool:
 def force_torch(_: str = "") -> None:
     """Remove the limits of size in the hooks of torch, once torch is loaded."""
     folder = "fmm.integrations"
-    hook = import_module(f"{folder}.torch_hook").loaded_hook()
+    hook = import_module(f"{folder}.torch_hook").load_compiled_hook()
     if hook is not None:
         hook.set_least_work(0, 0, 0)
     answers: Any = import_module(f"{folder}.torch_answers")

@@ -284,13 +284,16 @@ def numpy_speedup_over_xla(dtype: str) -> float:
         x = jnp.asarray(a)
         dot = jax.jit(partial(_xla_product, transpose_a=False, transpose_b=False, precision=lax.Precision.HIGHEST))
 
-        def seconds(product: Callable[[], Any]) -> float:
+        def product_seconds(product: Callable[[], Any]) -> float:
             start = time.perf_counter()
             product()
             return time.perf_counter() - start
 
         dot(x, x).block_until_ready()
-        rounds = [(seconds(lambda: dot(x, x).block_until_ready()), seconds(lambda: a @ a)) for _ in range(TRIAL_ROUNDS)]
+        rounds = [
+            (product_seconds(lambda: dot(x, x).block_until_ready()), product_seconds(lambda: a @ a))
+            for _ in range(TRIAL_ROUNDS)
+        ]
     return median(xla / blas for xla, blas in rounds)
 
 
@@ -312,7 +315,7 @@ def _gram_by_fmm(platform: str, a: Any) -> Any:
 def _callback_product(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:
     """Return the result of `multiply(*operands, out)`, called with arrays of NumPy or CuPy in XLA's buffers."""
 
-    def run(context: Any, out: Any, *buffers: Any) -> None:
+    def run_callback(context: Any, out: Any, *buffers: Any) -> None:
         if platform == "cpu":
             multiply(*(np.asarray(buffer) for buffer in (*buffers, out)))
             return
@@ -324,7 +327,7 @@ def _callback_product(platform: str, multiply: Callable[..., object], shape: tup
         with arrays[-1].device, stream_at_address(context.stream):
             multiply(*arrays)
 
-    return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
+    return buffer_callback(run_callback, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
 
 
 PRODUCT_PRIMITIVE = _define_primitive("fmm_product", _abstract_product, _xla_product, _product_by_fmm, _batched_product)

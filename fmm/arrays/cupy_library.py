@@ -1,7 +1,7 @@
 """The adapter for CuPy arrays; the product of two plain matrices is one direct call of cuBLAS.
 
 For small products, cupy.matmul takes longer on the host than the kernel takes on the device. The direct call halves the
-time on the host. It passes CuPy's arguments to cuBLAS, so the results are equal bit for bit.
+time on the host. The direct call passes the same arguments to cuBLAS as CuPy, so the results are equal bit for bit.
 """
 
 from __future__ import annotations

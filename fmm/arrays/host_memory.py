@@ -92,7 +92,7 @@ def borrowed_block(nbytes: int) -> Iterator[Array]:
     with suppress(IndexError):
         memory = _cached_blocks.pop()
     if memory is None or memory.nbytes < nbytes:
-        memory = None  # frees a too small allocation before the new allocation
+        memory = None  # frees the cached allocation, which is too small, before the new allocation
         memory = aligned_block(nbytes)
     try:
         yield memory

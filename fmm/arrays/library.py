@@ -21,7 +21,7 @@ class Operand(NamedTuple):
     """The description of an array: the properties that a product depends on.
 
     Strides are in elements. `strides` is None if a stride is not a multiple of the element size, or if elements are
-    unaligned: BLAS cannot read such an array. Then `span` has the bytes that the array occupies.
+    unaligned: BLAS cannot read unaligned arrays. For them `span` has the bytes that the array occupies.
     """
 
     shape: tuple[int, ...]
@@ -189,7 +189,8 @@ class Library(Protocol):
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         """Return a, b and out, with foreign arrays wrapped as this library's arrays; None without foreign arrays.
 
-        Foreign arrays are those of libraries without an adapter."""
+        Foreign arrays belong to libraries without an adapter.
+        """
         ...
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:

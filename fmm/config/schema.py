@@ -7,13 +7,13 @@
         "versions": {"numpy": "2.4.6", ...},           versions of libraries and driver during the tuning
         "conditions": {...}, "tuned": {...},           not read: device, clocks, memory; time and options
         "calibration": {"stream": ..., "rate": {...}}, the fields of fmm.perfmodel.calibration; or null
-        "intervals": {...}, "error": {...},            95 % intervals of the calibration; model errors on held-out
-        shapes "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (Thresholds)
-        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
-        "noise": 0.01,                                 the noise floor as a share; null if it was not measured "doubts":
-        ["..."],                             reasons to reject the model; empty if trusted "failed": ["..."],
-        rates of leaves that failed in every trial "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...},
-        ...]
+        "intervals": {...}, "error": {...},            95 % intervals of the calibration; model errors on other shapes
+        "thresholds": {"alpha": ..., "tau1": ...},     with the papers' names and 95 % intervals (Thresholds)
+        "blocks": {"fitted": {...}, "error": ...},     the fitted constants of the block model; null: the built-in ones
+        "noise": 0.01,                                 the noise floor as a share; null if it was not measured
+        "doubts": ["..."],                             reasons to reject the model; empty if trusted
+        "failed": ["..."],                             rates of leaves that failed in every trial
+        "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
        }}}}
 
 `ENTRY_CHECKS`, `SECTION_CHECKS` and `THRESHOLD_CHECKS` below have a check for every field. Only the section of the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,7 @@ def is_complex_array(x: Any) -> bool:
 def multiply_matrices(a: Any, b: Any) -> Any:
     """Return the product of two matrices or stacks, by fmm."""
     if is_jax_array(a) or is_jax_array(b):
-        from fmm import jax
-
-        return jax.matmul(a, b)
+        return import_module("fmm.jax").matmul(a, b)  # this module builds on fmm, and is loaded for JAX's arrays alone
     return api.matmul(a, b)
 
 

@@ -124,7 +124,7 @@ class ChunkTasks(DefaultMachine):
         if len(terms) == 1 and terms[0][0] == 1:
             return terms[0][1]
         rows, cols = (max(getattr(cell, side) for _, cell in terms) for side in ("rows", "cols"))
-        weights = tuple(_as_scalar(c) for c, _ in terms)
+        weights = tuple(_coefficient_as_number(c) for c, _ in terms)
         return self.add_task(rows, cols, weighted_chunk_sum, weights, [cell.key for _, cell in terms])
 
     def _sum_of_products_cell(
@@ -161,7 +161,7 @@ class ChunkTasks(DefaultMachine):
         old = [] if before is None else [before]
         rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
-        update = (_as_scalar(alpha), _as_scalar(beta), None if before is None else before.key)
+        update = (_coefficient_as_number(alpha), _coefficient_as_number(beta), None if before is None else before.key)
         lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
         return self.add_task(
             rows, cols, sum_of_chunk_products, lefts, rights, *update, self.chunk_plan, self.chunk_growth
@@ -179,7 +179,7 @@ def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
     return grid[index] if inside else None
 
 
-def _as_scalar(c: Coefficient) -> float | complex:
+def _coefficient_as_number(c: Coefficient) -> float | complex:
     return c if isinstance(c, complex) else float(c)
 
 

@@ -19,8 +19,8 @@ from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks, sum_of_
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Assumed bytes per second of a chunk's transfer from one worker to another (on one host, or over a fast network), and
-# of the first write to new memory. The first write is slow, since the operating system finds and clears the pages.
+# Assumed bytes per second of two operations: a chunk is sent from one worker to another, and new memory is written for
+# the first time. The first write is slow, since the operating system must find and clear the pages.
 LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would keep more chunks in memory at once than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task
@@ -169,7 +169,7 @@ def simulate_tasks(
 ) -> SimulationResult:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
-    # earliest earliest time at which each process has a free thread, in seconds
+    # earliest time at which each process has a free thread, in seconds
     first_free_at = [0.0] * workers.processes
     places = {key: {home} for key, home in homes.items()}
     ready_at = dict.fromkeys(homes, 0.0)

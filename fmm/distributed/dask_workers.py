@@ -61,7 +61,7 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
         return list(dask_scheduler.worker_plugins)
 
     async def unregister_plugins() -> None:
-        # the names are the names are queried first, since Dask logs an error if an unregistered plugin is removed
+        # the names are queried first, since Dask logs an error if an unregistered plugin is removed
         present = await client.run_on_scheduler(registered_plugin_names)
         for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES_NAME, *INSTALL_TARGETS)):
             if name in present:

@@ -1,8 +1,8 @@
 """Messages of torch.distributed between processes that share a product: panels, parts of C, and comparisons of calls.
 
-`ProductInProgress` computes one process's block of C; the panels of A and B for the next step arrive while the panels
-of the current step are multiplied. The layout (fmm.distributed.layout) determines which process sends which rectangle
-in each step.
+`ProductInProgress` computes one process's block of C in steps. The panels of A and B for the next step arrive while the
+panels of the current step are multiplied. The layout (fmm.distributed.layout) determines which process sends which
+rectangle in each step.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class MeshLayout:
         """Return the index of the piece of the inner dimension that a process multiplies first.
 
         A process begins with the pieces of the inner dimension that it holds. If A and B are both cut along the inner
-        dimension, the processes begin with different pieces as in Cannon's algorithm, so that no process sends to two
+        dimension, the processes begin with different pieces, as in Cannon's algorithm. No process then sends to two
         other processes at once.
         """
         inner = self.process_share(rank).inner

@@ -58,7 +58,7 @@ class MeshDevices:
     # None: no limits on local products
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
-    def with_conditions(self, conditions: LocalConditions) -> MeshDevices:
+    def devices_under_conditions(self, conditions: LocalConditions) -> MeshDevices:
         """Return the devices with the predicted seconds of local products under these conditions."""
         if self.product_seconds_under is None:
             return self
@@ -111,7 +111,7 @@ def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -
     """Return the prediction of one candidate; raise PlanError if the layout does not allow the outer level."""
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.with_conditions(LocalConditions(panels, VENDOR, layout.pieces))
+        local = devices.devices_under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
         return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
     return _predict_with_level(layout, outer_plan, devices)
 
@@ -338,7 +338,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     # entries read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
-    local = devices.with_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
+    local = devices.devices_under_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
     products = _predict_steps(cut.block_layout, local, count)
     return SharingCandidate(
         canonical,

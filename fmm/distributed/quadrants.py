@@ -28,8 +28,8 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
-# For each axis (M, K, N) of the multiply-adds that a dimension of the mesh cuts: the axes of A, and of B, that the same
-# dimension may cut (0, 1, or None for no axis).
+# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each of these axes: the axes of A, and of
+# B, that the same dimension of the mesh may cut (0, 1, or None for no axis).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -92,7 +92,7 @@ def outer_level_blocks(layout: MeshLayout, plan: Plan) -> OuterLevelBlocks:
     shares = [layout.process_share(rank) for rank in range(layout.process_count)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
-    padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
+    padded = (_round_up_to_multiple(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
     rows, width, cols = padded
     return OuterLevelBlocks(layout, parts, rows, cols, inner, width)
 
@@ -128,7 +128,7 @@ def _process_count_along(layout: MeshLayout, axis: int) -> int:
     return _part_count_along(layout.mesh, layout.work, axis)
 
 
-def _round_up(size: int, of: int) -> int:
+def _round_up_to_multiple(size: int, of: int) -> int:
     return -(-size // of) * of
 
 

@@ -1,7 +1,7 @@
 """Shared C++ libraries with fmm's hooks for torch and NumPy; a library is compiled at its first use and cached.
 
-A cached library is loaded only if its digest is right, since a truncated file would end the process. Only this user and
-root may be able to write the file. A library that fails one of these checks is compiled again.
+A cached library is loaded only if its digest is right, since a truncated file would end the process. No other user than
+this user and root may have write permission for the file. A library that fails one of these checks is compiled again.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class CompiledLibrary:
                 if needs_cache:
                     raise CannotCompileError("there is no folder for it that only this user can write")
                 with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
-                    return self._compile(command, Path(temporary), self.source.stem)
+                    return self._compile_and_load(command, Path(temporary), self.source.stem)
             prefix = f"{self.source.stem}-{self._build_fingerprint(command)}"
-            return self._load_cached_library(folder, prefix) or self._compile(command, folder, prefix)
+            return self._load_cached_library(folder, prefix) or self._compile_and_load(command, folder, prefix)
         except subprocess.SubprocessError as error:
             raise CannotCompileError(str(error)) from error
 
@@ -73,8 +73,8 @@ class CompiledLibrary:
                 path.unlink()
         return None
 
-    def _compile(self, command: Sequence[str], folder: Path, prefix: str) -> ctypes.CDLL:
-        """Compile the library, move the file into the folder atomically, and load it; processes may compete."""
+    def _compile_and_load(self, command: Sequence[str], folder: Path, prefix: str) -> ctypes.CDLL:
+        """Compile the library into the folder atomically, and load it; several processes may compile at once."""
         if not command[0]:
             raise CannotCompileError("no C++ compiler is found")
         with (

@@ -2,7 +2,7 @@
 
 fmm_install.pth imports this module if FMM_INSTALL is set; a wheel contains both files beside the package. This module
 imports nothing but sys, so that programs without these libraries start as fast as without fmm. If fmm cannot be
-imported, an error of fmm must not end the program.
+imported, the program runs without fmm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The libraries that fmm can be installed into, and each library's state: permanent, for a `with` block, or on import.
 
-The state belongs to the process: if one thread installs fmm, fmm is installed for all threads. `install` and each
-running `with installed(...)` block hold a target. When the last holder ends, the library's original objects are
-restored.
+The state belongs to the process: if one thread installs fmm, fmm is installed for all threads. `install` holds a
+target, and so does each running `with installed(...)` block. When the last holder ends, the library's original objects
+are restored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Installation of fmm in numpy.matmul and `@`: NumPy's own ufunc gets other inner loops for the types of plans.
+"""Installation of fmm in numpy.matmul and `@`: new inner loops in NumPy's own ufunc, for types that plans support.
 
 The ufunc stays the same object, so other libraries recognize the ufunc, and NumPy itself checks, casts and allocates
 arrays. The compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `compute_loop_product` for
@@ -58,7 +58,7 @@ _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
 
 def install() -> Callable[[], None]:
     """Put fmm's loops into numpy.matmul; return the function that undoes this; raise OSError if no loop compiles."""
-    loops = compiled_loops()
+    loops = load_compiled_loops()
     _installed_loops.append(loops)
     stop_watching = watch_counting(update_loop_limits)
 
@@ -126,7 +126,7 @@ class CompiledLoops:
 
 
 @lru_cache(maxsize=1)
-def compiled_loops() -> CompiledLoops:
+def load_compiled_loops() -> CompiledLoops:
     """Load the loops from the cache, or compile them; raise OSError if the loops cannot be compiled."""
     if not isinstance(numpy_matmul, np.ufunc):
         raise OSError("numpy.matmul is not NumPy's own")

@@ -41,7 +41,7 @@ def call_after_import(module: str, callback: ImportCallback) -> bool:
 
 
 def _take_callbacks(module: str) -> list[ImportCallback]:
-    """Remove and return the callbacks that wait for a loaded module; if there are none, the module is finished."""
+    """Remove and return the callbacks that wait for a loaded module; if no callback waits, mark it as finished."""
     with _callbacks_lock.now:
         callbacks = _waiting_callbacks.pop(module, [])
         if not callbacks:

@@ -14,7 +14,7 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-NOT_DEFINED = object()  # value for a name that the module or class has not defined
+NOT_DEFINED_VALUE = object()  # value for a name that the module or class has not defined
 
 
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
@@ -85,16 +85,16 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
 
     def restore_attributes() -> None:
         for owner, name, before, ours in reversed(replaced):
-            if vars(owner).get(name, NOT_DEFINED) is not ours:
+            if vars(owner).get(name, NOT_DEFINED_VALUE) is not ours:
                 continue
-            if before is NOT_DEFINED:
+            if before is NOT_DEFINED_VALUE:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
 
     try:
         for owner, name, value in values:
-            before = vars(owner).get(name, NOT_DEFINED)
+            before = vars(owner).get(name, NOT_DEFINED_VALUE)
             setattr(owner, name, value)
             replaced.append((owner, name, before, value))
     except BaseException:

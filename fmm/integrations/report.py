@@ -28,7 +28,8 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: the library's products that a report does not count, and the targets with which it would.
+# For each install target: the library's products that a report does not count, and the targets that count these
+# products.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
@@ -308,7 +309,7 @@ def unrecorded_outcome(decision: Decision) -> ProductOutcome:
 
 REPORT_VARIABLE = "FMM_REPORT"
 PROCESS_ID_MARK = "%p"  # in a file name, this mark stands for the process id
-STDERR_NAME = ""
+STDERR_FILE_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
 _report_files: dict[str, int] = {}  # file name -> id of the process that requested the report
@@ -320,14 +321,14 @@ def report_from_env() -> None:
         report_at_exit(name)
 
 
-def report_at_exit(name: str = STDERR_NAME) -> None:
+def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
     The report is written after the process's threads have ended. Functions that the program registers with atexit later
     run before the report is written, since atexit runs the first registered function last.
     """
     with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
-        name = os.path.abspath(name) if name else STDERR_NAME  # the program may change its working directory
+        name = os.path.abspath(name) if name else STDERR_FILE_NAME  # the program may change its working directory
     if not is_reporting():
         begin_report()
     if name not in _report_files:
@@ -339,7 +340,7 @@ def _write_at_exit(name: str) -> None:
     """Write the report to a file or to stderr; forked processes write nothing to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS_ID_MARK, str(os.getpid()))))
-    elif _report_files[STDERR_NAME] == os.getpid():
+    elif _report_files[STDERR_FILE_NAME] == os.getpid():
         print(report(), file=sys.stderr)
 
 

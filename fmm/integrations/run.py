@@ -22,9 +22,9 @@ from typing import Any
 from zipfile import is_zipfile
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
-from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
+from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_FILE_NAME, report_at_exit
 
-USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
+USAGE_TEXT = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +132,7 @@ def _set_first_path(folder: str) -> None:
 
 def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
     """Return the options before the program, the program, and the program's own arguments."""
-    parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE_TEXT, description=__doc__, allow_abbrev=False)
     report_help = "at exit, print which products ran by plans (to a FILE: JSON if it ends in .json, %%p is the process)"
     parser.add_argument("--report", metavar="FILE", help=report_help)
     parser.add_argument(
@@ -166,6 +166,6 @@ def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser)
         if words[i] == "--report=":
             parser.error("--report=: no file is named; --report alone prints the report to stderr")
         if words[i] == "--report":
-            words[i] = f"--report={STDERR_NAME}"
+            words[i] = f"--report={STDERR_FILE_NAME}"
         i += 2 if words[i] == "--install" else 1
     return words

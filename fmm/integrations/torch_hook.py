@@ -44,7 +44,7 @@ class CompiledHook:
 
 
 @lru_cache(maxsize=1)
-def loaded_hook() -> CompiledHook | None:
+def load_compiled_hook() -> CompiledHook | None:
     """Load the hook from the cache, or compile it; return None if the hook cannot be compiled."""
     try:
         return CompiledHook(_compiled_hook_library().load_library())

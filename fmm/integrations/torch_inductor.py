@@ -25,7 +25,7 @@ REPORTED_FUNCTION = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
-    """Write the product of two matrices to `out`; Inductor calls this function while it times and in compiled code."""
+    """Write the product of two matrices to `out`; Inductor calls this function in its timings and in compiled code."""
     is_counted = is_reporting() and not _is_compiling_here()
     if not (are_plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:

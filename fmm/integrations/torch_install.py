@@ -53,7 +53,7 @@ def install_on_host() -> UndoFunction:
 def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
     """Install fmm at this dispatch key, with the C++ hook if possible; raise CannotInstallError before any change."""
     kernels = vendor_kernels(key)
-    hook = torch_hook.loaded_hook() if compiled else None
+    hook = torch_hook.load_compiled_hook() if compiled else None
     answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
     return bypass_fmm_for_vendor(install_compiled_hook(answers, key) if hook else install_python_kernels(answers, key))
 

@@ -21,7 +21,7 @@ from fmm.problem import Shape
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # smallest length of equal pieces of the inner dimension; shorter pieces are used only if longer pieces do not fit
 MIN_INNER_PIECE_LENGTH = 2048
-# lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number number
+# lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
 CUT_LENGTH_MULTIPLE = 64
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
 # pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
@@ -105,8 +105,8 @@ def _cuts_within_memory(
 ) -> Iterator[ProductCut]:
     """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
 
-    If C has several columns of blocks, one candidate keeps all tiles of A for a row of blocks on the device, so that
-    each tile of A is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate keeps all tiles of A for a row of blocks on the device. Each tile
+    of A is then loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):

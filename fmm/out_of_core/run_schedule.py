@@ -128,7 +128,7 @@ class _StepStates:
         if (event := self.events.get(step)) is not None:
             event.wait()
 
-    def set_failure(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Record the first error of a thread, and wake all threads that wait for a step."""
         if self.failure is None and not isinstance(error, OtherThreadFailedError):
             self.failure = error
@@ -173,11 +173,11 @@ class ScheduleRun:
             for worker in workers:
                 worker.join()
         except BaseException as error:
-            self.states.set_failure(error)
+            self.states.record_failure(error)
             self.transfers.ended = True
             raise self.states.failure or error from None
         finally:
-            self.states.set_failure(OtherThreadFailedError())
+            self.states.record_failure(OtherThreadFailedError())
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
@@ -212,7 +212,7 @@ class ScheduleRun:
                         number, self._load_tile(step) if isinstance(step, LoadStep) else self._store_band(step)
                     )
         except BaseException as error:
-            self.states.set_failure(error)
+            self.states.record_failure(error)
 
     def _load_tile(self, step: LoadStep) -> DeviceEvent:
         return self.transfers.start_load(*self._host_tile_and_location(step.tile, step.slot))

@@ -1,9 +1,9 @@
 """The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
-C is cut into as few blocks as the device's memory allows. A block stays on the device while the tiles of A and B that
-contribute to the block are loaded, one piece of the inner dimension after the other. The product of the last piece
-finishes the block in bands of rows, and each band is stored while the next bands are computed. A tile stays in its slot
-until the slot is needed; the tile with the latest next use is evicted first.
+C is cut into as few blocks as the device's memory allows. A block stays on the device while the block's tiles of A and
+B are loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in
+bands of rows, and each band is stored while the next bands are computed. A tile stays in its slot until the slot is
+needed; the tile with the latest next use is evicted first.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps. A
 step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the

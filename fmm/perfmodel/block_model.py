@@ -364,7 +364,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model in the form of the protocol `fmm.kernels.cuda.target.TileModel`."""
+    """The block model in the form of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel

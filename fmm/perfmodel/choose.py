@@ -191,6 +191,10 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 # Padding makes the sides of leaf products longer by less than a third. A side below UNPADDED_SIDE_SHARE of the shortest
 # allowed side is therefore too short after padding too.
 UNPADDED_SIDE_SHARE = 0.7
+# Shortest side in rows of a product on a GPU whose complex matrices are split into real ones. No shorter side has been
+# measured for the model. On an H100 in complex64, five products with a side of 16 to 48 rows take 1.8 to 3.3 of the
+# vendor's time with the level 3m (predicted below 0.9).
+MIN_COMPLEX_SIDE = 128.0
 
 
 class EligiblePlan(NamedTuple):
@@ -199,14 +203,15 @@ class EligiblePlan(NamedTuple):
     plan: Plan
     alignment: int  # every row of A, B and C must begin at a multiple of this number of bytes
     longest: float  # number of rows of the longest allowed side; inf: no limit
+    shortest: float  # number of rows of the shortest allowed side; 0: no limit
     parts: tuple[int, int, int] | None  # numbers of parts into which all levels cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
-        """Return True if the problem's rows are aligned and the sides are short enough for the plan."""
+        """Return True if the problem's rows are aligned and the sides are neither too short nor too long."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
-        return aligned and (self.longest == inf or max(problem.size) <= self.longest)
+        return aligned and self.shortest <= min(problem.size) and max(problem.size) <= self.longest
 
     def exceeds_level_bounds(self, side: float) -> bool:
         """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
@@ -266,7 +271,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
-        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
+        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, 0.0, parts)
     if not plan.is_candidate_for(dtype) or (writes_triangle and not _has_needed_column_copies(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
@@ -277,7 +282,9 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
-    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
+    splits_complex = calibration.batches and any(level.is_complex_split for level in plan.levels)
+    shortest = MIN_COMPLEX_SIDE if splits_complex else 0.0
+    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, shortest, parts, levels, bounds)
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:

@@ -30,9 +30,8 @@ class _ThreadRecord(threading.local):
     why = ""
 
 
-RECORDING_SWITCH = (
-    _RecordingSwitch()
-)  # on while any thread counts products; every product reads it, so it is a plain attribute
+# on while any thread counts products; a plain attribute, since every product reads the switch
+RECORDING_SWITCH = _RecordingSwitch()
 _thread_record = _ThreadRecord()
 
 

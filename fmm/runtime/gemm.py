@@ -140,7 +140,7 @@ def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
 def explain_gemm(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision of `run_gemm`. It depends on the memory layout of c, not on its numbers."""
+    """Return the decision of `run_gemm`; the decision depends on the memory layout of c, not on its numbers."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_explained_operands(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
@@ -212,7 +212,7 @@ def _arrange_explained_operands(
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
         return operands
-    if library.broadcast_view(c, shape) is None:  # such a call computes the product in a copy of c
+    if library.broadcast_view(c, shape) is None:  # without a view of c, the call computes the product in a copy of c
         return operands._replace(target=c)
     return operands._replace(addend=readable_addend(library, operands.a, operands.b, c, shape))
 

@@ -351,9 +351,10 @@ def _real_factor(factor: Coefficient) -> float:
 #
 # No plan for one triangle is faster on few rows, and preparing a call takes 50 microseconds.
 
-# Largest number of rows of such a product. If A has at most this number of entries, its sides need no check.
+# Largest number of rows of a product without a prepared call. If A has at most this number of entries, its sides need
+# no check.
 SMALL_GRAM_MAX_ROWS = 1024
-# A product of up to THIN_GRAM_MAX_ROWS rows is computed in this way, too, if its inner side is at most
+# A product of up to THIN_GRAM_MAX_ROWS rows also needs no prepared call if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.
 THIN_GRAM_MAX_ROWS, THIN_GRAM_MAX_INNER_SIDE = 4096, 64
 ndarray = np.ndarray

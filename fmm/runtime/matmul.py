@@ -167,7 +167,7 @@ def _run_other_plans(
             if not isinstance(c, PlanFailure):
                 return c
     except MemoryError:
-        pass  # choosing a plan takes memory too
+        pass  # the choice of a plan needs memory
     return None
 
 

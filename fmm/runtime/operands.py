@@ -36,7 +36,7 @@ ByteOffsets = tuple[int, int, int]  # offsets in bytes from the first elements o
 class CallMatrices:
     """The matrices of a call's products, which all have the same problem."""
 
-    a: Operand  # A as it is multiplied, after any copy, with two axes or more; `b` and `c` likewise
+    a: Operand  # A as BLAS multiplies it, after any copy, with two axes or more
     b: Operand
     c: Operand
     packs: tuple[bool, bool]  # True for each of A and B that is copied, because BLAS cannot read its layout

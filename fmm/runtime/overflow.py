@@ -60,11 +60,13 @@ def may_overflow(
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
-    def both(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
+    def bounds_of_both(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
         left = bound(a, threads)
         return left, left if op == "gram" else bound(b, threads)  # b is a's adjoint
 
-    return not (is_safe(*both(frobenius_norm_bound), 1) or is_safe(*both(largest_magnitude), k * parts))
+    return not (
+        is_safe(*bounds_of_both(frobenius_norm_bound), 1) or is_safe(*bounds_of_both(largest_magnitude), k * parts)
+    )
 
 
 def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
@@ -106,11 +108,11 @@ def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
     height = max(PANEL_BYTES // max(rows.shape[1] * x.itemsize, 1), 1)
     found: list[Any] = []
 
-    def scan(start: int) -> None:
+    def scan_rows(start: int) -> None:
         band = rows[start : start + height]
         found.append((band.max(), band.min()))
 
-    threads.run_tasks([lambda start=start: scan(start) for start in range(0, len(rows), height)])  # type: ignore[misc]
+    threads.run_tasks([lambda start=start: scan_rows(start) for start in range(0, len(rows), height)])  # type: ignore[misc]
     return float(np.abs(np.array(found)).max())
 
 

@@ -33,10 +33,11 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # first and last side of the timed products; the side is doubled
 MAX_PRODUCT_SECONDS = 0.02  # the side is doubled until the next product would take longer than this
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
-# time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
-# which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
-# float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
-PIPE_STEPS, CONCURRENT_PIPE_STEPS = 200.0, 150.0
+# The side S of products that run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
+# of 1000 or 2000 run 10 to 20 % below the asymptotic rate, which is as much as a level saves. A measurement of S would
+# take too long; two cores with AVX-512 have 200 to 250 in float64 and 200 to 400 in float32. Two concurrent products,
+# each on one thread, have a smaller S.
+HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
 # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
 SUM_OPERAND_SIDE = 1536
 # rows and columns of A in the product that runs concurrently with the timed sums, unsplit, and longer than the sums
@@ -98,11 +99,11 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
 
 def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu_calibration(threads), _sum_rate(threads)
-    rate, least = _product_rate(np.dtype(dtypes[0]), PIPE_STEPS), 0.0
+    rate, least = _product_rate(np.dtype(dtypes[0]), HALF_RATE_SIDE), 0.0
     with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # other programs disturb products on one thread less than products on all threads
             least = MIN_CONCURRENT_LEAF_SIDE
-            alone = _product_rate(np.dtype(dtypes[0]), CONCURRENT_PIPE_STEPS)
+            alone = _product_rate(np.dtype(dtypes[0]), CONCURRENT_HALF_RATE_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
             stream *= SUM_RATE_SHARE[dtypes[0]]
@@ -147,12 +148,14 @@ def _sum_rate(threads: int) -> float:
     )
     left, right, dest = (np.ones(shape) for shape in (CONCURRENT_SHAPE, CONCURRENT_SHAPE[1:] * 2, CONCURRENT_SHAPE))
 
-    def steps(backend: NumpyBackend) -> None:
+    def run_product_and_sums(backend: NumpyBackend) -> None:
         backend.multiply("vendor", left, right, dest)
         backend.compute_sums(split, reads, writes)
 
-    measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
-    seconds = median(measure_step_times(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(SUM_TIMINGS))
+    measure_step_times(threads, MIN_CONCURRENT_FLOPS, run_product_and_sums)  # the first run touches fresh pages
+    seconds = median(
+        measure_step_times(threads, MIN_CONCURRENT_FLOPS, run_product_and_sums).sums for _ in range(SUM_TIMINGS)
+    )
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 

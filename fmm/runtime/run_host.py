@@ -139,7 +139,7 @@ def _compute_on_worker(
     """
     last = list(completion)
 
-    def work() -> None:
+    def compute() -> None:
         try:
             multiplier.compute_product(x, y, z)
         except BaseException:
@@ -149,7 +149,7 @@ def _compute_on_worker(
         last.clear()
 
     try:
-        run_on_worker(work, last)
+        run_on_worker(compute, last)
     except _VendorNeededError as why:
         if not last:
             raise

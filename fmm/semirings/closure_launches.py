@@ -29,7 +29,7 @@ from fmm.semirings.minplus_kernel import (
     product_clocks,
 )
 
-# temporaries begin at multiples of this number of entries in the workspace in the workspace
+# temporaries begin at multiples of this number of entries in the workspace
 TEMPORARY_ALIGNMENT_ENTRIES = 256
 ARGUMENT_BUFFER_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
 ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
@@ -42,7 +42,7 @@ class ClosureLaunches:
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # number of entries of all temporaries together together
+    numbers: int  # number of entries of all temporaries together
     # bytes for left operands in which each entry is written twice, for rings with two entries in a word
     doubled_bytes: int
 

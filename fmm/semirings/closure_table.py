@@ -135,8 +135,8 @@ def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSe
 # ---- sets of words over letters that do not commute
 #
 # An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
-# and for matrices over such a semiring. Sets of words are compared by their derivatives: the derivative by a letter is
-# the set of words that may follow this letter as the first (Brzozowski 1964, Antimirov 1996). The comparison
+# and for matrices over this semiring. Sets of words are compared through their derivatives (Brzozowski 1964, Antimirov
+# 1996). The derivative of a set by a letter contains the rests of all words that begin with this letter. The comparison
 # terminates, since a set of words has finitely many derivatives.
 
 
@@ -203,7 +203,7 @@ def has_empty_word(x: WordSet) -> bool:
 
 @lru_cache(maxsize=4096)
 def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
-    """Return sets that together contain the rests of all words of x that begin with `letter`, without this letter."""
+    """Return sets with this union: the rests, without `letter`, of all words of x that begin with `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, WordUnion):

@@ -53,7 +53,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
         doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.launch_all(addresses, cupy.cuda.get_current_stream().ptr)
-    return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
+    return _with_first_columns(c, n), _with_first_columns(args, n) if with_arguments else None
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
@@ -77,7 +77,7 @@ def device_diagonal(x: Any) -> Any:
     """Return the diagonal of a row-major square matrix as a NumPy array."""
     n, item = len(x), x.itemsize
     diagonal = cupy.empty(n, x.dtype)
-    _copy_lines(diagonal.data.ptr, item, x.data.ptr, x.strides[0] + item, item, n)
+    _copy_rows_on_device(diagonal.data.ptr, item, x.data.ptr, x.strides[0] + item, item, n)
     return diagonal.get()
 
 
@@ -100,7 +100,7 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
             ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.launch_all({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
-    return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
+    return _with_first_columns(values, n), None if predecessors is None else _with_first_columns(nodes, n)
 
 
 @lru_cache(maxsize=256)
@@ -157,19 +157,19 @@ def _with_padded_rows(x: Any) -> Any:
     """Return a copy with rows that begin at multiples of 16 bytes; the kernels do not read the padding."""
     rows, cols = x.shape
     copy = cupy.empty((rows, padded_leading_dimension(cols)), x.dtype)
-    _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
+    _copy_rows_on_device(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
     return copy
 
 
-def _first_columns(x: Any, cols: int) -> Any:
+def _with_first_columns(x: Any, cols: int) -> Any:
     if x.shape[1] == cols:
         return x
     copy = cupy.empty((len(x), cols), x.dtype)
-    _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, len(x))
+    _copy_rows_on_device(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, len(x))
     return copy
 
 
-def _copy_lines(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
+def _copy_rows_on_device(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
     """Copy `nbytes` bytes of each line on the current stream; a step is the distance of two lines in bytes."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-# number of number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
+# number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
 TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 

@@ -83,7 +83,7 @@ def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dty
     """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
     if array_kind(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
-    # types are types are compared by name, since NumPy lacks some of torch's types
+    # types are compared by name, since NumPy lacks some of torch's types
     out_type = str(out.dtype).removeprefix("torch.")
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")

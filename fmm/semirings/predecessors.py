@@ -16,14 +16,14 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_ENTRIES = 1 << 24  # number of entries of the predecessor matrix that are inspected at a time
+PREDECESSOR_PIECE_ENTRIES = 1 << 24  # number of entries of the predecessor matrix that are inspected at a time
 
 
 def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
     """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
     host_edges: Array | None = None
     count = len(predecessors)
-    step = max(PIECE_ENTRIES // max(count, 1), 1)
+    step = max(PREDECESSOR_PIECE_ENTRIES // max(count, 1), 1)
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]

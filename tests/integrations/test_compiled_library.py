@@ -119,7 +119,7 @@ def test_a_compiler_that_fails_is_an_error(library: CompiledLibrary, monkeypatch
 @pytest.fixture
 def no_loops_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(numpy_loops, "compiled_loops", numpy_loops.compiled_loops.__wrapped__)
+    monkeypatch.setattr(numpy_loops, "load_compiled_loops", numpy_loops.load_compiled_loops.__wrapped__)
     environment.log_once.cache_clear()
 
 

@@ -29,7 +29,7 @@ SIDE = 96  # plans run from sides of 32 on
 @pytest.fixture(autouse=True)
 def has_compiler() -> None:
     try:
-        numpy_loops.compiled_loops()
+        numpy_loops.load_compiled_loops()
     except OSError as error:
         pytest.skip(str(error))
 
@@ -154,7 +154,7 @@ def test_fmms_own_products_are_numpys(run: list[Plan]) -> None:
 
 def classical_by_numpy(a: Any) -> Any:
     fmm.uninstall("numpy")
-    loops = numpy_loops.compiled_loops()
+    loops = numpy_loops.load_compiled_loops()
     for number in numpy_loops.DTYPES_BY_NUMBER:
         loops.set_limits(number, numpy_loops.NO_PLAN_SIDE, 0)
     try:

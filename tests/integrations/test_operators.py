@@ -37,7 +37,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "python":
         return False
     monkeypatch.setenv("XDG_CACHE_HOME", str(ROOT / ".test-cache"))
-    if torch_hook.loaded_hook() is None:
+    if torch_hook.load_compiled_hook() is None:
         pytest.skip("no C++ compiler")
     return True
 
@@ -550,7 +550,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
 
 
 def test_torch_on_the_host_is_a_place(plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_hook, "loaded_hook", lambda: None)
+    monkeypatch.setattr(torch_hook, "load_compiled_hook", lambda: None)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: False)
     a = drawn("cpu")
     with fmm.installed("torch-cpu"):
@@ -579,7 +579,7 @@ def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: p
         pass
     assert "nothing is installed for torch: fmm's kernels need CuPy" in caplog.text
     monkeypatch.setattr(torch_install, "find_spec", lambda name: "found")
-    monkeypatch.setattr(torch_hook, "loaded_hook", lambda: None)
+    monkeypatch.setattr(torch_hook, "load_compiled_hook", lambda: None)
     initialized = torch.cuda.is_initialized()
     if torch.backends.cuda.is_built():
         undo = torch_install.install_on_cuda()
@@ -607,11 +607,11 @@ def test_a_compiler_that_takes_long_is_not_silent(
     slow.chmod(0o700)
     monkeypatch.setenv("CXX", str(slow))
     environment.log_once.cache_clear()
-    torch_hook.loaded_hook.cache_clear()
+    torch_hook.load_compiled_hook.cache_clear()
     try:
-        assert torch_hook.loaded_hook() is None
+        assert torch_hook.load_compiled_hook() is None
     finally:
-        torch_hook.loaded_hook.cache_clear()
+        torch_hook.load_compiled_hook.cache_clear()
     said = f"fmm: the hook for torch {torch.__version__} is being compiled, once for this version"
     assert caplog.messages[0] == said and len(caplog.messages) == 2
 
@@ -622,13 +622,13 @@ def test_without_a_compiler_python_stands_in_front(
     environment.log_once.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for compiler, said in (("/no/such/compiler", "cannot be compiled"), ("false", "cannot be compiled")):
-        torch_hook.loaded_hook.cache_clear()
+        torch_hook.load_compiled_hook.cache_clear()
         monkeypatch.setenv("CXX", compiler)
-        assert torch_hook.loaded_hook() is None
+        assert torch_hook.load_compiled_hook() is None
         assert said in caplog.text
     monkeypatch.delenv("CXX")
     monkeypatch.setattr("shutil.which", lambda name: None)
-    torch_hook.loaded_hook.cache_clear()
-    assert torch_hook.loaded_hook() is None and "no C++ compiler" in caplog.text
-    torch_hook.loaded_hook.cache_clear()
+    torch_hook.load_compiled_hook.cache_clear()
+    assert torch_hook.load_compiled_hook() is None and "no C++ compiler" in caplog.text
+    torch_hook.load_compiled_hook.cache_clear()
     assert not list(tmp_path.rglob("*.so"))

@@ -12,10 +12,12 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import (
     COUNTED_ROUNDS_MARGIN_SHARE,
     FEW_TILES_MARGIN,
+    MIN_COMPLEX_SIDE,
     MIN_COMPLEX_TILE_SIDE,
     OTHER_TYPE_MARGIN_SHARE,
     TRIANGLE_CUT_MARGIN,
     few_tiles_margin,
+    filter_candidates,
     required_margin,
 )
 from fmm.problem import Problem
@@ -132,3 +134,15 @@ def test_thin_bfloat16_products_are_still_copied() -> None:
     assert required_margin(plan, tf32, on) - required_margin(plan, problem, on) == pytest.approx(
         4000 / 131**2 - 12.8 / 131
     )
+
+
+@pytest.mark.parametrize(("gpu", "shortest", "allowed"), [(True, 127, False), (True, 128, True), (False, 16, True)])
+@pytest.mark.parametrize("position", range(3))
+def test_no_short_complex_product_is_split_on_a_gpu(gpu: bool, shortest: int, allowed: bool, position: int) -> None:
+    sides = [20000, 20000, 20000]
+    sides[position] = shortest
+    plans = [VENDOR, Plan.parse("3m > vendor")]
+    m, k, n = sides
+    found = list(filter_candidates(Problem(m, k, n, "complex64"), device(gpu=gpu), plans))
+    assert found == (plans if allowed else [VENDOR])
+    assert MIN_COMPLEX_SIDE == 128

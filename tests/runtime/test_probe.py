@@ -40,7 +40,7 @@ def fresh() -> Iterator[None]:
 
 def rates(flops: float, stream: float) -> Calibration:
     """A processor that multiplies and adds so fast."""
-    both = MappingProxyType(dict.fromkeys(("float64", "float32"), ProductRate(flops, 0.0, probe.PIPE_STEPS)))
+    both = MappingProxyType(dict.fromkeys(("float64", "float32"), ProductRate(flops, 0.0, probe.HALF_RATE_SIDE)))
     return Calibration("for tests", "for tests", both, stream)
 
 

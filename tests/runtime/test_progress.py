@@ -24,13 +24,13 @@ M = np.arange(12.0).reshape(3, 4) @ np.ones((4, 3))
 class Seen:
     """What people would see, noted."""
 
-    every = 0.001
+    update_seconds = 0.001
 
     def __init__(self) -> None:
         self.shown: list[tuple[int, int]] = []
         self.some, self.closed = threading.Event(), False
 
-    def show(self, done: int, total: int, elapsed: float) -> None:
+    def show_counts(self, done: int, total: int, elapsed: float) -> None:
         self.shown.append((done, total))
         self.some.set()
 

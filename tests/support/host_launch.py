@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.ops import MatrixView
+from fmm.kernels.cuda.ops import DeviceView
 
 Numbers = np.ndarray[Any, Any]
 
@@ -36,7 +36,7 @@ def launch_words(function: Callable[..., int], words: Numbers, *shape: int) -> N
     assert function(words.ctypes.data_as(ctypes.c_void_p), *shape) == words.nbytes
 
 
-def view_of(base: str, x: Numbers) -> MatrixView:
+def view_of(base: str, x: Numbers) -> DeviceView:
     """Return the view of a whole matrix."""
     down, right = (step // x.itemsize for step in x.strides)
-    return MatrixView(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)
+    return DeviceView(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)

@@ -12,9 +12,9 @@ from fmm.kernels.cpu.host_arrays import aligned_block
 from fmm.kernels.cuda.ops import (
     BlockStrides,
     BlockTerm,
+    DeviceView,
     GemmOp,
     GemmOperand,
-    MatrixView,
     MirroredGemm,
     MirrorOp,
     RankOp,
@@ -153,11 +153,11 @@ def _rescale(op: LineExponentsOp | RescaleOp, memory: Memory) -> None:
     dest[...] = source * (np.exp2(factors[0])[:, None] if op.rows[0] else 1) * np.exp2(factors[1])
 
 
-def _exponents(given: tuple[MatrixView | None, int], memory: Memory) -> Any:
+def _exponents(given: tuple[DeviceView | None, int], memory: Memory) -> Any:
     return 0 if given[0] is None else given[1] * _viewed(given[0], memory)[0].real.astype(float)
 
 
-def _viewed(x: MatrixView, memory: Memory) -> Matrix:
+def _viewed(x: DeviceView, memory: Memory) -> Matrix:
     return _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype))
 
 

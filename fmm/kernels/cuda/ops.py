@@ -24,7 +24,7 @@ MIRROR_TILE_ROW_BYTES = 128  # bytes of one row of a mirrored tile: one line of 
 # ---- views of memory
 
 
-class MatrixView(NamedTuple):
+class DeviceView(NamedTuple):
     """A matrix in device memory. Strides count elements of `dtype`; the offset counts bytes from the base."""
 
     base: str
@@ -49,7 +49,7 @@ class MatrixView(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.rows, self.cols
 
-    def block_view(self, place: Place) -> MatrixView:
+    def block_view(self, place: Place) -> DeviceView:
         """Return the view of a submatrix, of the submatrix's transpose, or of its real or imaginary parts."""
         if place.part == "transpose":
             return transposed_view(self.block_view(place.untransposed_place))
@@ -90,7 +90,7 @@ class GemmOperand(NamedTuple):
     stride: int  # elements from one matrix of a batch to the next
 
 
-def distance_between_views(views: Sequence[MatrixView]) -> int | None:
+def distance_between_views(views: Sequence[DeviceView]) -> int | None:
     """Return the distance in elements between consecutive views.
 
     Return None if the distances differ, or if the views differ in base, shape or strides.
@@ -102,32 +102,32 @@ def distance_between_views(views: Sequence[MatrixView]) -> int | None:
     return steps.pop() // views[0].itemsize if len(steps) == 1 else None
 
 
-def is_column_major(x: MatrixView) -> bool:
+def is_column_major(x: DeviceView) -> bool:
     """Return True if the columns of the matrix are contiguous."""
     return x.down == x.unit and (x.right != x.unit or x.rows == 1)
 
 
-def transposed_view(x: MatrixView) -> MatrixView:
+def transposed_view(x: DeviceView) -> DeviceView:
     """Return the view of the transposed matrix, on the same memory."""
     return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
 
 
-def operand_views(problem: Problem) -> dict[str, MatrixView]:
+def operand_views(problem: Problem) -> dict[str, DeviceView]:
     """Return the views of the complete matrices A, B and C."""
     return {
-        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored_type)
+        name: DeviceView(name, 0, *shape, *layout.strides, problem.stored_type)
         for name, shape, layout in zip("ABC", problem.matrix_shapes, problem.layouts, strict=True)
     }
 
 
-def addend_view(problem: Problem) -> MatrixView | None:
+def addend_view(problem: Problem) -> DeviceView | None:
     """Return the view of the addend, which beta multiplies; None if beta multiplies C."""
     if problem.addend_strides is None:
         return None
-    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored_type)
+    return DeviceView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored_type)
 
 
-def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
+def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
     """Return True if the addend is contiguous along dest's contiguous axis.
 
     The stride along the other axis is arbitrary: with stride 0, a bias vector is an addend.
@@ -182,7 +182,7 @@ class GemmOp:
     checked: bool = False  # True if the kernel raises the flag for entries that may exceed the componentwise bound
     prepared: PreparedOperands = NO_PREPARED_OPERANDS
     dest_dtype: str | None = None  # the type of dest; None: the operands' type
-    addend: MatrixView | None = None  # the matrix that beta multiplies, with the layout of dest; None: dest
+    addend: DeviceView | None = None  # the matrix that beta multiplies, with the layout of dest; None: dest
 
     @property
     def operands_and_result(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
@@ -195,10 +195,10 @@ class GemmOp:
         return self.dest.base == "C"
 
     @property
-    def dest_view(self) -> MatrixView:
+    def dest_view(self) -> DeviceView:
         """The column-major view of the first product's result."""
         x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored_type
-        return MatrixView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
+        return DeviceView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property
     def triangle_extent(self) -> TriangleExtent | None:
@@ -238,12 +238,12 @@ class GemmOp:
 
 def gemm_op(
     leaf: str,
-    products: Sequence[tuple[MatrixView, MatrixView, MatrixView]],
+    products: Sequence[tuple[DeviceView, DeviceView, DeviceView]],
     dtype: str,
     alpha: complex = 1,
     beta: complex = 0,
     scratch: int = 0,
-    addend: MatrixView | None = None,
+    addend: DeviceView | None = None,
 ) -> GemmOp:
     """Return one batched operation for products (left, right, dest) of equal size at constant distances."""
     lefts, rights, dests = zip(*products, strict=True)
@@ -255,7 +255,7 @@ def gemm_op(
     return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch, addend=addend)
 
 
-def _batch_operand(views: Sequence[MatrixView]) -> GemmOperand:
+def _batch_operand(views: Sequence[DeviceView]) -> GemmOperand:
     """Return the batched operand whose matrices have these views."""
     x, distance = views[0], distance_between_views(views)
     assert distance is not None and 1 in x.strides
@@ -292,7 +292,7 @@ class RankOp:
 
 
 def rank_op(
-    leaf: str, dtype: str, left: MatrixView, right: MatrixView, dest: MatrixView, alpha: float, beta: float
+    leaf: str, dtype: str, left: DeviceView, right: DeviceView, dest: DeviceView, alpha: float, beta: float
 ) -> RankOp | None:
     """Return the rank update for the lower triangle of dest = alpha left right + beta dest; right is left's adjoint.
 
@@ -319,8 +319,8 @@ def rank_op(
 class MirrorOp:
     """The lower triangle of dest = alpha source + beta dest; with `full`, also its mirror in the upper triangle."""
 
-    source: MatrixView
-    dest: MatrixView
+    source: DeviceView
+    dest: DeviceView
     alpha: float = 1
     beta: float = 0
     full: bool = True
@@ -369,7 +369,7 @@ class MirroredGemm:
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
 
-def mirrored_gemm(op: object, source: MatrixView, mirror: MirrorOp) -> MirroredGemm | None:
+def mirrored_gemm(op: object, source: DeviceView, mirror: MirrorOp) -> MirroredGemm | None:
     """Return a product and the in-place mirror that follows as one operation.
 
     Return None unless `op` is a single product that writes the mirror's lower triangle.

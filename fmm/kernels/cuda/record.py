@@ -17,8 +17,8 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, LaunchStep, StreamSync
 from fmm.kernels.cuda.ops import (
     NO_PREPARED_OPERANDS,
+    DeviceView,
     GemmOp,
-    MatrixView,
     MirroredGemm,
     MirrorOp,
     PreparedOperands,
@@ -135,7 +135,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
 # ---- recomputing where there is an inf or NaN
 
 
-def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[MatrixView, int]:
+def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, int]:
     """Return the view of a copy of the old C, and the bytes of a workspace that ends with this copy.
 
     The recomputed product is added to this copy.
@@ -144,12 +144,12 @@ def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[MatrixVi
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
     strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN_BYTES)
-    copy = MatrixView("W", start, c.rows, c.cols, *strides, c.dtype)
+    copy = DeviceView("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
 
 def _recompute_steps(
-    problem: Problem, scanned: bool, target: ChipTarget, addend: MatrixView | None
+    problem: Problem, scanned: bool, target: ChipTarget, addend: DeviceView | None
 ) -> tuple[LaunchStep, ...]:
     """Return the launches that recompute the product; with `scanned`, the first launch scans C for inf and NaN."""
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
@@ -217,17 +217,17 @@ class LaunchRecorder:
 
     # ---- memory
 
-    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> DeviceView:
         stored = DTYPES[DTYPES[dtype].stored_type]
         offset, self.used_bytes = self.used_bytes, self.used_bytes + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used_bytes)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
-        return MatrixView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
+        return DeviceView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
     def free_temporaries_since(self, mark: int) -> None:
         self.used_bytes = mark
 
-    def submatrix(self, x: MatrixView, place: Place) -> MatrixView:
+    def submatrix(self, x: DeviceView, place: Place) -> DeviceView:
         return x.block_view(place)
 
     # ---- sums
@@ -235,13 +235,13 @@ class LaunchRecorder:
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return column_major_sums(steps)
 
-    def compute_sums(self, step: Sum, reads: Sequence[MatrixView], writes: Sequence[MatrixView]) -> None:
+    def compute_sums(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):
             self._record(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
             self._record(op)
 
-    def _sum_op(self, step: Sum, reads: Sequence[MatrixView], writes: Sequence[MatrixView]) -> SumOp | None:
+    def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation of a step of sums; None if the step writes nothing.
 
         A repeated step gets the earlier operation with shifted offsets. Inner levels repeat their steps hundreds of
@@ -260,12 +260,12 @@ class LaunchRecorder:
         shifted = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
         return replace(op, arrays=tuple(shifted))
 
-    def copy_addend(self, addend: MatrixView, dest: MatrixView) -> None:
+    def copy_addend(self, addend: DeviceView, dest: DeviceView) -> None:
         """Record a copy of the addend to the result, for kernels that cannot read the addend in place."""
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
 
-    def _record_scaling(self, dest: MatrixView, beta: Coefficient) -> None:
+    def _record_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
         """Record dest = beta dest. With k = 0 or alpha = 0, a product is only this scaling."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
@@ -290,7 +290,7 @@ class LaunchRecorder:
             self._record_gemm(leaf, batch, dtype, alpha, beta)
 
     def multiply_with_addend(
-        self, leaf: str, product: ProductMatrices, added: MatrixView, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, added: DeviceView, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
         if m == 0 or n == 0:
@@ -303,7 +303,7 @@ class LaunchRecorder:
 
     def _record_gemm(
         self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,
-        addend: MatrixView | None = None,
+        addend: DeviceView | None = None,
     ) -> None:  # fmt: skip
         """Record a batch of products with a leaf, whose scratch memory follows the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
@@ -367,7 +367,7 @@ class LaunchRecorder:
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
 
-    def mirror_triangle(self, step: Mirror, source: MatrixView, dest: MatrixView) -> None:
+    def mirror_triangle(self, step: Mirror, source: DeviceView, dest: DeviceView) -> None:
         if not dest.rows:
             return
         op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")

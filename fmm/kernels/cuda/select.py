@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
-from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirroredGemm, MirrorOp, RankOp, has_matching_layout
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirroredGemm, MirrorOp, RankOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, missing_plane_launches, vendor_f16x3_steps
@@ -75,7 +75,7 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     return *copied, *LEAF_SELECTORS[name](replace(op, addend=None), target)
 
 
-def _select_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> tuple[Launch, ...]:
+def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return launches that read the addend in place; none if no kernel can, or if copying the addend is faster."""
     if not has_matching_layout(addend, op.dest_view):
         return ()
@@ -165,7 +165,7 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     return (VendorCall(op.as_vendor_gemm, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
 
 
-def select_tile_with_addend(op: GemmOp, addend: MatrixView, target: ChipTarget) -> tuple[Launch, ...]:
+def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if there are none.
 
     The TMA kernel cannot read an addend in place. So the tuple is also empty if the TMA kernel is the fastest.

@@ -49,7 +49,7 @@ ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a certified 
 MIN_TUNED_FLOPS = 2 * 2048**3
 # smallest predicted speedup over an entry's plan for which another plan replaces the entry's plan
 ENTRY_OVERRIDE_GAIN = 1.25
-# smallest side of integer products on the host that a plan may compute; NumPy takes at most 2 ms below
+# smallest side of integer products on the host with a plan; for shorter sides NumPy takes at most 2 ms
 MIN_INTEGER_PLAN_SIDE = 129
 
 
@@ -354,9 +354,8 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-RETRY_WORKSPACE_SHARE = (
-    0.8  # share of a plan's workspace that the next attempt may use, so that fragmented free memory suffices
-)
+# share of a plan's workspace that the next plan may use, so that fragmented free memory suffices
+RETRY_WORKSPACE_SHARE = 0.8
 
 
 def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
@@ -411,7 +410,7 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 # ---- expected times outside a choice
 
 # Largest ratio of the inner side to the rows for which one triangle is computed. With a larger ratio the vendor splits
-# the inner side of a whole product. Whether the vendor's syrk splits it too, the model does not know.
+# the inner side of a whole product. The model does not know whether syrk splits the inner side.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows for which a GPU's syrk takes about as long as the whole product. (H200, 1024 rows and columns:
 # syrk 63 us and whole product 59 us in float32, 41 us and 42 us in float64.)

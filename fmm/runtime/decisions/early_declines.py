@@ -113,7 +113,7 @@ def are_small_matrices(a: Any, b: Any) -> bool:
     return bool(min(m, a.shape[-1], b.shape[-1]) < MIN_PLAN_SIDE)
 
 
-# ---- products that were declined a moment ago
+# ---- products with a cached decline
 
 
 class DeclineMemory(NamedTuple):
@@ -158,7 +158,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     library.cached_calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
 
 
-# ---- calls of gemm and gram that were declined a moment ago
+# ---- calls of gemm and gram with a cached decline
 
 # seconds for which the decline of a small call is cached: the next decision notices a changed config
 CALL_DECLINE_SECONDS = 1.0

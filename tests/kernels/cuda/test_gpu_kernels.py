@@ -121,7 +121,7 @@ def _check(
     a, b, c = (Operand(cupy, x, layout, shift) for x, layout in zip(values, layouts, strict=True))
     tape = record_plan_for_device(_plan(text), Problem(m, k, n, dtype, layouts, alpha, beta))  # type: ignore[arg-type]
     workspace = cupy.full(tape.workspace + GUARD, POISON, np.uint8)
-    backend.run(tape, *(x.matrix.data.ptr for x in (a, b, c)), workspace.data.ptr)
+    backend.run_launches(tape, *(x.matrix.data.ptr for x in (a, b, c)), workspace.data.ptr)
     left, right, old = (_wide(x, dtype) for x in values)
     expected = alpha * (left @ right) + (beta * old if beta else 0)
     found = _wide(cupy.asnumpy(c.matrix), dtype)
@@ -263,7 +263,7 @@ def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:
     for m, k, n in ((96, 64, 160), (67, 35, 131)):
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
             a, b = (cupy.asarray(_random_numbers(rng, shape, dtype)) for shape in ((m, k), (k, n)))
-            c = backend.multiply(_plan(text), a, b)
+            c = backend.multiply_by_plan(_plan(text), a, b)
             found, expected = (_wide(cupy.asnumpy(x), dtype) for x in (c, a @ b))
         assert np.linalg.norm(found - expected) <= LIMITS.get(dtype, 0) * np.linalg.norm(expected)
 
@@ -290,7 +290,7 @@ def test_errors_stay_within_the_budget(dtype: str, cupy: Any, backend: Any) -> N
     exact = _wide(a, dtype).astype(WIDER[dtype]) @ _wide(b, dtype).astype(WIDER[dtype])
 
     def error(text: str) -> float:
-        c = backend.multiply(text, cupy.asarray(a), cupy.asarray(b), dtype=dtype)
+        c = backend.multiply_by_plan(text, cupy.asarray(a), cupy.asarray(b), dtype=dtype)
         return float(np.linalg.norm((_wide(cupy.asnumpy(c), dtype) - exact).astype(np.float64)))
 
     vendor = error("vendor")
@@ -308,11 +308,13 @@ def test_multiply_takes_any_strides(cupy: Any, backend: Any) -> None:
     wide_a = cupy.stack([a, a], axis=2).reshape(40, 120)[:, ::2]  # neither rows nor columns contiguous
     out = cupy.zeros((50, 40), np.float64).T
     for left in (a, wide_a, cupy.asfortranarray(a), a[::-1][::-1]):
-        np.testing.assert_array_equal(backend.multiply("strassen.batched.pad4 > vendor", left, b).get(), (a @ b).get())
-    assert backend.multiply("winograd > vendor", a, b, out) is out
+        np.testing.assert_array_equal(
+            backend.multiply_by_plan("strassen.batched.pad4 > vendor", left, b).get(), (a @ b).get()
+        )
+    assert backend.multiply_by_plan("winograd > vendor", a, b, out) is out
     np.testing.assert_array_equal(out.get(), (a @ b).get())
     view = cupy.ones((40, 100), np.float64)[:, ::2]
-    backend.multiply("winograd > vendor", a, b, view, 2.0, 3.0)
+    backend.multiply_by_plan("winograd > vendor", a, b, view, 2.0, 3.0)
     np.testing.assert_array_equal(view.get(), (2 * (a @ b) + 3).get())
 
 
@@ -324,12 +326,12 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
     tape = record_plan_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float32"))
     workspace = cupy.empty(tape.workspace, np.uint8)
     pointers = a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr
-    graph = backend.graph(tape, *pointers)
-    assert backend.graph(tape, *pointers) is graph
+    graph = backend.captured_graph(tape, *pointers)
+    assert backend.captured_graph(tape, *pointers) is graph
     for _ in range(3):
         a += 1  # the graph reads what is there when it runs
         c.fill(0)
-        graph.launch()
+        graph.launch_graph()
         np.testing.assert_array_equal(c.get(), (a @ b).get())
 
 
@@ -353,7 +355,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
     for scale, raised in ((1, 1), (0.01, 0)):
         x = (a * np.float16(scale)).astype(np.float16)  # 64 * 100 * 100 is beyond 65504
         flag = cupy.zeros(1, np.int32)
-        backend.run(tape, x.data.ptr, x.data.ptr, c.data.ptr, workspace.data.ptr, flag=flag.data.ptr)
+        backend.run_launches(tape, x.data.ptr, x.data.ptr, c.data.ptr, workspace.data.ptr, flag=flag.data.ptr)
         assert int(flag[0]) == raised
 
 
@@ -370,7 +372,7 @@ def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) 
             expected = cupy.asnumpy(a) @ cupy.asnumpy(b)
             for _ in range(20):
                 c = cupy.full((n, n), np.nan)
-                backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+                backend.run_launches(tape, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
                 if not (cupy.asnumpy(c) == expected).all():
                     failures.append(seed)
 
@@ -414,7 +416,7 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
     a, b = a.astype(dtype), b.astype(dtype)
     assert (np.abs(a.real) < np.finfo(np.float32).tiny).mean() > 0.5
     exact = _wide(a, dtype) @ _wide(b, dtype)
-    found = cupy.asnumpy(backend.multiply(f"{plan} > vendor", cupy.asarray(a), cupy.asarray(b)))
+    found = cupy.asnumpy(backend.multiply_by_plan(f"{plan} > vendor", cupy.asarray(a), cupy.asarray(b)))
     assert np.abs(found - exact).max() < 1e-4 * np.abs(exact).max()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
-from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirrorOp, RankOp, rank_op
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirrorOp, RankOp, rank_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -69,10 +69,10 @@ def test_launches_compute_the_triangle(text: str, dtype: str) -> None:
 
 def views(
     rows: int, cols: int, left: str, right: str, dest: str, dtype: str
-) -> tuple[MatrixView, MatrixView, MatrixView]:
-    def view(base: str, shape: tuple[int, int], order: str) -> MatrixView:
+) -> tuple[DeviceView, DeviceView, DeviceView]:
+    def view(base: str, shape: tuple[int, int], order: str) -> DeviceView:
         strides = (shape[1] + 1, 1) if order == "C" else (1, shape[0] + 1)
-        return MatrixView(base, 64, *shape, *strides, dtype)
+        return DeviceView(base, 64, *shape, *strides, dtype)
 
     return view("A", (rows, cols), left), view("B", (cols, rows), right), view("C", (rows, rows), dest)
 

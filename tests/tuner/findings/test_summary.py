@@ -44,7 +44,7 @@ def shipped(dtype: str) -> Calibration:
 
 def text_of(dtype: str, *entries: Any, **found: Any) -> SectionText:
     """The shipped model, with these entries and conditions."""
-    section = {**TYPES[dtype], "entries": [{**e.fields, "size": list(e.size)} for e in entries], **found}
+    section = {**TYPES[dtype], "entries": [{**e.json_fields, "size": list(e.size)} for e in entries], **found}
     return SectionText(section, dtype, KEY, {**TYPES, dtype: section})
 
 

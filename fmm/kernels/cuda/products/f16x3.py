@@ -25,7 +25,7 @@ from fmm.kernels.cuda.launch_list import (
     TensorMap,
     VendorCall,
 )
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, MatrixView
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -103,7 +103,7 @@ class F16x3Op:
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
     spread: ExponentSpread | None = None  # the spread of exponents; None unless the product is componentwise
-    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, MatrixView
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, UpdateMode, adding_epilogue, to_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
@@ -21,15 +21,15 @@ from fmm.kernels.plans.fused_order import StreamLaunches, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
-BlockSum = Sequence[tuple[float, MatrixView]]  # a linear combination of blocks: pairs of a coefficient and a block
+BlockSum = Sequence[tuple[float, DeviceView]]  # a linear combination of blocks: pairs of a coefficient and a block
 
 
 class ProductBlocks(NamedTuple):
     """The blocks (submatrices) of A, B and C, in row-major order."""
 
-    a: Sequence[MatrixView]
-    b: Sequence[MatrixView]
-    c: Sequence[MatrixView]
+    a: Sequence[DeviceView]
+    b: Sequence[DeviceView]
+    c: Sequence[DeviceView]
 
 
 class FusedLaunches:
@@ -92,7 +92,7 @@ class FusedLaunches:
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
 
 
-def _block_terms(matrix: Matrix, product: int, blocks: Sequence[MatrixView]) -> list[tuple[int, float, MatrixView]]:
+def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> list[tuple[int, float, DeviceView]]:
     """Return index, coefficient and view of each nonempty block that a product uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
@@ -126,11 +126,11 @@ def tile_op_with_sums(
 def tile_op_with_update(
     leaf: LeafUse,
     dtype: str,
-    left: MatrixView,
-    right: MatrixView,
+    left: DeviceView,
+    right: DeviceView,
     update: AdditionProgram,
-    reads: Sequence[MatrixView],
-    writes: Sequence[MatrixView],
+    reads: Sequence[DeviceView],
+    writes: Sequence[DeviceView],
 ) -> TileOp:
     """Return one product whose epilogue is `update`, a step table's update of C's blocks.
 
@@ -155,12 +155,12 @@ def tile_op_with_update(
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _operand_along(x: MatrixView, inner: int, transposed: bool) -> ContiguousAxis:
+def _operand_along(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
     """Return the dimension along which an operand is contiguous; `inner` is 0 for A and 1 for B of the kernel."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
-def _row_major_block(x: MatrixView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
+def _row_major_block(x: DeviceView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
     """Return a block in the kernel's row-major terms: a column-major block is described as its transpose."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

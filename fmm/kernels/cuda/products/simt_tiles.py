@@ -18,7 +18,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import FLAG, MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView, GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
@@ -227,7 +227,7 @@ _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
-def with_addend(op: TileOp, addend: MatrixView) -> TileOp:
+def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
     """Return the same product with a separate addend in place of old C; the addend is column-major."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)

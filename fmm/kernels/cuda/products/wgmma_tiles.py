@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, TensorMap
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MatrixView, TriangleExtent
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -194,7 +194,7 @@ class WgmmaOp(Generic[KernelT]):
     keep: float
     sides: tuple[int, int]  # number of rows and of columns of C
     clusters: int  # number of clusters that run on the device at the same time
-    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)

@@ -17,7 +17,7 @@ from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, Launch
-from fmm.kernels.cuda.ops import MatrixView, gemm_op, is_column_major, operand_views
+from fmm.kernels.cuda.ops import DeviceView, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
@@ -48,7 +48,7 @@ def can_recompute(problem: Problem) -> bool:
 
 
 def recompute_launches(
-    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: MatrixView | None = None
+    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: DeviceView | None = None
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is up; they follow the plan's launches.
 
@@ -66,7 +66,7 @@ def recompute_launches(
     return (*scan, again)
 
 
-def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: MatrixView | None = None) -> Launch:
+def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: DeviceView | None = None) -> Launch:
     """Return a launch of a simple kernel: the recomputation, or the scan for inf and NaN.
 
     The parameters are struct ClassicalParams of recompute_simple.cuh.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import FLAG, AddressSlot, Kernel, Launch
-from fmm.kernels.cuda.ops import MatrixView, MirrorOp
+from fmm.kernels.cuda.ops import DeviceView, MirrorOp
 from fmm.kernels.plans.sums import LineExponents, RescaledCopy
 
 MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
@@ -54,7 +54,7 @@ def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY_NAME = "fmm_rescale"
-SignedExponents = tuple[MatrixView | None, int]  # a vector of exponents (None: no exponents), and their sign: 1 or -1
+SignedExponents = tuple[DeviceView | None, int]  # a vector of exponents (None: no exponents), and their sign: 1 or -1
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class LineExponentsOp:
     """The operation that finds the exponent of the largest number in each row (axis 0) or column (axis 1)."""
 
     label: str
-    source: MatrixView
-    dest: MatrixView
+    source: DeviceView
+    dest: DeviceView
     axis: int
     shifts: SignedExponents = (None, 0)
-    against: MatrixView | None = None
+    against: DeviceView | None = None
     writes_result = False
 
 
@@ -75,8 +75,8 @@ class RescaleOp:
     """The operation that scales the rows and columns of a matrix by powers of two, to a copy or in place."""
 
     label: str
-    source: MatrixView
-    dest: MatrixView
+    source: DeviceView
+    dest: DeviceView
     rows: SignedExponents = (None, 0)
     cols: SignedExponents = (None, 0)
 
@@ -97,7 +97,7 @@ def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[MatrixView], dest: MatrixView) -> ScalingOp:
+def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[DeviceView], dest: DeviceView) -> ScalingOp:
     """Return the operation for a step of a plan that finds exponents or scales a matrix."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
@@ -115,7 +115,7 @@ class _ParameterWords:
         self.words: list[int] = []
         self.slots: list[AddressSlot] = []
 
-    def add_address(self, x: MatrixView | None) -> None:
+    def add_address(self, x: DeviceView | None) -> None:
         """Append the address of a view, or a null pointer for None."""
         if x is not None:
             self.slots.append(AddressSlot(len(self.words), x.base, x.offset))

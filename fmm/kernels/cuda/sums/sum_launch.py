@@ -15,13 +15,13 @@ from typing import NamedTuple, cast
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
-from fmm.kernels.cuda.ops import MatrixView, distance_between_views, is_column_major, transposed_view
+from fmm.kernels.cuda.ops import DeviceView, distance_between_views, is_column_major, transposed_view
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
-PlacedView = tuple[Place, MatrixView]  # a block's place in the plan, and its memory
+PlacedView = tuple[Place, DeviceView]  # a block's place in the plan, and its memory
 ARRAY_STRUCT_BYTES = 56  # bytes of struct Array in block_sums.cuh
 MAX_GRID_BLOCKS = 65535  # largest number of thread blocks along the second and third axis of a grid
 
@@ -133,7 +133,7 @@ def sum_op(
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
-def copy_op(label: str, source: MatrixView, dest: MatrixView) -> SumOp | None:
+def copy_op(label: str, source: DeviceView, dest: DeviceView) -> SumOp | None:
     """Return the operation that copies a matrix; None if the matrix is empty. A stride of the source may be 0."""
     place = whole_matrix("source", dest.rows, dest.cols)
     return sum_op(label, COPY_PROGRAM, [(place, source)], [(replace(place, name="dest"), dest)])

@@ -5,8 +5,8 @@ part is R - P - Q. The plan below the level multiplies real numbers. A split ste
 real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
 and writes complex numbers, with a complex alpha and beta.
 
-The error is bounded in norm only, because R - P - Q can cancel. If one of the parts of an entry is much smaller than
-the other part, the small part can lose digits that four real products would keep.
+The error is bounded in norm only, because R - P - Q can cancel. If one part of an entry is much smaller than the other,
+the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to 
 # Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
 # P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
 # that the error in norm grows by sqrt(2).
-# Error growth on numbers of one sign: the error of R is four times as large as the error of P. As multiples of the
-# variance of P, R - P - Q has the variance 18, P - Q has 2, and four real products have 4. The growth is therefore
-# sqrt((18 + 2) / 4).
+# Error growth on numbers of one sign: the error of R is four times as large as the error of P. In units of the variance
+# of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for four real products. The growth is therefore sqrt((18
+# + 2) / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.cuda.launch_list import StreamSync
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, MatrixView, operand_views
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, GemmOperand, operand_views
 from fmm.kernels.cuda.record import LaunchRecorder, OperationList, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import CROSSWISE_WARP_ROWS, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import MAX_GRID_BLOCKS, BlockArray, SumOp
@@ -203,7 +203,7 @@ class Watched(LaunchRecorder):
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> DeviceView:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used_bytes
         self.alive = [t for t in self.alive if t.stop <= start]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.ops import GemmOp, MatrixView, TriangleOutput, gemm_op
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, TriangleOutput, gemm_op
 from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_kernel_source, small_launch
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -96,7 +96,7 @@ def test_a_batch() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_it_compiles_for_every_architecture(dtype: str, architecture: str) -> None:
     """No register spills."""
-    x = MatrixView("C", 0, 100, 100, 100, 1, dtype)
+    x = DeviceView("C", 0, 100, 100, 100, 1, dtype)
     op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
     for half in (None, TriangleOutput("full")):
         launch = small_launch(replace(op, triangle=half), dtype)

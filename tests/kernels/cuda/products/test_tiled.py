@@ -12,7 +12,7 @@ import pytest
 
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
 from fmm.hardware.occupancy import count_active_blocks
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView, GemmOp
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT64_SIZES,
@@ -289,8 +289,8 @@ def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> 
     whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
     medium = named_strategy("Medium")
 
-    def view(base: str, row: int, col: int, rows: int, cols: int) -> MatrixView:
-        return MatrixView(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
+    def view(base: str, row: int, col: int, rows: int, cols: int) -> DeviceView:
+        return DeviceView(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
 
     ops = []
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):

@@ -12,7 +12,7 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, MatrixView
+from fmm.kernels.cuda.ops import DeviceView, GemmOp
 from fmm.kernels.cuda.products.fused import tile_op_with_update
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, GPU8_SIZES, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
@@ -76,7 +76,7 @@ def operation(
     assert kernel.product
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
-    views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
+    views = {f: DeviceView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
     op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)

@@ -11,7 +11,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import FLAG, Launch
-from fmm.kernels.cuda.ops import MatrixView, MirrorOp
+from fmm.kernels.cuda.ops import DeviceView, MirrorOp
 from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY_NAME, MIRROR_THREADS, mirror_launch, mirror_source
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -111,7 +111,7 @@ def test_nonfinite_entries_of_the_lower_triangle_raise_the_flag(entry: tuple[int
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
 def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
     """No register spills, and a tile of the largest type fits."""
-    x = MatrixView("C", 0, 100, 100, 100, 1, dtype)
+    x = DeviceView("C", 0, 100, 100, 100, 1, dtype)
     for op in (MirrorOp(x, x), MirrorOp(x._replace(base="W"), x, 2, 3, False)):
         launch = mirror_launch(op, True)
         found = report(dtype, launch.kernel.cuda_source, architecture)
@@ -121,5 +121,5 @@ def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex64"])
 def test_the_other_types_compile(dtype: str) -> None:
-    x = MatrixView("C", 0, 100, 100, 100, 1, dtype)
+    x = DeviceView("C", 0, 100, 100, 100, 1, dtype)
     assert report(dtype, mirror_launch(MirrorOp(x, x), True).kernel.cuda_source, "sm_75").local == 0
