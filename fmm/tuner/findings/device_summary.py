@@ -207,7 +207,7 @@ def block_strategy_text(strategies: Mapping[str, str]) -> str:
     >>> block_strategy_text({"512": "Small", "1024": "Deep", "2048": "Deep"})
     'Deep (1024-2048)'
     """
-    sides = sorted(strategies, key=int)
+    sides = sorted(strategies, key=lambda side: (len(side), side))  # as numbers; a damaged name is no error
     runs = [(name, list(own)) for name, own in groupby(sides, key=lambda side: strategies[side])]
     if not runs:
         return ""
