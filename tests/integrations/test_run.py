@@ -52,6 +52,7 @@ def test_a_module_runs_and_its_status_is_the_programs(program: Path) -> None:
     assert "numpy.matmul, int64, 3 x 3 by 3 x 3: left alone: NumPy answers: a side of integers" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
     cases: list[tuple[tuple[str, ...], str]] = [
         (("--install", "nunpy", str(program)), "'nunpy' is none of torch"),
