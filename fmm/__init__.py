@@ -17,8 +17,7 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
 from fmm.runtime.show_config import show_config
 from fmm.semirings.path_request import NegativeCycleError
-
-__version__ = "0.1.0"
+from fmm.version import __version__
 
 __all__ = [
     "Decision",
@@ -26,6 +25,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PreparedOperand",
+    "__version__",
     "einsum",
     "explain",
     "explain_gemm",

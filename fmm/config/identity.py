@@ -30,7 +30,7 @@ def cpu_identity(threads: int) -> Identity:
     """Return the identity of this CPU with this number of BLAS threads."""
     versions = {
         "numpy": np.__version__,
-        "blas": _blas_version(),
+        "blas": blas_version(),
         SUMS_VERSION_NAME: COMPILED_SUMS if is_compiler_installed() else "numpy",
     }
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
@@ -56,7 +56,7 @@ def processor_name() -> str:
     return cpuinfo_field("model name") or platform.processor() or platform.machine()
 
 
-def _blas_version() -> str:
+def blas_version() -> str:
     """Return the name and version of the BLAS that NumPy was built with."""
     try:
         found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

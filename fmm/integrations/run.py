@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import json
 import os
 import runpy
 import sys
@@ -23,13 +24,19 @@ from zipfile import is_zipfile
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
 from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_FILE_NAME, report_at_exit
+from fmm.runtime.show_config import config_facts, show_config
+from fmm.version import __version__
 
-USAGE_TEXT = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
+USAGE_TEXT = """python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]
+       python -m fmm --version [--verbose | --json]"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the command line names, as Python itself would."""
+    """Run the program that the command line names, as Python itself would; or print the version."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
+    if options.version:
+        _print_version(options)
+        return 0
     if options.report is not None:
         report_at_exit(options.report)
         if PROCESS_ID_MARK in options.report:  # without the mark, child processes would overwrite the file
@@ -49,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.excepthook = _silent_excepthook
         raise
     return 0
+
+
+def _print_version(options: argparse.Namespace) -> None:
+    """Print the version of fmm; with --verbose or --json all that a bug report needs."""
+    if options.json:
+        print(json.dumps(config_facts(), indent=1))
+    elif options.verbose:
+        show_config()
+    else:
+        print(f"fmm {__version__}")
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -140,10 +157,17 @@ def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, lis
         default=",".join(importable_default_targets()),
         help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
     )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--verbose", action="store_true", help="after --version: print what a bug report needs")
+    parser.add_argument("--json", action="store_true", help="after --version: print what a bug report needs as JSON")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(_with_report_file(arguments, parser))
+    if options.version:
+        return options, "", []
+    if options.verbose or options.json:
+        parser.error("--verbose and --json are options of --version")
     if not options.program:
         parser.error("no program is named")
     names = _split_names(options.install)

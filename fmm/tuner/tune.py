@@ -24,13 +24,14 @@ from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
+from fmm.runtime.source_commit import source_commit
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages.shapes_file import ShapesFile, ShapesFileError, read_shapes_file
-from fmm.tuner.trials.environment import command_line_words, source_commit
+from fmm.tuner.trials.environment import command_line_words
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,

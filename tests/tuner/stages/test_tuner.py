@@ -145,6 +145,7 @@ LANES = replace(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick_and_slow([0], [1, 2]))
 def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     """A minute measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
@@ -155,6 +156,7 @@ def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     assert decided.plan != VENDOR and decided.time == pytest.approx(truth.time, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot describe such a device: its error becomes the margin."""
     untuned = SimulatedDevice.untuned_model
@@ -173,6 +175,7 @@ GPU_TRUTH = Calibration(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaf", "certified"),
     quick_and_slow([(0.97, "levels"), (0.4, "lt0")], [(1.1, "levels")]),  # a little better, far better, worse
@@ -262,6 +265,7 @@ def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
         tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", quick_and_slow([0.03, 0.8], [0.0, 0.4, 0.99]))
 def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     journal, _ = usual_tuning()
@@ -549,6 +553,7 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
     start = replace(SimulatedDevice().untuned_model(), batches=True)
@@ -558,6 +563,7 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", quick_and_slow([64.0], [256.0]))
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
     rate = replace(ODD_TRUTH.require_rate("float64"), tile=tile)
