@@ -59,6 +59,16 @@ class ProductKind(NamedTuple):
         return 2 * stack * prod(self.left[-2:]) * (self.right[-1] if len(self.right) > 1 else 1)
 
     @property
+    def matrix_size(self) -> tuple[int, int, int] | None:
+        """The sizes m, k and n of one matrix product; None if the shapes do not match.
+
+        A stack times one matrix is a single product of all rows of the stack.
+        """
+        k, n = self.right[-2:] if len(self.right) > 1 else (*self.right, 1)
+        m = prod(self.left[:-1] if prod(self.right[:-2]) == 1 else self.left[-2:-1])
+        return (m, k, n) if self.left[-1] == k else None
+
+    @property
     def sizes_text(self) -> str:
         return f"{' x '.join(map(str, self.left))} by {' x '.join(map(str, self.right))}"
 

@@ -45,7 +45,6 @@ from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import random_shape_plans, repeat_noisy_aa_pairs
-from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, median_paired_speedup
 from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
 from fmm.tuner.tune_type import TuningOutcome, tune_type
@@ -730,23 +729,6 @@ def test_plans_that_do_not_fit_are_not_proposed() -> None:
 
 
 # ---- shapes
-
-
-def test_shapes_are_read_by_type(tmp_path: Path) -> None:
-    file = tmp_path / "shapes"
-    file.write_text("# m k n\n100 200 300\n\n100, 200, 300  # again\n4 5 6 float32\n7 8 9 float64\n")
-    assert shapes.read_shapes(file, "float64") == [(100, 200, 300), (7, 8, 9)]
-    assert shapes.read_shapes(file, "float32") == [(100, 200, 300), (4, 5, 6)]
-
-
-@pytest.mark.parametrize("line", ["1 2", "1 2 x", "0 1 2", "1 2 3 int8", "1 2 3 float32 5", "-1 2 3", "1.5 2 3"])
-def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "shapes"
-    file.write_text(f"5 5 5\n{line}\n")
-    with pytest.raises(ShapesFileError, match=r"line 2: .*M K N, three whole numbers.*float64"):
-        shapes.read_shapes(file, "float64")
-    with pytest.raises(ShapesFileError, match="cannot read"):
-        shapes.read_shapes(tmp_path / "none", "float64")
 
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
