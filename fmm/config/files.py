@@ -173,7 +173,7 @@ def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
 _expected_files: set[Path] = set()
 
 
-def expect_missing_config(path: Path) -> None:
+def suppress_missing_config_warning(path: Path) -> None:
     """Suppress warnings about a missing or damaged config file that this process will write."""
     _expected_files.add(path)
 
