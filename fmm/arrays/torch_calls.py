@@ -50,7 +50,7 @@ MARK_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | MARK_DISPATCH_KEYS
 
 
-def has_plain_keys(keys: int) -> bool:
+def has_only_dense_dispatch_keys(keys: int) -> bool:
     """Return True if the dispatcher's keys are those of a strided tensor; conjugate and negative marks are allowed."""
     return not keys & ~_PLAIN_OR_MARKED
 
@@ -154,7 +154,11 @@ def as_plain_tensor(x: Any) -> Any:
     Raise TypeError for tensors without their values in strided memory: of transforms, with tangents, or in other
     layouts.
     """
-    if not has_plain_keys(dispatch_keys(x).raw_repr()) or active_transforms() is not None or _has_tangent(x):
+    if (
+        not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr())
+        or active_transforms() is not None
+        or _has_tangent(x)
+    ):
         raise TypeError("fmm needs a plain tensor, not a sparse one, one on another device, or one of a transform")
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()

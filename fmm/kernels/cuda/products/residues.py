@@ -291,13 +291,13 @@ class WeightPieces:
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
-    def piece_count(self) -> int:
+    def weight_piece_count(self) -> int:
         """Number of pieces of a weight."""
         return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
     def split_number(self, x: int) -> list[float]:
         """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
-        places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
+        places = range(self.piece_bits * (self.weight_piece_count - 1), -1, -self.piece_bits)
         pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_WEIGHT_PIECES - len(pieces))
 
@@ -305,7 +305,7 @@ class WeightPieces:
     def packed_weights(self) -> bytes:
         """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
-        inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
+        inverse = 2 ** (self.piece_bits * (self.weight_piece_count - 1)) / numbers.product
         rows = [self.split_number(w) for w in numbers.weights]
         rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(rows))
         flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
@@ -318,7 +318,9 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(
+        join_kernel_source, (g.levels, g.moduli, pieces.weight_piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS
+    )
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 

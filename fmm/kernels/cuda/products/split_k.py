@@ -49,13 +49,13 @@ def split_tail(
     most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    def predicted_end(parts: tuple[ProductPart, ...]) -> float:
+    def predict_finish_time(parts: tuple[ProductPart, ...]) -> float:
         edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predicted_end, default=whole)
-    return best if predicted_end(best) < 0.995 * predicted_end(whole) else whole
+    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predict_finish_time, default=whole)
+    return best if predict_finish_time(best) < 0.995 * predict_finish_time(whole) else whole
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:
