@@ -48,7 +48,7 @@ MARK_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | MARK_DISPATCH_KEYS
 
 
-def has_plain_keys(keys: int) -> bool:
+def has_only_dense_dispatch_keys(keys: int) -> bool:
     """Return True for the keys of a plain tensor, perhaps with a conjugate or negative mark."""
     return not keys & ~_PLAIN_OR_MARKED
 
@@ -149,7 +149,11 @@ def as_plain_tensor(x: Any) -> Any:
     Raise TypeError for tensors of transforms, with tangents, or in other layouts: strided memory does not hold their
     values.
     """
-    if not has_plain_keys(dispatch_keys(x).raw_repr()) or active_transforms() is not None or _has_tangent(x):
+    if (
+        not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr())
+        or active_transforms() is not None
+        or _has_tangent(x)
+    ):
         raise TypeError("fmm needs a plain tensor, not a sparse one, one on another device, or one of a transform")
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()

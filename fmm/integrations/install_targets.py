@@ -46,7 +46,7 @@ class InstallTarget:
     was_installed: bool = False  # True if fmm was installed at any time in this process
 
     @property
-    def is_wanted(self) -> bool:
+    def is_target_selected(self) -> bool:
         return self.permanent or self.holders > 0
 
 
@@ -223,10 +223,10 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
     If another thread is loading the library, the other thread installs fmm afterwards. Waiting for the other thread
     here would be a deadlock, since the other thread needs the lock that this thread holds.
     """
-    if not target.is_wanted and target.undo is not None:
+    if not target.is_target_selected and target.undo is not None:
         undo, target.undo = target.undo, None
         undo()
-    elif target.is_wanted and target.undo is None:
+    elif target.is_target_selected and target.undo is None:
         if loaded or is_module_loaded(target.library):
             _install_target(target)
         elif sys.modules.get(target.library) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from fmm.arrays.torch_calls import (
     PLAIN_TENSORS,
     dispatch_keys,
-    has_plain_keys,
+    has_only_dense_dispatch_keys,
     is_deterministic,
     is_recording,
     is_writable_out,
@@ -152,7 +152,7 @@ def are_plain_operands(a: Any, b: Any) -> bool:
         type(a) in PLAIN_TENSORS
         and type(b) in PLAIN_TENSORS
         and a.dtype is b.dtype
-        and has_plain_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
+        and has_only_dense_dispatch_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
         and a.dim() == b.dim()
         and a.shape[-1] == b.shape[-2]
         and a.shape[:-2] == b.shape[:-2]
@@ -168,7 +168,7 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN_TENSORS:
             return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
-        if not has_plain_keys(dispatch_keys(x).raw_repr()):
+        if not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr()):
             return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
     if are_plain_operands(a, b):
         assert out is not None
@@ -188,7 +188,7 @@ def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
         type(addend) in PLAIN_TENSORS
         and addend.dtype is a.dtype
         and addend.get_device() == a.get_device()
-        and has_plain_keys(dispatch_keys(addend).raw_repr())
+        and has_only_dense_dispatch_keys(dispatch_keys(addend).raw_repr())
         and addend.dim() <= len(shape)
         and all(x in (1, y) for x, y in zip(reversed(addend.shape), reversed(shape), strict=False))
     )

@@ -141,9 +141,9 @@ def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunctio
 
 
 def _make_python_kernel(operator: TorchOperator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
-    def run_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
+    def call_dispatcher_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
         rest = (options.get("beta", 1), options.get("alpha", 1)) if operator.left_index else ()
         result = answer(*operands, *rest, options.get("out"))
         return own.call_boxed(keys, *operands, **options) if result is None else result
 
-    return run_kernel
+    return call_dispatcher_kernel
