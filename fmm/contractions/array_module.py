@@ -30,6 +30,11 @@ def array_module(x: Any) -> Any:
     return sys.modules["jax"].numpy if is_jax_array(x) else np
 
 
+def has_plain_layout(x: Any) -> bool:
+    """Return True for an array of NumPy (no subclass), CuPy, torch or JAX: its strides tell where its elements are."""
+    return type(x) is np.ndarray or array_kind(x) in ("cupy", "torch") or is_jax_array(x)
+
+
 def as_array(x: Any) -> Any:
     """Return an array unchanged; convert a list or number to a NumPy array."""
     return x if hasattr(x, "shape") else np.asarray(x)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import is_on_device
-from fmm.contractions.array_module import array_module, as_array, permute_dimensions, write_to
+from fmm.contractions.array_module import array_module, as_array, has_plain_layout, permute_dimensions, write_to
 from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
@@ -68,12 +68,13 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     array([[ 3., 12.],
            [ 3., 12.]])
     """
-    if library_options or optimize is False:
-        arrays = [x for x in operands if not isinstance(x, str)]
+    inputs = [x for x in operands if not isinstance(x, str)]
+    is_librarys = library_options or optimize is False
+    if is_librarys or not all(has_plain_layout(x) for x in inputs if hasattr(x, "shape")):
         options = {**library_options} if out is None else {**library_options, "out": out}
-        return array_module(arrays[0]).einsum(*operands, **options)
+        return array_module(inputs[0]).einsum(*operands, **options)
     subscripts, arrays = parse_operands(operands)
-    path_key = optimize if isinstance(optimize, str | bool) else tuple(tuple(step) for step in optimize)
+    path_key = optimize if isinstance(optimize, str | bool) else tuple(x for x in optimize if not isinstance(x, str))
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
     work = plan.largest_multiply_adds
