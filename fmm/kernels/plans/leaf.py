@@ -175,7 +175,7 @@ class Leaf:
                     yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)
 
     def workspace_bytes(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-        """Return the workspace of a batch of `count` products of numbers of `itemsize` bytes."""
+        """Return the bytes of workspace for a batch of `count` products; a number has `itemsize` bytes."""
         return self.typed_scratch(itemsize, m, k, n, count) if self.typed_scratch else self.scratch(m, k, n, count)
 
 
@@ -293,7 +293,7 @@ def leaf_option_text(use: LeafUse) -> str:
 
 
 def valid_leaves_text() -> str:
-    """Return all leaves that a plan may name, in one sentence."""
+    """Return a sentence that lists all leaves that a plan may name."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"

@@ -86,7 +86,7 @@ class PlaneLayout:
 
     @cached_property
     def moduli_per_pass(self) -> int:
-        """Return the number of moduli for which A and B are split at a time.
+        """Return for how many moduli one pass splits A and B into planes.
 
         A and B are split for all moduli at once, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
         """
