@@ -44,7 +44,7 @@ _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls in one rectangle of the arrays; no tasks if NumPy must run the calls."""
+    """Return tasks that run the schedule's calls in one rectangle; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
         return []

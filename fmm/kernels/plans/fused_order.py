@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # largest number of streams: one for each product of Strassen's algorithm
-ProductGroup = tuple[int, ...]  # numbers of the products in one launch
+ProductGroup = tuple[int, ...]  # indices of the products in one launch
 StreamLaunches = tuple[ProductGroup, ...]  # launches that run one after the other
 LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams; all streams of a stage end before the next stage begins
 BlockSet = frozenset[int]  # indices of blocks of C
@@ -99,7 +99,7 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
 
 # ---- variants: products with equal numbers of touched blocks of A, B and C use one compiled kernel
 
-OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: numbers of blocks of A, B and C that a product reads or writes
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product reads or writes
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
@@ -123,7 +123,7 @@ _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, numb
 
 
 def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
-    """Return the numbers of blocks of A, B and C that a product reads or writes."""
+    """Return three counts: how many blocks of A, of B and of C a product reads or writes."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 

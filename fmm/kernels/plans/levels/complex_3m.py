@@ -39,12 +39,11 @@ PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to the index of the conjugated operand
 # Fields of Level that are equal for all levels with three real products in place of a complex product.
 #
-# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
-# P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
-# that the error in norm grows by sqrt(2).
-# Error growth on numbers of one sign: the error of R is four times as large as the error of P. In units of the variance
-# of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for four real products. The growth is therefore sqrt((18
-# + 2) / 4).
+# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of P
+# - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
+# the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
+# large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for
+# four real products. The growth is therefore sqrt((18 + 2) / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -66,8 +65,9 @@ class ComplexLevel(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. As
-        factors of P, Q and R, they would make both parts of an entry NaN, where BLAS makes only one part NaN.
+        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. If P,
+        Q and R were multiplied by an infinite or NaN factor, both parts of an entry could become NaN, where BLAS makes
+        only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
@@ -196,7 +196,7 @@ def _update_step(
 ) -> Sum:
     """Return the step C = alpha (weighted sum of products) + beta C, in real and imaginary parts.
 
-    The step does not write a part of C that does not change.
+    If the real or the imaginary part of C does not change, the step does not write this part.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)

@@ -1,4 +1,4 @@
-"""The levels `3m` and a scheme in one pass, as in `3m(strassen^2.pad16)`.
+"""The level `3m` and the level of a scheme, computed in one pass, as in `3m(strassen^2.pad16)`.
 
 The split step reads blocks of complex numbers once, and writes the real operands of three products for each product of
 the scheme. One batch computes all real products. The join step writes blocks of complex numbers. The separate levels
@@ -157,7 +157,7 @@ def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgr
 
 
 def _whole_number_as_int(x: Coefficient) -> Coefficient:
-    """Return a whole real number as an int, any other number as it is."""
+    """Return an integral real number as an int, and any other number unchanged."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
 

@@ -8,9 +8,10 @@ the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uch
 norms.
 
 Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
-below the level is modulo p and never rounds. The sums of Strassen's levels are computed in registers, while operands
-are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore one leaf
-runs the level with everything below the level. This module registers a Leaf row for each text of level and leaf.
+below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
+while operands are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes.
+Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each text of
+level and leaf.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of such a level
-# would be different for A and for B.
+# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of a level below
+# residues would be different for A and for B.
 PREPARED_MODULI: Final = 14
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
 # 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus more or less changes the error by a factor of
@@ -72,7 +73,7 @@ NORM_BOUND_BY_MODULI: Final = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResiduesLevel(LevelInLeaf):
-    """The level `residues(moduli)`. The level `residues` of integers has `moduli` 0: the type determines the number.
+    """The level `residues(moduli)`. For integers, `moduli` is 0: the type determines the number of moduli.
 
     The field `saves_products` is False, although levels below residues save products. Products modulo p round nothing,
     and inf and NaN are handled separately.
@@ -206,10 +207,11 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
         # With fewer moduli than usual, the product is less accurate than the vendor's; with more moduli, the product is
-        # slower. Two levels below residues are no candidate: split and join take more time than the products save
-        # (measured on an H200 up to 16384).
+        # slower. Two levels below residues are no candidate: split and join take more time than the smaller number of
+        # products saves (measured on an H200 up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # Probes do not measure float32. Only calls that require less than the vendor's error use float32 by residues.
+        # Probes do not measure float32. Only a call that requires a smaller error than the vendor's uses residues for
+        # float32.
         unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,
