@@ -255,8 +255,8 @@ def _pack_tasks(
 ) -> Iterator[bytes]:
     """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    For each block of C, a task contains two numbers: how many earlier tasks write the same tiles of the block, and 1 if
-    no later task writes them.
+    For each block of C, a task contains the number of earlier tasks that write the same tiles, and 1 if no later task
+    writes these tiles.
     """
     # If the tiles of a product are divided at index `cut`, different tasks write the tiles before `cut` and the tiles
     # from `cut` on.
