@@ -19,8 +19,9 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of one array's panel. The panels of all arrays of a sum then fit in a third-level cache. Smaller panels would
-# fit in a second-level cache, but measurements showed that threads then spend their time waiting for the GIL.
+# Bytes of one array's panel. Panels of this size fit in a third-level cache, for all arrays of a sum together. Smaller
+# panels would fit in a second-level cache, but measurements showed that threads then spend their time waiting for the
+# GIL.
 PANEL_BYTES = 256 * 1024
 # Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024
@@ -75,7 +76,7 @@ class NumpyBackend:
         self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Compute a step's sums; an array in `reads` that is smaller than `writes` is treated as padded with zeros."""
+        """Compute a step's sums; arrays in `reads` that are smaller than the results count as padded with zeros."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return

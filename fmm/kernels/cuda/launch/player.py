@@ -225,8 +225,7 @@ class Player:
         self._spare.free.append(parameters)
 
     def prepare_calls(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
-        """Return the calls that `launch_all` would make, and a function that frees their parameter block for later
-        calls."""
+        """Return the calls that `launch_all` would make, and a function that later frees the calls' parameters."""
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
         first = [bind(stream, next(blocks), 0) for bind in self._leading_launches]
