@@ -1,6 +1,6 @@
-"""Describe the installed NVIDIA GPUs and their driver by NVIDIA's management library (NVML), which the driver contains.
+"""Describe the installed NVIDIA GPUs and their driver by NVIDIA's management library (NVML), a part of the driver.
 
-NVML needs neither CuPy nor a CUDA context: a process that asks NVML may fork afterwards.
+NVML needs neither CuPy nor a CUDA context, so a process can use NVML and fork afterwards.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 NVML_FILE = "libnvidia-ml.so.1"
-TEXT_BYTES = 96  # NVML's limit for names and versions
+TEXT_BYTES = 96  # NVML's limit for the length of names and versions
 
 
 class InstalledGpu(NamedTuple):
-    """A GPU as NVML describes it; NVML numbers GPUs by their PCI bus, and ignores CUDA_VISIBLE_DEVICES."""
+    """A GPU as NVML describes it; NVML orders GPUs by their PCI bus, and ignores CUDA_VISIBLE_DEVICES."""
 
     name: str
     capability: str  # compute capability, such as "9.0"
@@ -22,7 +22,7 @@ class InstalledGpu(NamedTuple):
 
 
 class InstalledDriver(NamedTuple):
-    """The versions of the driver, and of the newest CUDA that the driver supports."""
+    """The version of the driver, and the newest CUDA version that the driver supports."""
 
     version: str
     cuda: str
@@ -36,7 +36,7 @@ class _MemoryInfo(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def nvml_library() -> Any:
-    """Return the initialised NVML library; None without a driver."""
+    """Return the initialised NVML library; None if no driver is installed."""
     try:
         library = ctypes.CDLL(NVML_FILE)
         return library if library.nvmlInit_v2() == 0 else None
@@ -45,7 +45,7 @@ def nvml_library() -> Any:
 
 
 def installed_gpus() -> list[InstalledGpu]:
-    """Return the GPUs of this machine that answer; an empty list without a driver."""
+    """Return the GPUs of this machine that answer; an empty list if no driver is installed."""
     library, count = nvml_library(), ctypes.c_uint(0)
     if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
@@ -62,12 +62,12 @@ def _describe_gpu(library: Any, number: int) -> InstalledGpu | None:
     )
     if failed:
         return None
-    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))  # not supported where CPU and GPU share the memory
+    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))  # this call fails where CPU and GPU share the memory
     return InstalledGpu(name.value.decode(errors="replace"), f"{major.value}.{minor.value}", int(memory.total))
 
 
 def installed_driver() -> InstalledDriver | None:
-    """Return the driver's versions; None without a driver."""
+    """Return the versions of the driver and of CUDA; None if no driver is installed."""
     library, version, cuda = nvml_library(), ctypes.create_string_buffer(TEXT_BYTES), ctypes.c_int(0)
     if library is None or library.nvmlSystemGetDriverVersion(version, TEXT_BYTES):
         return None

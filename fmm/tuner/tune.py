@@ -109,7 +109,7 @@ def run_tune(options: argparse.Namespace) -> int:
     try:
         with store.writer_lock(path):
             pass  # an unwritable path ends the command before the measurements
-        files.expect_missing_config(path)
+        files.suppress_missing_config_warning(path)
         try:
             return run_jobs(jobs, path, options, results)
         finally:
