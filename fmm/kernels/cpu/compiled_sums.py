@@ -1,10 +1,10 @@
-"""Compute sums in compiled loops, which load and store every element once; this needs llvmlite, a part of Numba.
+"""Compute sums in compiled loops that load and store every element once. The compiler is llvmlite, a part of Numba.
 
 NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
 cache line of a result is fetched before NumPy writes the line. This module compiles a schedule of elementwise calls to
-one LLVM function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results.
-Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the same
-order as in NumPy, so the results are equal to NumPy's bit for bit.
+one LLVM function. The LLVM function loads a 64-byte cache line of each array, computes in registers, and stores the
+results. Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the
+same order as in NumPy, so the results are equal to NumPy's bit for bit.
 
 Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
 store.
@@ -144,7 +144,8 @@ def _compiler_engine() -> tuple[Any, Any]:
     """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
-    with suppress(RuntimeError):  # later versions of llvmlite initialize LLVM themselves, and raise RuntimeError
+    # newer versions of llvmlite initialize LLVM themselves, and this call raises RuntimeError
+    with suppress(RuntimeError):
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

@@ -72,8 +72,8 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with two launches that write different blocks, one on each stream. Another launch joins a stream if
-    the launch shares no block with the other stream, and if the other stream is not shorter.
+    A stage begins with one launch on each stream; the two launches write different blocks. Another launch joins a
+    stream if the launch shares no block with the other stream, and if the other stream is not shorter.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -129,7 +129,7 @@ def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
 
 
 def variant_name(w: OperandBlocks) -> str:
-    """Return the name of a variant: its number in Figure 6, such as `Var#3`; else the counts, such as `W(3,1,2)`."""
+    """Return the name of a variant: `Var#3` for number 3 of Figure 6; counts such as `W(3,1,2)` for other variants."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 

@@ -65,7 +65,8 @@ class Leaf:
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
-    # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products.
+    # Up to `whole_product_rows` rows, a GPU computes a batch of Gram products faster as whole products than as
+    # triangles.
     whole_product_rows: int = 0
 
     # Fields on one product by the leaf.
@@ -144,7 +145,7 @@ class Leaf:
 
     @property
     def is_vendor_product(self) -> bool:
-        """Return True if the leaf is a product of the vendor's library."""
+        """Return True if the leaf calls a product function of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property
@@ -175,7 +176,7 @@ class Leaf:
                     yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)
 
     def workspace_bytes(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-        """Return the workspace of a batch of `count` products of numbers of `itemsize` bytes."""
+        """Return the bytes of workspace for a batch of `count` products; a number has `itemsize` bytes."""
         return self.typed_scratch(itemsize, m, k, n, count) if self.typed_scratch else self.scratch(m, k, n, count)
 
 
@@ -293,7 +294,7 @@ def leaf_option_text(use: LeafUse) -> str:
 
 
 def valid_leaves_text() -> str:
-    """Return all leaves that a plan may name, in one sentence."""
+    """Return a sentence that lists all leaves that a plan may name."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"

@@ -4,8 +4,8 @@ The text form joins levels and leaf by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The text of
-the level is then part of the leaf: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
+One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The leaf's
+text includes the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
 
 The kinds of levels define the texts of levels (fmm.kernels.plans.levels). The rows of leaves define the texts of leaves
 (fmm.kernels.leaves).
@@ -177,7 +177,7 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the first level's products. If one of these plans is the whole plan again, the type
+        `products` are the plans of the first level's products. If `products` contain the whole plan again, the type
         does not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)

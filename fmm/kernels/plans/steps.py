@@ -168,7 +168,7 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
 
 @lru_cache(maxsize=1024)
 def steps_with_addend(level: LevelSteps) -> LevelSteps:
-    """Return the steps with the addend D in place of the old numbers of C.
+    """Return the steps, changed to read the addend D in place of the old numbers of C.
 
     Raise PlanError for a step that would read parts of D and of C at once.
     """

@@ -89,7 +89,8 @@ def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit
 def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
     """Return (start, size) of each part of a side.
 
-    With unit None, sizes differ by at most one. With a unit, sizes are equal multiples of the unit, except at the end.
+    With unit None, the sizes of the parts differ by at most one. With a unit, the sizes are equal multiples of the
+    unit, except at the end.
     """
     if unit is None:
         small, larger = divmod(length, parts)
@@ -125,8 +126,8 @@ class Sum:
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs (index of a write, index of a read) with the same place.
 
-        The sums of these pairs are formed in place. An addend in another matrix than C also counts as C. Sums then run
-        in the same order with and without an addend, and their results are equal bit for bit.
+        The sums of these pairs are formed in place. An addend in another matrix than C also counts as C. Therefore sums
+        with and without an addend run in the same order, and their results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]

@@ -95,7 +95,7 @@ class Machine(Protocol):
         ...
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Call `run` with each of these independent products. A machine may run several products at a time."""
+        """Call `run` with each of the independent `products`. A machine may run several products at a time."""
 
 
 class DefaultMachine:

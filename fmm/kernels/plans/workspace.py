@@ -52,10 +52,11 @@ def plan_workspace_bytes(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> int:
-    """Return the plan's workspace: the largest number of bytes of temporaries in use at a time.
+    """Return the plan's workspace in bytes: the largest total size of temporaries that exist at the same time.
 
-    The bytes are the sum of the first level's temporaries and of the temporaries below its largest product, because
-    products reuse memory. If two products run at a time, the temporaries below both products count.
+    The workspace is the sum of the first level's temporaries and of the temporaries of one product below, the product
+    with the largest workspace. Other products reuse this memory. If two products run at a time, the temporaries below
+    both products count.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:

@@ -5,8 +5,8 @@ part is R - P - Q. The plan below the level multiplies real numbers. A split ste
 real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
 and writes complex numbers, with a complex alpha and beta.
 
-The error is bounded in norm only, because R - P - Q can cancel. If one part of an entry is much smaller than the other,
-the small part can lose digits that four real products would keep.
+The error is bounded in norm only, because R - P - Q can cancel. If the real part of an entry is much smaller than the
+imaginary part (or the reverse), the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
-# For P, Q and R: the coefficients of the real and the imaginary part in both operands; then the weights in A B.
+# For each of P, Q and R: the coefficients of the real and the imaginary part of A, and equally of B; then the weights
+# of P, Q and R in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to the index of the conjugated operand
@@ -119,7 +120,7 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Return the places of three matrices: three temporaries, or blocks of one tall temporary for a batch."""
+        """Return the places of three matrices: three temporaries; for a batch, three blocks of one tall temporary."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]

@@ -131,7 +131,7 @@ def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
 
 @lru_cache(maxsize=64)
 def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
-    """Return the program that computes the real operands of all products from the parts of blocks.
+    """Return the program that computes the real operands of all products from the real and imaginary parts of blocks.
 
     `matrix` is the scheme's U for A, and V for B.
     """

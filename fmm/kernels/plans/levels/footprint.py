@@ -22,7 +22,7 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The passes of a level, and the blocks of A, B and C that its sums move and its temporaries hold.
+    """The number of passes of a level, and of blocks of A, B and C that the level's sums move and its temporaries hold.
 
     In `held` and `in_place`, the first value is for equal blocks, and the second value is for smaller blocks at the
     edge.
@@ -65,7 +65,7 @@ def count_blocks(
     """Return a level's block counts, computed from the level's steps for block sides equal to COUNTING_SIDES.
 
     `order` holds the ranks of the block sides m, k and n by length. `steps` returns the level's steps for a unit and
-    sides. `usual` is the unit of the level.
+    sides. `usual` is the unit of the level's block sides.
     """
     marks = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))

@@ -86,7 +86,7 @@ class PlaneLayout:
 
     @cached_property
     def moduli_per_pass(self) -> int:
-        """Return the number of moduli for which A and B are split at a time.
+        """Return for how many moduli one pass splits A and B into planes.
 
         A and B are split for all moduli at once, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
         """
@@ -250,7 +250,8 @@ def _inner_programs(depth: int) -> SchemePrograms:
 def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """Return the program that computes the sums for every modulus, and then joins the residues to C.
 
-    The join follows from the Chinese remainder theorem. The program has 1 in place of the theorem's large weights.
+    The join follows from the Chinese remainder theorem. In the program, the coefficient 1 stands for each of the
+    theorem's large weights.
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

@@ -10,8 +10,8 @@ norms.
 Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
 below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
 while operands are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes.
-Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each text of
-level and leaf.
+Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each combination
+of the level, levels below and the leaf `bytes`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
-# By type: the valid numbers of moduli, and the largest number of levels below residues. (Two levels below residues
-# would not make float32 faster.)
+# Two dicts by type: the valid values for the number of moduli, and the largest number of levels below residues. (Two
+# levels below residues would not make float32 faster.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
 MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
@@ -106,7 +106,7 @@ class ResiduesLevel(LevelInLeaf):
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return 1 / moduli: one multiplication of the problem is a multiplication of bytes for each modulus."""
+        """Return 1 / moduli, since a multiplication of the problem becomes one multiplication of bytes per modulus."""
         return next((1 / step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1.0)
 
 

@@ -15,7 +15,7 @@ The traversal of a scheme is one of these options:
 A step table has its own order of operations.
 
 The products of a fused level may run concurrently. With `streams`, products that write different blocks run on two
-streams. With `atomic`, products add to C atomically in any order, so that the last bits of C vary from run to run. With
+streams. With `atomic`, products add to C atomically in any order, so the last bits of C vary from run to run. With
 `variants`, products with equal numbers of blocks may share a launch.
 
 The fringe is one of these options:
@@ -87,7 +87,7 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def block_grid(self) -> Shape:
-        """Return the numbers of blocks (m, k, n): A is cut into m x k blocks, and B into k x n blocks."""
+        """Return the block grid (m, k, n): A is cut into m x k blocks, and B into k x n blocks."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
@@ -400,7 +400,7 @@ def _parse_scheme_level(text: str) -> SchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the schemes, in order of their numbers of additions; then the step tables, which need less workspace."""
+    """Yield the schemes, ordered by their number of additions, and then the step tables, which need less workspace."""
     found: list[tuple[int, CandidateLevel]] = []
     for name, forms in candidate_schemes():
         try:

@@ -89,8 +89,8 @@ def _place_products_in_c(
     """Return the products with a block of C as destination for as many products as possible.
 
     A block of C can hold a product if no line of the join reads the product after the line that computes the block.
-    Destinations in C save memory. Destinations in C also save time: the join overwrites numbers that it has just read,
-    so that the CPU need not fetch these cache lines again.
+    Destinations in C save memory. Destinations in C also save time: the join overwrites numbers that the join has just
+    read, so the CPU need not fetch their cache lines again.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
@@ -169,7 +169,7 @@ def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequenc
 
 @lru_cache(maxsize=1024)
 def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return the program with one output for each pair (c, old): c times input 0, plus the next input if `old`."""
+    """Return the program with one output for each pair (c, old): c times input 0, plus one more input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
