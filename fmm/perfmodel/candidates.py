@@ -1,8 +1,8 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A form of plans combines a level and a leaf in several patterns. Each level names the forms in which the level is
-compared; the file of an algorithm does so in the line `consider`. Each leaf names the forms that the leaf may end. New
-levels and leaves are therefore compared without a change of this module.
+A form of plans combines a level and a leaf in several patterns. Each level names its forms; an algorithm's file names
+the forms in the line `consider`. Each leaf names the forms that may end in the leaf. New levels and leaves are
+therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -36,9 +36,9 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A form of plans: text patterns with a level, which a leaf ends.
+    """A form of plans: text patterns that contain a level; a leaf is appended to each pattern.
 
-    `{a}` in a pattern stands for the level; the leaf follows at the end. Texts that are no valid plans are skipped.
+    `{a}` in a pattern stands for the level; the leaf is appended at the end. Texts that are no valid plans are skipped.
     """
 
     name: str
@@ -137,7 +137,7 @@ OUTER_LEVEL_PATTERNS: Final = (
 
 
 def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
-    """Return the candidates of a GPU, which starts batches of products together, or with `batches` False of a CPU.
+    """Return the candidates of a GPU, or of a CPU if `batches` is False; a GPU starts the products of a batch together.
 
     With `gram` the candidates are those for self-adjoint products such as A^T A.
     """
@@ -197,7 +197,7 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans of all forms with this name; `leaf_forms` returns the names of the forms that a leaf may end."""
+    """Return the plans of all forms with this name; `leaf_forms` returns the forms that may end in a leaf."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -258,7 +258,7 @@ def device_leaves(device: str) -> list[Leaf]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
-    """Return the levels of which candidates consist; levels that need less workspace come last."""
+    """Return the levels that candidates use; levels that need less workspace come last."""
     levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 

@@ -25,13 +25,13 @@ from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
 from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
-from fmm.problem import Layout, Problem, problem_without_layouts
+from fmm.problem import Layout, Problem, Shape, problem_without_layouts
 
 # The default limit of the expected error, as a multiple of the vendor's error. Three levels in a 16-bit type on a GPU
 # have 14 times the expected error of the vendor, which rounds each result once. On a CPU three levels of Strassen's
@@ -191,10 +191,14 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 # Padding makes the sides of leaf products longer by less than a third. A side below UNPADDED_SIDE_SHARE of the shortest
 # allowed side is therefore too short after padding too.
 UNPADDED_SIDE_SHARE = 0.7
-# Shortest side in rows of a product on a GPU whose complex matrices are split into real ones. No shorter side has been
-# measured for the model. On an H100 in complex64, five products with a side of 16 to 48 rows take 1.8 to 3.3 of the
-# vendor's time with the level 3m (predicted below 0.9).
-MIN_COMPLEX_SIDE = 128.0
+# Shortest allowed sides (m, k, n) in rows on a GPU. The model is too optimistic for thinner products, which no fit has
+# seen: the preparation of an operand, which costs about as much as the product, is predicted 2 times too fast there.
+# Measured on an H100, as speedup over the vendor: level 3m in complex64, four products with a side of 134 to 172 rows
+# 0.79 to 1.00, six with 176 to 272 rows 1.09 to 1.42; `f16x3`, twenty products with 40 to 127 rows or columns of C 0.60
+# to 1.44 and twelve of them below 1; `tile`, inner sides of 64 and 80 from 0.93 to 1.03.
+SHORTEST_COMPLEX_SIDES = (176, 176, 176)
+SHORTEST_EMULATED_SIDES = (128, 0, 128)
+SHORTEST_TILED_SIDES = (0, 96, 0)
 
 
 class EligiblePlan(NamedTuple):
@@ -203,7 +207,7 @@ class EligiblePlan(NamedTuple):
     plan: Plan
     alignment: int  # every row of A, B and C must begin at a multiple of this number of bytes
     longest: float  # number of rows of the longest allowed side; inf: no limit
-    shortest: float  # number of rows of the shortest allowed side; 0: no limit
+    shortest: Shape  # smallest allowed m, k and n; 0: no limit
     parts: tuple[int, int, int] | None  # numbers of parts into which all levels cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
@@ -211,7 +215,8 @@ class EligiblePlan(NamedTuple):
     def accepts_operands(self, problem: Problem) -> bool:
         """Return True if the problem's rows are aligned and the sides are neither too short nor too long."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
-        return aligned and self.shortest <= min(problem.size) and max(problem.size) <= self.longest
+        is_thin = any(side < least for side, least in zip(problem.size, self.shortest, strict=True))
+        return aligned and not is_thin and (self.longest == inf or max(problem.size) <= self.longest)
 
     def exceeds_level_bounds(self, side: float) -> bool:
         """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
@@ -271,7 +276,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
-        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, 0.0, parts)
+        return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, (0, 0, 0), parts)
     if not plan.is_candidate_for(dtype) or (writes_triangle and not _has_needed_column_copies(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
@@ -282,9 +287,21 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
-    splits_complex = calibration.batches and any(level.is_complex_split for level in plan.levels)
-    shortest = MIN_COMPLEX_SIDE if splits_complex else 0.0
+    shortest = shortest_sides(plan, rate) if calibration.batches else (0, 0, 0)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, shortest, parts, levels, bounds)
+
+
+def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
+    """Return the smallest m, k and n with which a plan may be chosen on a GPU; `rate`: the rate of the plan's leaf."""
+    limits = [(0, 0, 0)]
+    if any(level.is_complex_split for level in plan.levels):
+        limits.append(SHORTEST_COMPLEX_SIDES)
+    if rate.blocks:  # the kernel `f16x3`
+        limits.append(SHORTEST_EMULATED_SIDES)
+    if plan.uses_tile_model and not plan.levels:
+        limits.append(SHORTEST_TILED_SIDES)
+    m, k, n = (max(axis) for axis in zip(*limits, strict=True))
+    return m, k, n
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:

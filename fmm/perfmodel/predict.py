@@ -52,7 +52,8 @@ from fmm.perfmodel.work import (
 from fmm.problem import Problem
 
 OMITTED_EFFECTS = (
-    "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
+    "caches between steps, clocks that fall under load, a last wave of tiles that the model does not count, "
+    "page faults of a first call"
 )
 
 

@@ -72,7 +72,7 @@ def run_call(
                 x, y, z
             )  # the vendor's products run on the caller's thread, under its numpy.errstate
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
-            completes = out is not None and multiplier.can_be_completed
+            completes = out is not None and multiplier.can_vendor_compute_c
             completion = _vendor_completion_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
             _compute_on_worker(multiplier, x, y, z, completion, required)
         else:
@@ -195,7 +195,7 @@ class _PlanMultiplier:
         self.report: ProgressCallback | None = None
 
     @property
-    def can_be_completed(self) -> bool:
+    def can_vendor_compute_c(self) -> bool:
         """True if the vendor can compute C in a few C calls without C's old values."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
         return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)

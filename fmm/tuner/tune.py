@@ -24,14 +24,14 @@ from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
+from fmm.runtime.source_commit import source_commit
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
-from fmm.tuner.stages import shapes
-from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.environment import command_line_words, source_commit
+from fmm.tuner.stages.shapes_file import ShapesFile, ShapesFileError, read_shapes_file
+from fmm.tuner.trials.environment import command_line_words
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,
@@ -61,12 +61,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if one answers, else the CPU)")
     add("--dtype", metavar="TYPES", help="element types, separated by commas (all)")
-    add(
-        "--shapes",
-        type=path_argument,
-        metavar="FILE",
-        help="certify these shapes: lines of M K N, or M K N TYPE",
-    )
+    shapes = parser.add_mutually_exclusive_group()
+    what = "certify these shapes: lines of M K N, or M K N TYPE; or PyTorch's tunableop_untuned*.csv"
+    shapes.add_argument("--shapes", type=path_argument, metavar="FILE", help=what)
+    what = "certify what a program multiplied: FMM_REPORT=run.json, or python -m fmm --report=run.json"
+    shapes.add_argument("--report", dest="shapes", type=path_argument, metavar="run.json", help=what)
     add("--effort", choices=tuple(CPU_EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
@@ -90,7 +89,9 @@ def run_tune(options: argparse.Namespace) -> int:
     try:
         jobs = list(_tuning_jobs(options))
         if not jobs:
-            raise InvalidOptionError(f"{options.shapes} has no shapes of the types that would be tuned")
+            raise InvalidOptionError(
+                f"{options.shapes} has no shapes of the types that would be tuned, large enough for a plan"
+            )
         path = output_path(options.output)
     except (UnknownDeviceError, ShapesFileError, InvalidOptionError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
@@ -108,7 +109,7 @@ def run_tune(options: argparse.Namespace) -> int:
     try:
         with store.writer_lock(path):
             pass  # an unwritable path ends the command before the measurements
-        files.expect_missing_config(path)
+        files.suppress_missing_config_warning(path)
         try:
             return run_jobs(jobs, path, options, results)
         finally:
@@ -159,20 +160,37 @@ def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
-    found = [job for device in select_devices(options.device) for job in _jobs_of_device(device, options)]
-    if len(found) > 1 and not options.shapes:
+    wanted = read_shapes_file(options.shapes) if options.shapes else None
+    found = [job for device in select_devices(options.device) for job in _jobs_of_device(device, wanted, options)]
+    if wanted and not options.quiet:
+        _warn_of_left_out_shapes(wanted, found)
+    if len(found) > 1 and not wanted:
         first = [(replace(job, effort=FIRST_LOOK_EFFORT), job) for job in found]
         yield from (coarse for coarse, job in first if coarse.planned_effort != job.planned_effort)
     yield from found
 
 
-def _jobs_of_device(device: TunableDevice, options: argparse.Namespace) -> Iterator[TuningJob]:
+def _jobs_of_device(
+    device: TunableDevice, wanted: ShapesFile | None, options: argparse.Namespace
+) -> Iterator[TuningJob]:
     for name in dict.fromkeys(device.dtypes if options.dtype is None else options.dtype.split(",")):
         if name not in device.dtypes:
             raise InvalidOptionError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
-        wanted = shapes.read_shapes(options.shapes, name) if options.shapes else []
-        if wanted or not options.shapes:
-            yield TuningJob(device, name, tuple(wanted), options.effort)
+        shapes = wanted.shapes_of_type(name, on_gpu=device.chip is not None) if wanted else []
+        if shapes or not wanted:
+            yield TuningJob(device, name, tuple(shapes), options.effort)
+
+
+def _warn_of_left_out_shapes(wanted: ShapesFile, jobs: Sequence[TuningJob]) -> None:
+    """Print the number of a program's shapes that no job certifies."""
+    certified = {(size, job.dtype) for job in jobs for size in job.wanted}
+    left_out = sum(shape not in certified for shape in wanted.recorded)
+    if left_out:
+        print(
+            f"fmm-tune: {left_out} of the {len(wanted.recorded)} shapes in {wanted.path} are not tuned: "
+            "too small for a plan, or of another type",
+            file=sys.stderr,
+        )
 
 
 def _report_write_error(path: Path, error: BaseException) -> int:
@@ -198,11 +216,20 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
     ]
     lines = (
         f"{row['name']} ({row['device']}), {row['dtype']}, effort {row['effort']}: about {row['seconds']:.0f} s, "
-        f"{len(row['candidates'])} candidate plans, {row['held_out_shapes']} held-out shapes; writes {row['config']}"
-        for row in plan
+        f"{len(row['candidates'])} candidate plans, {row['held_out_shapes']} held-out shapes"
+        f"{_wanted_text(job.wanted)}; writes {row['config']}"
+        for row, job in zip(plan, jobs, strict=True)
     )
     print(json.dumps(plan, indent=1) if options.json else "\n".join(lines))
     return 0
+
+
+def _wanted_text(wanted: Sequence[ProductSize]) -> str:
+    """Return, for the line of a dry run, the number of shapes that the user named, and the first of them."""
+    if not wanted:
+        return ""
+    first = ", ".join("x".join(map(str, size)) for size in wanted[:3])
+    return f"; certifies {len(wanted)} shapes: {first}{', ...' if len(wanted) > 3 else ''}"
 
 
 # ---- all jobs

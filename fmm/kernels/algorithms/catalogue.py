@@ -45,7 +45,10 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the scheme is a candidate). Skip files with an invalid line `consider`."""
+    """Yield the name of each scheme with the forms of plans in which the scheme is a candidate.
+
+    Skip files with an invalid line `consider`.
+    """
     for name, (file, _) in sorted(_scheme_catalogue().items()):
         if (forms := SCHEME_FILES.plan_forms(file)) is not None:
             yield name, forms
@@ -156,7 +159,10 @@ def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
 
 
 def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
-    """Return the composition (Kronecker product) of schemes. Each scheme multiplies the blocks of the previous one."""
+    """Return the composition (Kronecker product) of schemes.
+
+    Each scheme multiplies the blocks of the previous scheme.
+    """
     first, *rest = factors
     for second in rest:
         first = _kronecker_product(first, second)

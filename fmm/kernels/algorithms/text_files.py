@@ -56,7 +56,7 @@ class RegisteredText(NamedTuple):
 class AlgorithmTexts:
     """The texts of algorithms: the .txt files of a folder, named without the suffix, and registered texts.
 
-    `except_for` is the name of a file in the folder that holds no algorithm.
+    The folder may hold one file without an algorithm: `except_for` is the name of this file.
     """
 
     def __init__(self, folder: str, noun: str, except_for: str = "") -> None:

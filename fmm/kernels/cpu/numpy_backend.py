@@ -75,7 +75,7 @@ class NumpyBackend:
         self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Compute a step's sums; an array in `reads` that is smaller than `writes` is treated as padded with zeros."""
+        """Compute a step's sums; arrays in `reads` that are smaller than the results count as padded with zeros."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return

@@ -149,7 +149,8 @@ class Decision:
             seconds = {c.plan: c.prediction.predicted_seconds for c in shown}
             plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
-            lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
+            rates = " by nominal rates" if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
+            lines += [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
 
     def _expected_error_line(self, notes: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
+from fmm.hardware.nvml import nvml_library
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import Limits
@@ -100,10 +101,9 @@ def workspace_valid_until(library: Library, number: int) -> float:
     return _workspace_readings[library.name, number][0]
 
 
-# ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver
+# ---- processes on a GPU, counted by NVML
 
 NVML_INSUFFICIENT_SIZE = 7  # NVML's status if a device has processes and the caller passed no array for them
-NVML_FILE = "libnvidia-ml.so.1"
 
 
 def count_gpu_processes(number: int) -> int:
@@ -112,30 +112,19 @@ def count_gpu_processes(number: int) -> int:
     if handle is None:
         return 1
     count = ctypes.c_uint(0)
-    status = _nvml_library().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    status = nvml_library().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
     return max(count.value, 1) if status in (0, NVML_INSUFFICIENT_SIZE) else 1
 
 
 @lru_cache(maxsize=64)
 def _nvml_handle(number: int) -> Any:
     """Return NVML's handle of the device, found by its PCI bus: NVML and CUDA number devices differently."""
-    library = _nvml_library()
-    if library is None:
+    library = nvml_library()
+    if library is None or not hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3"):  # an old driver
         return None
     handle = ctypes.c_void_p()
     status = library.nvmlDeviceGetHandleByPciBusId_v2(_pci_bus_id(number).encode(), ctypes.byref(handle))
     return handle if status == 0 else None
-
-
-@lru_cache(maxsize=1)
-def _nvml_library() -> Any:
-    """Return the initialised NVML library; None if NVML is missing or too old."""
-    try:
-        library = ctypes.CDLL(NVML_FILE)
-        ready = library.nvmlInit_v2() == 0
-        return library if ready and hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3") else None
-    except (OSError, AttributeError):
-        return None
 
 
 def _pci_bus_id(number: int) -> str:

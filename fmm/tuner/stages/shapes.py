@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from fmm.dtypes import FLOAT_TYPES
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
 
@@ -101,30 +99,3 @@ def square_ladder(side: int, stride: int = 1) -> list[Size]:
 def squares_below_ladder(side: int, stride: int = 1) -> list[Size]:
     """Return the squares of LADDER_SIDES below side / 8, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if x < side / 8][::stride]
-
-
-class ShapesFileError(ValueError):
-    """Raised for a file of shapes that cannot be read."""
-
-
-def read_shapes(path: Path, dtype: str) -> list[Size]:
-    """Return the shapes of an element type from a file with lines `M K N` or `M K N TYPE`; # begins a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ShapesFileError(f"cannot read {path}: {error}") from None
-    found: list[Size] = []
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words:
-            continue
-        try:
-            m, k, n = (int(word) for word in words[:3])
-            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOAT_TYPES):
-                raise ValueError
-        except ValueError:
-            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOAT_TYPES)}"
-            raise ShapesFileError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
-        if len(words) == 3 or words[3] == dtype:
-            found.append((m, k, n))
-    return list(dict.fromkeys(found))

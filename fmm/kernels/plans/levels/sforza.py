@@ -23,7 +23,7 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
 MAX_SFORZA_DEPTH = 6  # largest depth of a level `sforza`
-LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
+UNMIRRORED_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 StepList = list[Sum | Product]
 
@@ -59,7 +59,7 @@ class SforzaLevel(LevelWithSteps):
         half, inner = n // 2, k // 2
         if not half or not inner:
             whole = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
-            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE_PARAMS),))
+            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), UNMIRRORED_TRIANGLE_PARAMS),))
         a = {f"{i + 1}{j + 1}": Place("B", i * inner, j * half, inner, half) for i in (0, 1) for j in (0, 1)}
         t = {f"{i + 1}{j + 1}": Place("A", j * half, i * inner, half, inner) for i in (0, 1) for j in (0, 1)}
         steps: StepList = []
@@ -80,7 +80,7 @@ class SforzaLevel(LevelWithSteps):
         elif on_diagonal:
             inner, params = (
                 replace(plan, levels=(self.inner_level, *plan.inner_plan.gram_plan.levels)),
-                LOOSE_TRIANGLE_PARAMS,
+                UNMIRRORED_TRIANGLE_PARAMS,
             )
         else:
             inner = replace(rest, levels=(_strassen_level(),) * (self.recursion - 1) + rest.levels)
