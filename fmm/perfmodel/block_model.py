@@ -40,7 +40,8 @@ from fmm.kernels.cuda.products.split_k import (
 from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
-OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): numbers of blocks of A, B and C that one product touches
+# (W_A, W_B, W_C): the number of blocks of A, of B and of C that one product touches
+OperandBlocks = tuple[int, int, int]
 # the dimensions ("inner" or "outer") along which A and B are contiguous
 ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]
 Shape = tuple[int, int, int]  # (m, k, n)
@@ -130,14 +131,14 @@ class OperandTile:
 
     @property
     def instructions_per_thread(self) -> int:
-        """The instructions of a thread for copies of the tile, and for sums the reads, additions and writes."""
+        """The number of a thread's instructions to copy the tile, and for a sum also to read, add and write."""
         stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)
 
     @property
     def shared_memory_elements(self) -> int:
-        """The elements that move to and from shared memory until the tile can be used."""
+        """The number of elements that move to and from shared memory until the tile can be used."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
@@ -147,7 +148,7 @@ class OperandTile:
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_read_count(self, depth: int) -> int:
-        """Return the number of a thread's reads of shared memory for fragments of `depth` steps."""
+        """Return the number of reads of shared memory that a thread needs for fragments of `depth` steps."""
         width = (
             WIDE_ACCESS_FLOATS if self.has_burst_reads or self.piece % WIDE_ACCESS_FLOATS == 0 else 2 - self.piece % 2
         )
@@ -310,15 +311,15 @@ def fastest_float32_tile(
     triangle: bool = False,
     of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` float32 products, or with `triangle` for their triangles."""
+    """Return the fastest tile sizes for `count` float32 products; with `triangle` one triangle of each is computed."""
     fitting = [s for s in of if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
 
 
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
-    """Return the entries of C that the busiest multiprocessor computes; fewer entries mean less time in float64.
+    """Return the number of entries of C that the busiest multiprocessor computes; fewer take less time in float64.
 
-    The count leaves out the beginning and end of tiles, and all memory traffic.
+    The number leaves out the time to begin and end a tile, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as one with MIN_BUSY_SM_THREADS
@@ -344,7 +345,7 @@ FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes,
 
 
 def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product by the TMA kernel; the rate is that of strategy Square times `s.rate`."""
+    """Return the seconds of a product by the TMA kernel; its rate is the rate of strategy Square times `s.rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
@@ -366,7 +367,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model in the form of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
+    """The block model, as an implementation of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
@@ -387,5 +388,5 @@ BLOCK_MODEL = BlockModel()
 
 @lru_cache(maxsize=256)
 def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
-    """Return the target for recording plans on this chip; the block model selects open tile sizes."""
+    """Return the target for recording plans on this chip; the block model selects tile sizes that plans leave open."""
     return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

@@ -1,6 +1,6 @@
 """Straight-line programs of additions: the sums of a scheme, with common sums computed once.
 
-The values of a program are numbered. Values 0 to `inputs` - 1 are the inputs of the program. Every line defines the
+Every value of a program has a number. Values 0 to `inputs` - 1 are the inputs of the program. Every line defines the
 next value as a linear combination of earlier values. `outputs` lists the numbers of the values that the program
 returns. The CPU executes programs on panels of matrices. The cost model counts the lines of programs. The symbolic
 proof executes programs on symbols. The CUDA generator prints programs as source code. The programs are the only
@@ -88,7 +88,8 @@ def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int,
             for y in values[i + 1 :]:
                 counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Of equally frequent pairs, take the pair with the lowest numbers: a scheme then always has the same program.
+    # Of equally frequent pairs, take the pair with the lowest numbers: this rule always gives a scheme the same
+    # program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
@@ -123,7 +124,7 @@ def _complete_program(
 def chain_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return one program that runs the programs `first`, and then the programs `then` on the outputs of `first`.
+    """Return one program that runs the programs in `first`, and then the programs in `then` on the outputs of `first`.
 
     The result has the inputs of all programs in `first`, and the outputs of all programs in `then`.
     `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
@@ -144,7 +145,7 @@ def chain_programs(
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     """Return the program with every line moved directly before the first line that uses its value.
 
-    Fewer values then exist at a time.
+    In the new order of lines, fewer values exist at a time.
     """
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
@@ -181,8 +182,8 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """Return the program that computes alpha * output + beta * old for each output of `program`.
 
-    The old values are further inputs, one for each output. If `program` joins A B from products, the returned program
-    computes C = alpha A B + beta C.
+    For each output, the returned program has one more input: the old value of the output. If `program` joins A B from
+    products, the returned program computes C = alpha A B + beta C.
     """
     if (alpha, beta) == (1, 0):
         return program
@@ -201,7 +202,7 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
     """Return the program with zeros for absent inputs, without unwanted outputs, and without unused lines.
 
-    Inputs keep their numbers, so that the caller's list of arrays stays valid. A line without terms defines an output
+    Every input keeps its number, so the caller's list of arrays stays valid. A line without terms defines an output
     that has become zero.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
@@ -218,7 +219,7 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
 def _remove_unused_lines(
     inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
 ) -> AdditionProgram:
-    """Return the program of these lines, without lines that no output depends on."""
+    """Return the program of the given lines, without the lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:

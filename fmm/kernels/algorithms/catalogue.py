@@ -59,7 +59,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 def _scheme_catalogue() -> dict[str, tuple[str, str]]:
     """Return a dict from the names of all schemes to (file, order of the sizes m, k, n).
 
-    A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
+    If a name ends in three sizes, such as hk223, the dict has a name for each order of the sizes.
     """
     files = sorted(SCHEME_FILES.algorithm_names())
     names = {name: (name, "mkn") for name in files}
@@ -154,7 +154,7 @@ def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the rows of coefficients, one for each block of a grid, in the order of the transposed grid."""
+    """Return the rows of coefficients in the order of the transposed grid; each block of a grid has one row."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 

@@ -1,9 +1,9 @@
 """Products by digits: exact products of integer matrices, computed by a CPU's BLAS as products of float matrices.
 
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
-Every partial sum is then an integer that the type represents exactly, in any order of additions. A and B are therefore
-cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies planes over blocks
-of the inner dimension, with at most `inner` terms in a block.
+Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. A and
+B are therefore cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies
+planes over blocks of the inner dimension, with at most `inner` terms in a block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
 read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits. Let o_i be

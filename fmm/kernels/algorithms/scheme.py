@@ -130,9 +130,9 @@ class Scheme:
         """Return the expected error of one level, as a multiple of the classical product's error.
 
         The estimate assumes random entries of equal magnitude. The error of a sum of length k is assumed to grow like k
-        (its variance like k^2), independently in each product. The variance of block c of C is then sum_p w_cp^2
-        |u_p|_2^2 |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores the rounding
-        of the additions, the smaller errors of blocked sums, and structure in the data.
+        (its variance like k^2), independently in each product. Under these assumptions, the variance of block c of C is
+        sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores
+        the rounding of the additions, the smaller errors of blocked sums, and structure in the data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -271,7 +271,7 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 def _compose_splits(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms the outer sums of every inner position, then the inner sums of every outer product.
+    """Return the program that forms outer sums at every inner position, and then inner sums for every outer product.
 
     An inner position is the place of a block within a block of the outer grid.
     """
@@ -284,7 +284,7 @@ def _compose_splits(
 def _compose_joins(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that joins the inner products of every outer product, then joins the outer products."""
+    """Return the program that joins the inner products of every outer product, and then joins the outer products."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chain_programs([first] * rank, [then] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)

@@ -58,7 +58,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return the formal blocks whose old values the assignments read.
+        """Return each formal block that the assignments read before they first write the block.
 
         The result does not include the operands of the kernel's product.
         """
@@ -249,7 +249,7 @@ class ParsedTable(NamedTuple):
 def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The head must contain all `words`, and may contain words of `more`.
+    The table's head must have all words in `words`, and may have words in `more`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []

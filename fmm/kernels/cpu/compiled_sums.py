@@ -1,10 +1,10 @@
-"""Compute sums in compiled loops, which load and store every element once; this needs llvmlite, a part of Numba.
+"""Compute sums in compiled loops that load and store every element once. The compiler is llvmlite, a part of Numba.
 
 NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
 cache line of a result is fetched before NumPy writes the line. This module compiles a schedule of elementwise calls to
-one LLVM function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results.
-Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the same
-order as in NumPy, so the results are equal to NumPy's bit for bit.
+one LLVM function. The LLVM function loads a 64-byte cache line of each array, computes in registers, and stores the
+results. Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the
+same order as in NumPy, so the results are equal to NumPy's bit for bit.
 
 Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
 store.
@@ -44,7 +44,7 @@ _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls in one rectangle of the arrays; no tasks if NumPy must run the calls."""
+    """Return tasks that run the schedule's calls in one rectangle; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
         return []

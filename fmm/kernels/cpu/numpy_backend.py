@@ -19,8 +19,9 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of one array's panel. The panels of all arrays of a sum then fit in a third-level cache. Smaller panels would
-# fit in a second-level cache, but measurements showed that threads then spend their time waiting for the GIL.
+# Bytes of one array's panel. Panels of this size fit in a third-level cache, for all arrays of a sum together. Smaller
+# panels would fit in a second-level cache, but measurements showed that threads then spend their time waiting for the
+# GIL.
 PANEL_BYTES = 256 * 1024
 # Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024

@@ -302,7 +302,7 @@ def _running_queue(
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`); one second on one of two threads counts as 0.5."""
+    """Seconds of products and of all other steps (`sums`); a second on only one of two threads counts as 0.5."""
 
     sums: float = 0.0
     products: float = 0.0

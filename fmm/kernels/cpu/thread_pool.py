@@ -185,7 +185,7 @@ def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
 
 
 def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
-    """Run the task on `count` workers, each on its own processor; return an empty list if this is impossible."""
+    """Run the task on `count` workers, each on its own processor; return an empty list if the workers cannot start."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)

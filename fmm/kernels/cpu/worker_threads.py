@@ -150,7 +150,7 @@ def retry_until_done(step: Callable[[], object]) -> None:
 
 @lru_cache(maxsize=1)
 def _python_lock_functions() -> Any:
-    """Return CPython's C library with its lock functions, whose calls release the GIL; None in another interpreter."""
+    """Return CPython's C library with the lock functions, which release the GIL; None in any other interpreter."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p

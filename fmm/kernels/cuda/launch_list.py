@@ -17,9 +17,9 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# An address in a launch's parameters counts from one of these bases: A, B, C or the workspace ("W"); the flag that
-# kernels raise for an inf or NaN in C; the host's count of recomputed products; the counters of one launch. ADDEND is
-# one more base, for an addend outside C.
+# An address in a launch's parameters is an offset from one of these bases. Matrices are in A, B, C and the workspace
+# ("W"). Kernels raise the flag for an inf or NaN in C. Two more bases are the host's count of recomputed products, and
+# the counters of one launch. ADDEND is one more base, for an addend outside C.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # largest size in bytes of a kernel's parameter that every driver accepts

@@ -256,8 +256,8 @@ def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.
 
     A product of at most tau1 rows is one classical product by `leaf`. A product of at most tau2 rows is one level of
     Figure 12 or 13, with sums inside the product kernels. A larger product is one level of Figure 16 or 23, and the
-    same rule applies to the level's products. For an odd n these products have (n + 1)/2 rows, since the step tables
-    pad. The leaf of the paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
+    same rule applies to the level's products. For an odd n the products of a level have (n + 1)/2 rows, since the step
+    tables pad. The leaf of the paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
     """
     if scheme not in METHOD_STEP_TABLES:
         raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(METHOD_STEP_TABLES)}")

@@ -3,7 +3,7 @@
 Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, and Figures 15 and 20 to 22 the reductions.
 Sections 6 and 7 have numbers in the text. li_counts computes the quantities: arithmetics A, transactions T and volume
 V. The paper's closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit,
-with ties away from zero. No percentage of the paper is a tie, so that rounding half to even gives equal results.
+with ties away from zero. No percentage of the paper is a tie; rounding half to even would therefore give equal results.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class BlockWork:
     """The products and the passes over blocks of one level of the bilinear algorithm <m0, k0, n0; products>."""
 
     name: str
-    split: Shape  # m0, k0, n0: numbers of parts into which the level cuts m, k and n
+    split: Shape  # m0, k0, n0: the number of parts into which the level cuts m, k and n
     products: int
-    additions: tuple[int, int, int]  # numbers of additions of two blocks of A, of B and of C
-    copies: tuple[int, int, int] = (0, 0, 0)  # numbers of copies of a block of A, of B and of C
+    additions: tuple[int, int, int]  # the number of additions of two blocks of A, of B and of C
+    copies: tuple[int, int, int] = (0, 0, 0)  # the number of copies of a block of A, of B and of C
 
     def __post_init__(self) -> None:
         if min(self.split) < 1 or self.products < 1:
@@ -52,7 +52,7 @@ class BlockWork:
 
     @property
     def pass_counts(self) -> tuple[int, int, int]:
-        """The numbers of passes over blocks of A, B and C: additions and copies, which have equal weights."""
+        """The number of passes over blocks of A, of B and of C: additions and copies, which have equal weights."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
@@ -111,7 +111,7 @@ def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WO
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
-    """Return the flops that one level saves; for Strassen's algorithm twice the left side of Equation 2."""
+    """Return the flops that one level saves; for Strassen's algorithm twice the left-hand side of Equation 2."""
     m, k, n = _largest_blocks(shape, work.split)
     return 2 * (work.classical_products - work.products) * m * k * n
 
@@ -119,7 +119,7 @@ def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
 def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
     """Return the number of elements in the passes of one level, the bracket of Equation 2.
 
-    Blocks of A and B count with the size of the largest block, blocks of C with the average size.
+    A block of A or B counts with the size of the largest block, a block of C with the average size.
     """
     (m, k, n), (m0, _, n0) = _largest_blocks(shape, work.split), work.split
     a, b, c = work.pass_counts
@@ -151,7 +151,7 @@ class RecursionLevel:
 def recursion_levels(
     shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels that pay by Equation 2, outermost first; a level splits the largest blocks above it."""
+    """Return the levels that pay by Equation 2, outermost first; each level splits the largest blocks above it."""
     found: list[RecursionLevel] = []
     while level_pays(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -214,7 +214,7 @@ class BalancedCut:
 
 
 def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
-    """Return the cut of a product by Table 1: a size is halved while at least gamma times both other sizes."""
+    """Return the cut of a product by Table 1: a size is halved while it is at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
     work: Counter[Shape] = Counter({check_positive_shape(shape): 1})

@@ -38,10 +38,10 @@ WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling the numbers of an operand and for arranging the planes hi and lo. A line is a row of A or a column
 # of B.
-# default: each line has one exponent; chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate. separate: each
-# line has one exponent; the complete plane hi precedes plane lo, as the vendor's products need. No clusters. recorded:
-# as "default"; the split also records the spread of exponents along the inner dimension. balanced: as "default"; if the
-# recorded spread is too large, each position of the inner dimension is scaled too.
+# default: each line has one exponent; chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
+# separate: each line has one exponent; plane hi precedes plane lo, as the vendor's products need. No clusters.
+# recorded: as "default"; the split also records the spread of exponents along the inner dimension.
+# balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",

@@ -31,7 +31,7 @@ MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit ma
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split whose sums are the left operands, or the right operands, of a batch of f16x3 products."""
+    """A split with sums that are the left operands, or the right operands, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
@@ -44,7 +44,7 @@ class PlaneSums:
 
     @cached_property
     def source_array(self) -> BlockArray:
-        """The matrix whose blocks are added in the sums."""
+        """The source matrix of the split; its blocks are added in the sums."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property

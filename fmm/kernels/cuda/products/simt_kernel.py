@@ -39,8 +39,8 @@ ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
 # ptxas's levels above -O1 reorder the multiply-adds. The source has an order without register bank conflicts. In
 # another order each multiply-add takes a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction: its number of rows of C, its number of columns of C, and the smallest of its depths 4, 8
-# and 16 along the inner dimension.
+# Sizes of the float64 mma instruction: rows of C, columns of C, and the smallest of its depths 4, 8 and 16 along the
+# inner dimension.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 

@@ -2,8 +2,8 @@
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
 dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
-compares many divisions and returns the division whose last task ends first. A model predicts when each thread block
-starts, computes and stores.
+compares many divisions, and returns the division for which the last task is predicted to end first. A model predicts
+when each thread block starts, computes and stores.
 """
 
 from __future__ import annotations
