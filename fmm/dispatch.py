@@ -1,6 +1,44 @@
 """Dispatch of checked public calls to autograd, to host streaming, to the vendor, or to fmm.runtime, which decides.
 
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
+
+A call passes these gates in order. The vendor (the library's own function) computes the call at the first gate that
+declines the call. Gates 1 to 4 need no decision.
+
+1. Early declines in fmm.api, before the arguments are checked.
+   * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
+   * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` (CuPy and torch), and the cached decline
+     (`run_declined_gemm`).
+   * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
+2. This module, for fmm.matmul. While a tracer or mode records calls, `_traced_matmul` alone decides.
+   * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
+     multiply-adds and looks up the cached decline.
+   * `multiply_with_options` (NumPy): `MIN_PLAN_ENTRIES` and `is_small_on_host`.
+   * `_multiply_on_own_device`: `is_small_on_host`.
+3. torch only, in fmm.runtime.torch_autograd.functions: calls for which `is_plain_call` is False
+   (`explain_torch_fallback` names the reason), and calls with gradients if an operand is a vector or `out` was passed.
+4. fmm.gemm and fmm.gram before a call is prepared: alpha = 0 or empty operands (`gemm._is_empty_product`,
+   `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
+5. fmm.runtime.prepare: reasons for the vendor alone.
+   * `prepare_uncached`: `Setting.refusal`, the adapter's reason, from `Library.product_setting`.
+   * `_check_query`: shapes, types, `out`, and empty products.
+   * `_decide_launches`: `Setting.vendor_advantage`, for example NumPy's syrk.
+6. `fmm.runtime.decisions.decide.decide_plan`:
+   * `is_disabled` (FMM_DISABLE).
+   * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
+   * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning was measured so.
+   * `_decide_by_equation_2`, instead of the following two, if FMM_TUNING_MODE is hasa: the rule finds no level.
+   * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
+   * `decide_by_model`: the device is unknown, or has no rate for the type.
+7. `fmm.perfmodel.choose.pick_candidate`: no candidate within the limits beats the vendor by its margin.
+8. `_decide_launches` again, on a device: `launches_on_device` finds no launches for the decided plan or for any of
+   `next_winning_plans`, or the launches need more workspace than the limit.
+9. The run: `run_host.run_call` (`may_overflow`, numpy.errstate, no thread), `run_device.run_call` (the stream is being
+   captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every plan).
+
+If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. Gates 3
+(`is_plain_call`), 5 (except for empty products) and 8 raise PlanError. Gate 9 declines only for `may_overflow` and
+numpy.errstate. Host arrays that are streamed through a GPU (`device=`) do not pass these gates.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
 
 
 def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
-    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if no axis is long."""
+    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if it cuts no size."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):

@@ -18,7 +18,10 @@ from fmm.problem import Layout, Operation, Problem
 
 
 class PreparedSide(NamedTuple):
-    """The operand that a leaf has prepared, and its layout. The leaf's prepared form follows the operand in memory."""
+    """The operand that a leaf has prepared (A or B), with the operand's size and layout.
+
+    The leaf's prepared form follows the operand in memory.
+    """
 
     base: Literal["A", "B"]
     rows: int
@@ -35,13 +38,13 @@ class PlanConstraints(NamedTuple):
     """The caller's constraints on the plan, and the product's parameters; None means no constraint."""
 
     plan: Plan | None = None
-    error_growth: float | None = None  # upper limit; None: the device's default
-    workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
+    error_growth: float | None = None  # upper limit of the error growth; None: the device's default
+    workspace: int | None = None  # upper limit in bytes; None: a fraction of the free memory
     params: GemmParams = PLAIN  # alpha, beta, op and fill of the product
-    replaceable: bool = False  # True if fmm chose the plan, so that another plan may replace it
+    replaceable: bool = False  # True if another plan may replace the plan, since fmm and not the caller chose it
     componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
     prepared_side: PreparedSide | None = None
-    # strides in elements of the addend, broadcast to C's shape; None if C holds the addend
+    # strides, in elements, of the addend after its broadcast to C's shape; None if C holds the addend
     addend_strides: tuple[int, ...] | None = None
 
     @property
@@ -54,7 +57,7 @@ NO_CONSTRAINTS = PlanConstraints()
 
 
 class GramKey(NamedTuple):
-    """Cache key of a product of a matrix and its own transpose, without factors and constraints."""
+    """The cache key of a matrix times its own transpose, with alpha 1, beta 0 and no constraints."""
 
     rows: bool
     fill: Literal["full", "lower", "upper"]
@@ -62,24 +65,24 @@ class GramKey(NamedTuple):
 
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
-    """Return the limits for a decision without arrays; environment variables may add limits to the caller's."""
+    """Return the limits for a decision without arrays: the caller's limits and those that environment variables set."""
     componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
     return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
 
 
 # ---- the default workspace limit
 
-WORKSPACE_SHARE = 0.5  # largest workspace as a share of the free memory
+WORKSPACE_SHARE = 0.5  # default workspace limit as a fraction of the free memory
 FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
-# readings of the free memory by library and device: time of expiry, bytes
+# for each library and device: the time at which the reading expires, and the workspace limit in bytes
 _workspace_readings: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
     """Return the default workspace limit in bytes; the free memory is read at most once per second.
 
-    Processes that share a GPU read the same free memory, so the limit is divided by their number. The limit is rounded
-    down, so that small changes of the free memory leave cached calls valid.
+    Processes that share a GPU read the same free memory, so the limit is divided by the number of processes. The limit
+    is rounded down, so that small changes of the free memory leave cached calls valid.
     """
     cached, now = _workspace_readings.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
@@ -90,7 +93,7 @@ def default_workspace_bytes(library: Library, number: int) -> int:
 
 
 def workspace_share(free: int, processes: int = 1) -> int:
-    """Return the largest workspace for `free` bytes of memory, rounded down to three significant bits."""
+    """Return the default workspace limit for `free` bytes of free memory, rounded down to three significant bits."""
     share = max(int(free * WORKSPACE_SHARE / processes), 0)
     step = 1 << max(share.bit_length() - 3, 0)
     return share // step * step
