@@ -59,7 +59,7 @@ def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, A
     first, header = trials[0], tuning.header
     milliseconds = [trial.seconds * 1e3 for trial in trials if trial.seconds is not None]
     failure = next((trial.failed or "no reason is recorded" for trial in trials if trial.seconds is None), "")
-    measurements = [{"name": "stage", "value": first.stage, "unit": ""}]
+    measurements: list[dict[str, Any]] = [{"name": "stage", "value": first.stage, "unit": ""}]
     if failure:
         measurements.append({"name": "failure", "value": failure, "unit": ""})
     else:
