@@ -5,7 +5,7 @@
 # submodule, another thread that imports fmm.kernels could deadlock.
 import numpy  # noqa: F401
 
-from fmm import kernels  # noqa: F401
+from fmm import kernels, linalg  # noqa: F401
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.contractions import einsum, multi_dot, tensordot, transpose  # noqa: F401  (opt_einsum calls transpose)
@@ -34,6 +34,7 @@ __all__ = [
     "gram",
     "install",
     "installed",
+    "linalg",
     "matmul",
     "minplus",
     "multi_dot",

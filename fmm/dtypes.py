@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: its size, its arithmetic, and its names and numbers in C++ and CUDA's libraries."""
+    """An element type: its size, its arithmetic, its names in C++ and its codes in CUDA's libraries."""
 
     name: str
     itemsize: int  # bytes in memory

@@ -9,12 +9,13 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# "product": A B. "gram": A B with B = A^H. "symmetric": A B, which the caller guarantees to be its own adjoint.
+# "product": A B. "gram": A B with B = A^H. "symmetric": A B, if the caller guarantees that A B is its own adjoint.
 # For "gram" and "symmetric" only one triangle of C is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# Which part of a self-adjoint C is written. "full": all of C. "lower": the lower triangle; the upper triangle is
-# unchanged. "loose", inside plans only: the lower triangle; the upper triangle is undefined.
+# `Fill` says which part of a self-adjoint C is written. "full": all of C is written. "lower": the lower triangle is
+# written, and the upper triangle is unchanged. "loose", inside plans only: the lower triangle is written, and the upper
+# triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
 VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the fills that a problem may have; "loose" is for plans only
 

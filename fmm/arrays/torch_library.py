@@ -110,7 +110,7 @@ float32 = torch.float32
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-def _float32_precision() -> str:
+def float32_precision() -> str:
     """Return torch's precision of float32 products on CUDA devices.
 
     The precision is "ieee", "none" (the same as "ieee"), "tf32" or another text.
@@ -239,14 +239,14 @@ class _TorchLibraryBase:
             same_address = device >= 0 and a.data_ptr() == b.data_ptr()
         except RuntimeError:
             same_address = False
-        return dtype, b.dtype, device, same_address, _float32_precision() if dtype is float32 and device >= 0 else ""
+        return dtype, b.dtype, device, same_address, float32_precision() if dtype is float32 and device >= 0 else ""
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
         of_out = None if out is None else (out.shape, out.dtype)
-        precision = _float32_precision() if device >= 0 and dtype is float32 else ""
+        precision = float32_precision() if device >= 0 and dtype is float32 else ""
         return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
@@ -258,7 +258,7 @@ class TorchLibrary(_TorchLibraryBase):
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
-        math: object = _float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        math: object = float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
         math = _accumulates_in_float16() if dtype is torch.float16 else math
         target = None if out is None else (out.shape, out.stride(), out.dtype)
         if b is None:
@@ -270,7 +270,7 @@ class TorchLibrary(_TorchLibraryBase):
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
-        precision = _float32_precision() if single else "ieee"
+        precision = float32_precision() if single else "ieee"
         is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
             return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)

@@ -1,7 +1,7 @@
 """Check the fields of a section that commands read and the runtime does not read.
 
 The runtime accepts any value of a field that it does not read, so that no damaged field makes a product fail.
-`fmm-tune` checks these fields before it shows, draws or exports a section.
+`fmm-tune` checks the fields that only commands read before it shows, draws or exports a section.
 """
 
 from __future__ import annotations

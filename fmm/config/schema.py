@@ -153,16 +153,16 @@ class Thresholds:
 
     alpha: float  # seconds to add an element of one matrix to an element of another: two reads and one write
     pi: float  # seconds per flop of the vendor's product; alpha and pi are for large matrices (D'Alberto and Nicolau)
-    # The recursion point is the smallest side of a square product for which one level is faster. n1 follows from
-    # D'Alberto and Nicolau's Equation 3 with alpha and pi; n1_measured is measured.
+    # The recursion point is the smallest side of a square product for which one level is faster than no level. n1
+    # follows from D'Alberto and Nicolau's Equation 3 with alpha and pi; n1_measured is measured.
     n1: float | None
     n1_measured: float | None
     # epsilon is added to alpha / pi, in flops, in D'Alberto and Nicolau's Equation 2. epsilon is the smallest number
     # with which the equation agrees with the most measured shapes; None if the measurements do not determine epsilon.
     epsilon: float | None
     tau1: ThresholdRange  # largest side of squares for which the tuned model chooses no level (Li, Ranka and Sahni)
-    tau2: ThresholdRange  # largest side for which the model chooses at most one level
-    tau3: ThresholdRange  # largest side for which the model chooses at most two levels
+    tau2: ThresholdRange  # largest side of squares for which the model chooses at most one level
+    tau3: ThresholdRange  # largest side of squares for which the model chooses at most two levels
     # The tiled kernel's block strategy for each side of a square product (Huang, Yu and van de Geijn); empty if the
     # device has no tiled kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Read two CSV tables about GPUs: the limits of each compute capability, and the datasheet of each device.
 
-To add a GPU, add a row to `capabilities.csv` or `datasheets.csv` of this folder. Every row of these tables names its
-source.
+To add a GPU, add a row to `capabilities.csv` or `datasheets.csv` of this folder. Every row of `capabilities.csv` and
+`datasheets.csv` names its source.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ memory and other instructions take issue slots from the multiply-adds. Second, a
 warps of the multiprocessor run meanwhile. Third, a multiprocessor may run fewer thread blocks than fit in the last
 round of tiles. fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the
 sharing of the L2 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model
-counts only whole rounds of tiles over the multiprocessors.
+counts only the number of rounds of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class OperandTile:
 
     @property
     def copies_per_thread(self) -> int:
-        """The number of wide memory accesses of a thread to copy its share of one block's tile."""
+        """The number of wide memory accesses by which a thread copies its share of one block's tile."""
         return -(-self.tile // WIDE_ACCESS_FLOATS // self.threads)
 
     @property
@@ -280,7 +280,7 @@ def launch_seconds(
     """Return the seconds of `count` equal products in one launch; operands are in the L2 cache if they fit.
 
     The launch ends when the multiprocessor with the most tiles ends. A multiprocessor computes as many tiles at a time
-    as fit, and then writes C (Equation 10).
+    as fit, and then writes their entries of C (Equation 10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:

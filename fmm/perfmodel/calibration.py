@@ -21,15 +21,15 @@ from fmm.problem import Problem
 class ProductRate:
     """The rate of products of one element type, and the corrections of this rate for sizes and alignment.
 
-    A batch of b vendor products m x k x n takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n) seconds. F is
-    the batch's flops divided by the field `flops`, with m and n rounded up to whole tiles. fmm.perfmodel.predict
-    describes the whole formula.
+    A batch of b products m x k x n by the vendor takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n)
+    seconds. F is the batch's flops divided by the field `flops`, with m and n rounded up to whole tiles.
+    fmm.perfmodel.predict describes the whole formula.
     """
 
     # flop/s of a very large product: the time to start, to fill the device and to read operands is negligible
     flops: float
-    fill: float  # number of entries of C with which the device is half busy
-    pipe: float  # number of steps along the inner dimension with which half of the time is start-up
+    fill: float  # number of entries of C with which a product reaches half of the rate `flops`
+    pipe: float  # number of steps along the inner dimension with which start-up takes half of the time
     rows: float = 0.0  # number of rows of C with which reading B takes as long as multiplying
     cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
     # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
@@ -67,7 +67,7 @@ class ProductRate:
     # `tiled_odd` is 0, the factor was not measured, and no plan is chosen in which the tiled kernel reads unaligned
     # rows.
     tiled_odd: float = 0.0
-    waves: float = 0.0  # number of tiles of the tiled kernel with which the device is half busy
+    waves: float = 0.0  # number of tiles with which the tiled kernel reaches half of its rate
     # The number of multiply-adds that take as long as one addition inside the tiled kernel, to an operand or to a block
     # of C.
     inside: float = 0.0
@@ -164,7 +164,7 @@ class Calibration:
         """Return the rate of an element type, or None if the calibration has no such rate.
 
         A flop of a real product takes about as long as a flop of a complex product of the same precision. A rate of a
-        complex type therefore also serves its real type, without the tiled kernel's numbers.
+        complex type also serves its real type, without the tiled kernel's numbers.
         """
         if (found := self.rates.get(dtype)) is not None:
             return found

@@ -84,7 +84,7 @@ CANDIDATE_FORMS: Final = (
         7**3,
         # If one pass runs several levels, the pass computes every sum separately. In one pass, Winograd's shared sums
         # save no traffic and need more registers. On an H200 Winograd's levels in one pass are never faster than
-        # Strassen's; three levels are half as fast.
+        # Strassen's levels, and three of them are half as fast.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -139,7 +139,7 @@ OUTER_LEVEL_PATTERNS: Final = (
 def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
     """Return the candidates of a GPU, or of a CPU if `batches` is False; a GPU starts the products of a batch together.
 
-    With `gram` the candidates are those for self-adjoint products such as A^T A.
+    If `gram` is True, the candidates are plans for self-adjoint products such as A^T A.
     """
     device = "cuda" if batches else "cpu"
     return gram_candidates(device) if gram else candidate_plans(device)
@@ -432,7 +432,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the elements that no other element with products of equal size dominates; of equals the first."""
+    """Return the elements that no other element dominates, among elements with products of equal size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

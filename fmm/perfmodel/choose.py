@@ -193,10 +193,10 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 UNPADDED_SIDE_SHARE = 0.7
 # The shortest allowed sides (m, k, n) of a product on a GPU, in rows. The model is too optimistic for thinner products,
 # which no fit has seen. In a thinner product, the preparation of an operand takes about as long as the product, and
-# twice the predicted time. These are measured speedups over the vendor on an H100. Level 3m in complex64: 0.79 to 1.00
-# for four products with a side of 134 to 172 rows, and 1.09 to 1.42 for six with 176 to 272 rows. `f16x3`: 0.60 to 1.44
-# for twenty products with 40 to 127 rows or columns of C; twelve of the twenty are below 1. `tile`: 0.93 to 1.03 for
-# inner sides of 64 and 80.
+# twice the predicted time. These are measured speedups over the vendor on an H100. The speedup of level 3m in complex64
+# is 0.79 to 1.00 for four products with a side of 134 to 172 rows, and 1.09 to 1.42 for six with 176 to 272 rows. The
+# speedup of `f16x3` is 0.60 to 1.44 for twenty products with 40 to 127 rows or columns of C; twelve of the twenty are
+# below 1. The speedup of `tile` is 0.93 to 1.03 for inner sides of 64 and 80.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
 SHORTEST_EMULATED_SIDES = (128, 0, 128)
 SHORTEST_TILED_SIDES = (0, 96, 0)
@@ -233,7 +233,7 @@ class EligiblePlan(NamedTuple):
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
-    """Yield the plans from `plans` (empty: from all candidates) that may be chosen for the problem on this device."""
+    """Yield the plans in `plans` (if empty: the candidates) that may be chosen for the problem on this device."""
     side = effective_side(problem.size)
     for x in (
         _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
@@ -307,7 +307,7 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if each leaf for diagonal blocks reads a transposed copy exactly if a copy saves time."""
+    """Return True if the leaves for diagonal blocks read transposed copies if and only if copies save time."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
@@ -374,17 +374,17 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 
 # The margin grows by FEW_TILES_MARGIN divided by the number of C's tiles. The formula of the model leaves out how far
 # the last wave of tiles fills the device. An H200 computes 132 tiles at a time. On an H200 the error of predicted
-# speedups is 8 to 15 % where C has fewer than 800 tiles, and 4 % from 1600 tiles on.
+# speedups is 8 to 15 % if C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
 # For complex types, tiles count with at least this number of rows and columns. FEW_TILES_MARGIN was determined with
 # tiles of 128 rows and columns, as in a datasheet's calibration. A fit may find tiles of half this side; C would then
 # count four times as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at
-# 368 x 19344 x 1120 (predicted 0.72). Of 220 shapes, 6 take longer than the vendor with this limit, and 16 without this
-# limit.
+# 368 x 19344 x 1120 (predicted 0.72). Of 220 shapes, 6 take longer than the vendor with MIN_COMPLEX_TILE_SIDE, and 16
+# without it.
 MIN_COMPLEX_TILE_SIDE = 128.0
 # The share of FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
 # Predictions are better in these types, and a missed win costs as much time as a wrong choice. On an H200 the share
-# makes fewer poor choices for 111 shapes in float32 without emulation.
+# leads to fewer poor choices for 111 shapes in float32 without emulation.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
 # a long inner side, products with 272 rows take 1.12 times the vendor's time (predicted 0.82), and products with 318
@@ -402,8 +402,8 @@ THIN_OPERAND_MARGIN = 12.8
 # the vendor.
 TF32_THIN_OPERAND_MARGIN = 4000.0
 # Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
-# faster relative to gemm than the model predicts, and the products below the diagonal are slower. On an H200 in
-# float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
+# faster relative to gemm than the model predicts, and the products below the diagonal are slower than predicted. On an
+# H200 in float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
 # (predicted 0.87). The margin is not added if the tiled kernel computes the diagonal blocks from transposed copies,
 # since the model predicts these blocks well. On an H200 in float32, plans with transposed copies take 0.91 of the
 # vendor's time at 8192 (predicted 0.91) and 0.69 at 32768 (predicted 0.69).
@@ -442,7 +442,8 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     """Return the additional margin for a small number of tiles of C; the margin is larger for fewer tiles.
 
-    A complex number counts as two real numbers. For one triangle only half of the tiles are computed.
+    In the number of tiles, a complex entry of C counts as two real entries. For one triangle only half of the tiles are
+    computed.
     """
     rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n)
     entries *= (1 + problem.element_type.is_complex) / (1 + problem.writes_triangle)

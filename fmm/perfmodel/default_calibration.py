@@ -1,7 +1,7 @@
 """Build the default calibrations of untuned devices: of a CPU from conservative ratios, of a GPU from its datasheet.
 
-Choices on a device use the default calibration until the device is tuned. The numbers come from measurements on a few
-machines, and comments name the machine. `with_integer_rates` also completes the calibration of a tuned CPU.
+fmm chooses plans by the default calibration until the device is tuned. The numbers come from measurements on a few
+machines, and the comments name these machines. `with_integer_rates` also completes the calibration of a tuned CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices depend on ratios of rates only
 # NumPy's loops over every second number use no vector instructions: two cores with AVX-512 reach 0.49 to 0.73 of the
-# rate.
+# rate of contiguous sums.
 CPU_COMPLEX_PARTS_SHARE = 0.5
 # The time of syrk with fmm's copy of the triangle, as a share of gemm's time. The measured share in float64 is 0.545 at
 # 4096 and 0.51 at 8192, and in float32 0.65 at 4096.
@@ -123,14 +123,14 @@ MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shor
 LAUNCH_SECONDS = 4e-6
 # The host's seconds for a recurring call of torch or CuPy: LIBRARY_CALL_SECONDS for the vendor's product,
 # PLAN_CALL_SECONDS for a plan with levels, LEAF_CALL_SECONDS for another leaf. On the hosts of three H200s the vendor's
-# product takes 13 to 23 us, another leaf 43 to 60 us. A plan with levels takes 60 to 74 us in the first few calls,
-# which launch one kernel after the other. Later calls replay a CUDA graph in 17 to 31 us, or in 35 to 60 us with
+# product takes 13 to 23 us, and another leaf takes 43 to 60 us. A plan with levels takes 60 to 74 us in the first few
+# calls, which launch one kernel after the other. Later calls replay a CUDA graph in 17 to 31 us, or in 35 to 60 us with
 # operands at new addresses. results/nvidia-h200/host.json has the times in the table `host`. No tuning measures the
 # host's seconds. Choices for products that take less than 0.1 ms may therefore be poorer on a slower host.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s a call with 64
-# or 256 rows takes 17 to 30 us. With cuBLAS's syrk a call for 1024 rows in float64 takes 66 to 78 us, and the device
-# works for 42 us. results/nvidia-h200/host-transposed.json has the times.
+# or 256 rows takes 17 to 30 us. With cuBLAS's syrk, a call for 1024 rows in float64 takes 66 to 78 us, although the
+# device works for only 42 us. results/nvidia-h200/host-transposed.json has the times.
 SMALL_LEAF_CALL_SECONDS = 25e-6
 # The share of the time of overlapped sums that products hide. On an H200 an overlapped outer level saves 1 to 5 % of a
 # plan's time.
@@ -159,16 +159,17 @@ PIPE_STEPS = 32.0  # number of steps along the inner dimension with which half o
 SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, syrk and the copy of the
 # triangle take 2.2 times as long as gemm for 3020 rows of 170 numbers. In float64, syrk takes 1 / 1.4 of gemm's time
-# for 16933 rows of 355 numbers. Shorter inner dimensions were not measured in float64; the model assumes gemm's time.
+# for 16933 rows of 355 numbers. Shorter inner dimensions were not measured in float64; for them the model assumes
+# gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # With this number of rows a triangle takes twice as long, if several triangles run one after the other. The measured
 # time in float32 is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
 # 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
-# and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows 0.9,
-# derived from times of cut products. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy
-# in the kernel's own layout.
+# and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take
+# 0.9. Both shares are derived from times of products that were cut. In float32 two triangles of 4096 rows take 0.52 of
+# gemm's time if they read a copy in the kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -281,11 +282,11 @@ PLANE_FILL_FACTOR = 12  # factor on `fill` if the vendor multiplies the planes
 
 MODULI_INNER_DIMENSION = 8192  # inner dimension for which the number of moduli is determined
 # The time to split or join one number without its residues, in bytes of memory traffic, for each number of inner
-# levels. The bytes were measured in float64 at 8192. With two levels the bytes are many, since many sums share few
-# registers.
+# levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes, since many
+# sums share few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
-# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes. Numbers of A
-# and B are read two or three times, and numbers of C are written once.
+# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
+# Numbers of A and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
 # inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
@@ -324,7 +325,7 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
-    """Return the rate of the leaf `small`: one thread block computes each tile on and below the diagonal."""
+    """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
     # number of tiles at a time, including the skipped half of the tiles above the diagonal
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
@@ -334,7 +335,8 @@ def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
 def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products made of three float16 products, each as fast as the vendor's product.
 
-    Before the products every number is read twice and written once, in a time that grows with the operands only.
+    Before the products every number is read twice and written once; the time for reads and writes grows with the
+    operands only.
     """
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
@@ -378,9 +380,9 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
 def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, item: int = 8) -> ProductRate:
     """Return the rate of products of `item`-byte numbers by one int8 product for each modulus.
 
-    int8 products are twice as fast as float16 products. The kernels read the numbers of A and B twice and write their
-    residues, then read the residues of C and write C. The time for residues grows with the number of elements of A, B
-    and C.
+    int8 products are twice as fast as float16 products. The kernels read each number of A and B twice and write its
+    residues; then they read the residues of C and write C. The time for residues grows with the number of elements of
+    A, B and C.
     """
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels

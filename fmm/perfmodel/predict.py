@@ -188,7 +188,10 @@ COLUMN_MAJOR_B_FACTOR = 1.36
 
 
 class LeafTerm(NamedTuple):
-    """Equal leaf products; they add number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
+    """The term of P for equal leaf products.
+
+    The term is number * max(flops / rate * slowdown, moved / memory) + number / batch * start seconds.
+    """
 
     size: tuple[float, float, float]  # m, k, n
     number: float  # number of equal leaf products
@@ -219,7 +222,7 @@ def leaf_terms(
     """Yield the terms of P, one for each shape of leaf products; whole products come before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.require_rate(dtype.name)
-    # Unaligned rows have a factor on the time of the vendor's kernels, of aligned copies, and of the tiled kernel.
+    # The time of the vendor's kernels, of aligned copies and of the tiled kernel has a factor for unaligned rows.
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
@@ -286,8 +289,8 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
 # steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
-# bfloat16. Without the cut in the model, the prediction is 1.7 and 1.4 times the measured time. The times of the
-# vendor's other kernels in TF32 and bfloat16 show no cut.
+# bfloat16. Without the cut in the model, the prediction is 1.7 times the measured time in TF32 and 1.4 times in
+# bfloat16. The times of the vendor's other kernels in TF32 and bfloat16 show no cut.
 SPLIT_K_STEPS = 4096
 
 
@@ -297,8 +300,8 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     `unaligned` is the factor on the time of multiply-adds with unaligned rows. The terms `rows` and `cols`, for
     repeated reads of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the
     square root of `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted
-    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13
-    and 7 %.
+    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root, the median errors
+    are 13 % in TF32 and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -321,11 +324,11 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 # leaves little of the device idle, and `fill` predicts the time better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
-# SMALLER_TILE_LOSS to the time of an entry. The values are fitted to products of five H200s.
+# SMALLER_TILE_LOSS to the time of an entry of C. The values are fitted to products of five H200s.
 ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 # A tile is cut along the inner dimension into at most this number of sections, so that the last round is less idle. For
 # 203 products on H200s the median error of the formula is 4.1 %, and the ninth decile is 9.9 %. Without this cut the
-# errors are 5.0 and 12.5 %.
+# median error is 5.0 %, and the ninth decile is 12.5 %.
 MAX_SPLIT_K_PARTS = 4
 
 
@@ -397,10 +400,10 @@ WIDE_TILE = F16X3_SIZES[0]
 # NARROW_TILE_STEP_SHARE and NARROW_TILE_END_SHARE compare a tile of half the width with a wide tile: the time of the
 # steps, and of beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3`
 # are fitted to 289 products of an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile.
-# Without rounds and these constants the errors are 12 and 31 %.
+# Without rounds and without the fitted constants, the error is 12 % at the median and 31 % at the ninth decile.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
-# Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. For these rows the
-# kernel writes each number separately.
+# Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
+# not aligned to 8 bytes, the kernel writes each number separately.
 UNPAIRED_WRITE_FACTOR = 1.5
 # Factor on the time of a tile if the thread block shares no operands with a neighbouring thread block.
 UNSHARED_BLOCK_FACTOR = 1.05
@@ -408,7 +411,7 @@ UNSHARED_BLOCK_FACTOR = 1.05
 # longer sides, the thread blocks of a round read lines that are farther apart in memory. The share was measured on an
 # H200 for 25 plans with leaf products of 4096 to 65536 rows, see results/nvidia-h200/f16x3-leaves.json. Without
 # FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times the predicted time. Products with sides of
-# 16384 take 1.00 to 1.14 times, and with sides of 4096 and 8192 1.06 times.
+# 16384 take 1.00 to 1.14 times the predicted time, and with sides of 4096 and 8192 1.06 times.
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 

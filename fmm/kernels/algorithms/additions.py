@@ -114,7 +114,7 @@ def _complete_program(
         if len(terms) == 1 and next(iter(terms.values())) == 1:
             names.append(next(iter(terms)))
             continue
-        # If a line begins with a positive term, its execution needs no negation.
+        # If a line begins with a positive term, no negation is needed to compute the line.
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
@@ -202,8 +202,8 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
     """Return the program with zeros for absent inputs, without unwanted outputs, and without unused lines.
 
-    Every input keeps its number, so the caller's list of arrays stays valid. A line without terms defines an output
-    that has become zero.
+    Every input keeps its number, so the caller's list of arrays stays valid. If an output becomes zero, a line without
+    terms defines the output.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
     lines: list[Terms] = []

@@ -54,7 +54,7 @@ class OperandPlanes:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """Return the largest magnitude in each plane, given the largest magnitude of the operand."""
+        """Return the largest magnitude in each plane; `magnitude` is the largest magnitude in the operand."""
         top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)

@@ -1,9 +1,9 @@
 """Residues: products of integer matrices, computed modulo pairwise coprime moduli (Chinese remainder theorem).
 
 Let M be the product of pairwise coprime moduli p_1, ..., p_r. If M > 2 bound, the residues modulo p_1, ..., p_r
-determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. If their
-magnitudes are at most `bound`, they differ by at most 2 bound < M, so they are equal. Let C = A B with |a| <= 2^x, |b|
-<= 2^y and inner dimension k. Then the magnitude of every entry of C is at most k 2^(x + y).
+determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. If both
+magnitudes are also at most `bound`, the two integers differ by at most 2 bound < M, so the integers are equal. Let C =
+A B with |a| <= 2^x, |b| <= 2^y and inner dimension k. Then the magnitude of every entry of C is at most k 2^(x + y).
 
 The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p_i, and let e_i be the inverse of M_i
 modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore

@@ -32,7 +32,7 @@ _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 def parse_considered_forms(text: str) -> tuple[str, ...]:
     """Return the forms of plans in the line `consider` of a text; raise ValueError for an unknown form.
 
-    Other lines of the text are ignored.
+    Lines other than `consider` are ignored.
     """
     line = _CONSIDER_LINE.search(text)
     if line is None:

@@ -144,7 +144,8 @@ def _compiler_engine() -> tuple[Any, Any]:
     """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
-    with suppress(RuntimeError):  # later versions of llvmlite initialize LLVM themselves, and raise RuntimeError
+    # newer versions of llvmlite initialize LLVM themselves, and this call raises RuntimeError
+    with suppress(RuntimeError):
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

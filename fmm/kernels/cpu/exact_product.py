@@ -227,7 +227,7 @@ def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
 
 
 def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
-    """Write c = weight p if `first`, else c += weight p, modulo 2^bits; the numbers in p are integers."""
+    """Write c = weight * p if `first`, else c += weight * p, modulo 2^bits; the numbers in p are integers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return

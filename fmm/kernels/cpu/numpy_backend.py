@@ -38,7 +38,7 @@ class NumpyBackend:
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Call a check of A and B; this backend calls the check before any product."""
+        """Call the function that checks A and B; this backend checks before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
@@ -86,7 +86,8 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            if not any(wanted):  # for example, the corner of a 2 x 1 array and a 1 x 2 array is in neither array
+            # for example, the last element of a 2 x 2 result is neither in a 2 x 1 array nor in a 1 x 2 array
+            if not any(wanted):
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]

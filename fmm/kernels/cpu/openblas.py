@@ -91,7 +91,7 @@ def openblas_kernel() -> str:
 def cblas_function(name: str) -> tuple[Any, Any] | None:
     """Return a CBLAS function of NumPy's OpenBLAS, such as `dsyrk`, and the integer type of its arguments.
 
-    Return None if NumPy uses another BLAS.
+    Return None if NumPy uses a BLAS other than OpenBLAS.
     """
     library = _numpy_blas_library()
     if library is None or loaded_openblas() is None:

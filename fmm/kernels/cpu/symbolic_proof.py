@@ -95,7 +95,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
 
 
 def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
-    """Return a description of the first error in the plan's alpha A B + beta C for this size, or None."""
+    """Return a text about the first wrong entry of the plan's alpha A B + beta C for this size; None without errors."""
     a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()

@@ -157,7 +157,7 @@ def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
-    """Write the band of rows from row `top` on, in the lower triangle, and the band's mirror if `fill` is "full"."""
+    """Write a band of the lower triangle, from row `top` on; if `fill` is "full", also the band's mirror image."""
     full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
     for row in range(top, bottom, TRANSPOSED_ROWS):
         rows = slice(row, min(row + TRANSPOSED_ROWS, bottom))

@@ -65,7 +65,8 @@ class Leaf:
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
-    # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products.
+    # Up to `whole_product_rows` rows, a GPU computes a batch of Gram products faster as whole products than as
+    # triangles.
     whole_product_rows: int = 0
 
     # Fields on one product by the leaf.
@@ -144,7 +145,7 @@ class Leaf:
 
     @property
     def is_vendor_product(self) -> bool:
-        """Return True if the leaf is a product of the vendor's library."""
+        """Return True if the leaf calls a product function of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property

@@ -84,11 +84,12 @@ class Level(ABC):
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the products below multiply
+    number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the level's products multiply
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
-    error_growth: float = 1.0  # factor of the expected error; the growth of `bilinear` is a further factor
-    error_growth_one_sign: float = 1.0  # factor of the expected error on numbers of one sign
+    # factor by which the level increases the expected error; the growth of `bilinear` is a further factor
+    error_growth: float = 1.0
+    error_growth_one_sign: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
     # Fields on the order of products and sums.
@@ -116,7 +117,7 @@ class Level(ABC):
 
     @property
     def shallower_level(self) -> Level | None:
-        """Return the level with one recursion less; None if nothing of the level is left."""
+        """Return the level with one level of recursion less; None if no recursion is left."""
         return None
 
     def with_conjugation(self, a: bool, b: bool) -> Level | None:

@@ -58,7 +58,7 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """Return True if all inner plans with levels have the same steps, apart from the plan of the products."""
+        """Return True if all inner plans with levels give equal steps; only the plan of the products differs."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:

@@ -1,8 +1,8 @@
 """Compare printed and computed numbers of D'Alberto and Nicolau, "Adaptive Strassen's Matrix Multiplication" (2007).
 
 Table 3 of the paper has theoretical recursion points n_1 = 22 alpha/pi (Equation 3). Equation 1 of the paper has the
-error bounds. alpha is the time of one addition of matrix elements, and pi the time of one flop of the vendor's product.
-Table 3 prints 1/alpha and 1/pi as rates in MFLOPS.
+error bounds. alpha is the time of one addition of matrix elements, and pi is the time of one flop of the vendor's
+product. Table 3 prints 1/alpha and 1/pi as rates in MFLOPS.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # the values of l, the number of le
 
 
 def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
-    """Return the printed error bounds for l = `depth` levels and n = 2^l n_1 rows.
+    """Return the printed error bounds for a product of n = 2^l n_1 rows with l = `depth` levels.
 
     The first two bounds are the lines of Equation 1. The third bound, 4^l n^2, is Equation 7 of D'Alberto's post on
     Brent's analysis.

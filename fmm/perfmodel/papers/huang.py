@@ -104,7 +104,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
 
 
 def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
-    """Return the bound for a strategy by the equation with this number."""
+    """Return the bound for a strategy by the equation with the given number."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
@@ -295,7 +295,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Pap
 
 
 def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
-    """Return the effective TFLOPS of a strategy, by name, with 0, 1 and 2 levels for m = k = n = size."""
+    """Return the effective TFLOPS of the named strategy with 0, 1 and 2 levels for m = k = n = size."""
     s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
 
     def tflops_with_levels(level: int) -> float:

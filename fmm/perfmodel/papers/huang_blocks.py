@@ -1,6 +1,6 @@
 """Compute bounds and times by the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
 
-One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The result is added to W_C
+One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The product is added to W_C
 blocks of C, in tiles. Comments and messages cite the paper's equations by number. The rates of a device are in flop/s
 and bytes/s. fmm.perfmodel.block_model computes the counts of a thread block: Equations 8 to 12, 14, and the left-hand
 sides of 16 and 17. Like the paper, the model leaves out caches (except for the multiplier lambda), concurrent kernels,
@@ -213,7 +213,7 @@ def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0)
 class RegisterModel:
     """The registers of a thread that Equation 16 does not count."""
 
-    per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 registers with addresses of 64 bits
+    per_pointer: int = 1  # number of registers for each block of A and B (footnote 14); 2 if addresses have 64 bits
     loop: int = 5  # number of registers for the loop (footnote 14)
     unprinted: int = 0  # number of registers that no formula of the paper counts
     # the compiler spills registers so that this number of thread blocks fits on a multiprocessor; 0: it never spills

@@ -73,6 +73,7 @@ class Decision:
     # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
     # device the memory of a CUDA graph. The value is 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
+    measured_speedup: float | None = None  # the median of the entry that decided
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle, without the trial: an online measurement belongs to its process."""
@@ -84,6 +85,13 @@ class Decision:
     def by_entry(self) -> bool:
         """True if an entry of exactly this shape decided."""
         return self.source.endswith(ENTRY_SOURCE_SUFFIX)
+
+    @property
+    def speedup(self) -> float:
+        """The speedup of the plan over the vendor: the entry's median, or predicted by the model; 1 without either."""
+        if self.measured_speedup is not None:
+            return self.measured_speedup
+        return next((1 / c.time for c in self.candidates if c.plan == self.plan), 1.0)
 
     @property
     def terms(self) -> tuple[PredictionTerms, ...]:
@@ -258,7 +266,8 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
     if not is_allowed or needed > limits.workspace:
         return None
     why = f"measured on this device: {entry.evidence_text}"
-    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", on_cpu=on_cpu)
+    source, speedup = f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", 1.0 if plan == VENDOR else entry.speedup
+    return Decision(plan, problem, why, (), source, on_cpu=on_cpu, measured_speedup=speedup)
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The passes of a level, and the blocks of A, B and C that its sums move and its temporaries hold.
+    """The number of passes of a level, and of blocks of A, B and C that the level's sums move and its temporaries hold.
 
     In `held` and `in_place`, the first value is for equal blocks, and the second value is for smaller blocks at the
     edge.

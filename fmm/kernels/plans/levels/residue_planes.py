@@ -250,7 +250,8 @@ def _inner_programs(depth: int) -> SchemePrograms:
 def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """Return the program that computes the sums for every modulus, and then joins the residues to C.
 
-    The join follows from the Chinese remainder theorem. The program has 1 in place of the theorem's large weights.
+    The join follows from the Chinese remainder theorem. In the program, the coefficient 1 stands for each of the
+    theorem's large weights.
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

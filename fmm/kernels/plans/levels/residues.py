@@ -10,8 +10,8 @@ norms.
 Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
 below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
 while operands are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes.
-Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each text of
-level and leaf.
+Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each combination
+of the level, levels below and the leaf `bytes`.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequenc
 
 @lru_cache(maxsize=1024)
 def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return the program with one output for each pair (c, old): c times input 0, plus an own input if `old`."""
+    """Return the program with one output for each pair (c, old): c times input 0, plus one more input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
