@@ -293,7 +293,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            if self.launches.vendor_stream_count:  # the handle must leave the private stream
+            if self.launches.vendor_stream_count:  # later captures may use the private stream
                 set_handle_stream(StreamContext(thread_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
