@@ -28,7 +28,8 @@ import numpy as np
 from fmm.config.certification import median_interval, paired_ratios
 from fmm.config.store import write_file
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
-from fmm.tuner.trials.environment import command_line_words, environment_record, results_folder_name, source_commit
+from fmm.runtime.source_commit import source_commit
+from fmm.tuner.trials.environment import command_line_words, environment_record, results_folder_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

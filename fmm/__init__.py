@@ -1,11 +1,11 @@
 """Matrix products that are faster than the vendor's BLAS where a performance model predicts a gain."""
 
 # NumPy is imported first: with FMM_INSTALL set, its import runs fmm_install. fmm_install must find fmm.kernels either
-# fully imported or not imported at all. fmm.kernels is imported next: this thread must then hold no import lock of a
-# submodule, or another thread that imports fmm.kernels could deadlock.
+# fully imported or not imported at all. fmm.kernels is imported next. If this thread then held the import lock of a
+# submodule, another thread that imports fmm.kernels could deadlock.
 import numpy  # noqa: F401
 
-from fmm import kernels  # noqa: F401
+from fmm import kernels, linalg  # noqa: F401
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.contractions import einsum, multi_dot, tensordot, transpose  # noqa: F401  (opt_einsum calls transpose)
@@ -17,8 +17,7 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
 from fmm.runtime.show_config import show_config
 from fmm.semirings.path_request import NegativeCycleError
-
-__version__ = "0.1.0"
+from fmm.version import __version__
 
 __all__ = [
     "Decision",
@@ -26,6 +25,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PreparedOperand",
+    "__version__",
     "einsum",
     "explain",
     "explain_gemm",
@@ -34,6 +34,7 @@ __all__ = [
     "gram",
     "install",
     "installed",
+    "linalg",
     "matmul",
     "minplus",
     "multi_dot",

@@ -1,7 +1,7 @@
 """The public functions. Each function checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
 
-matmul, gemm and gram begin with a short path to the vendor for products that no plan makes faster. A small product
-takes at most ten microseconds, and a check of every option would lengthen the call noticeably.
+matmul, gemm and gram first call the vendor for products that no plan makes faster. A small product takes at most ten
+microseconds. A check of every option would lengthen such a call noticeably.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from fmm.semirings.path_request import PathMethod
 
 ndarray = np.ndarray
-# Default values of options. The short paths compare them by identity: Python has one object for each literal.
+# Default values of options. matmul, gemm and gram compare options with these defaults by identity: Python has one
+# object for each literal.
 DEFAULT_CASTING, DEFAULT_ORDER, DEFAULT_FILL = "same_kind", "K", TRIANGLES[0]
 DEFAULT_ALPHA: Any = 1
 DEFAULT_BETA: Any = 0
@@ -56,7 +57,7 @@ def matmul(
     progress: bool | None = False,
     **more: Any,
 ) -> Any:
-    """Return the matrix product of two arrays, as numpy.matmul does, with a fast algorithm where it is faster.
+    """Return the matrix product of two arrays, as numpy.matmul does; a plan computes it where a plan is faster.
 
     Parameters
     ----------
@@ -64,21 +65,23 @@ def matmul(
         Matrices, vectors or stacks, by the rules of numpy.matmul. NumPy arrays are multiplied on the host. CuPy
         arrays, torch tensors and other arrays in CUDA memory are multiplied where they are, on the current stream.
     out : array, optional
-        Array for the result; it may overlap a and b.
+        Array for the result. `out` may overlap `a` and `b`.
     casting, order, dtype
-        numpy.matmul's options. With its other options (subok, axes, signature, ...) NumPy itself multiplies.
+        numpy.matmul's options. Calls with other options of numpy.matmul (subok, axes, signature, ...) are passed to
+        NumPy.
     plan : str, Plan or Decision, optional
-        Run this plan instead of choosing one, for example "winograd > vendor". The two limits below then do not apply.
+        Run this plan instead of choosing one, for example "winograd > vendor". `max_error_growth` and `workspace` then
+        do not apply.
     max_error_growth : float, optional
-        Largest expected error of the plan, as a multiple of the vendor's error (default 15, on a GPU 16). A limit below
+        Limit on the plan's expected error, as a multiple of the vendor's error (default 15, on a GPU 16). A limit below
         1 selects plans that are more accurate than the vendor (float32 on Hopper, down to 0.02).
     workspace : int, optional
-        Largest workspace of the plan, in bytes (default: half of the free memory).
+        Limit on the plan's workspace, in bytes (default: half of the free memory).
     componentwise : bool, optional
         Bound the error of each entry relative to (|A| |B|)ij instead of the norm of the product.
     device : str or int, optional
-        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Submatrices are streamed through the device, so the
-        arrays may be larger than the device's memory.
+        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Submatrices are copied to the device one after the
+        other, so the arrays may be larger than the device's memory.
     progress : bool, optional
         Show the progress of products of NumPy arrays that take more than ten seconds on stderr.
 
@@ -92,12 +95,12 @@ def matmul(
     PlanError
         The plan passed as `plan` cannot run on these arrays.
     ValueError, TypeError
-        The errors of numpy.matmul, cupy.matmul or torch.matmul; or an option of fmm is invalid.
+        The call is invalid for numpy.matmul, cupy.matmul or torch.matmul, or an option of fmm is invalid.
 
     Notes
     -----
-    Integer products are exact modulo 2**bits. Where operands have inf or NaN, or sums could overflow, the result is the
-    classical product's.
+    Integer products are exact modulo 2**bits. If operands have inf or NaN, or if sums could overflow, the result has
+    the values of the classical product.
 
     Examples
     --------
@@ -153,12 +156,12 @@ def explain(
     progress: bool | None = False,
     **more: Any,
 ) -> Decision:
-    """Return the decision of the same fmm.matmul call; nothing is multiplied.
+    """Return the decision for the fmm.matmul call with the same arguments; nothing is multiplied.
 
     Parameters
     ----------
     a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, device, progress
-        As fmm.matmul has them.
+        The options of fmm.matmul with these names.
 
     Returns
     -------
@@ -199,26 +202,28 @@ def gram(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Return alpha a^H a + beta out: one triangle is computed, and the other triangle is its mirror copy.
+    """Return alpha a^H a + beta out; one triangle is computed and mirrored into the other triangle.
 
     Parameters
     ----------
     a : array
-        A matrix, or a stack of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch. Gradients are recorded for torch tensors that require
+        gradients.
     b : array, optional
-        A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint, for
-        example if a and b are polynomials of one symmetric matrix. The upper triangle of a b is not computed.
+        A second matrix; the result is then alpha a b + beta out. The caller guarantees that the product `a b` is its
+        own adjoint, for example because `a` and `b` are polynomials of one symmetric matrix. The upper triangle of the
+        product `a b` is not computed.
     out : array, optional
-        Array for the result. A nonzero beta requires `out`, and reads its lower triangle (with fill="upper", the upper
-        triangle).
+        Array for the result. A nonzero beta requires `out`; the lower triangle of `out` is read (with fill="upper", the
+        upper triangle).
     rows : bool, optional
-        Return alpha a a^H + beta out instead.
+        If True, return alpha a a^H + beta out.
     fill : {"full", "lower", "upper"}, optional
-        The triangle to write. The other triangle of `out` is unchanged; in a new array it is zero.
+        The triangle to write. The triangle that `fill` does not name is unchanged in `out`, and zero in a new array.
     alpha, beta : float, optional
         Real factors.
     plan, max_error_growth, workspace
-        As in fmm.matmul. A plan begins with the level gram or sforza, or is a leaf alone.
+        As in fmm.matmul. Valid plans begin with the level gram or sforza, or have no level.
 
     Returns
     -------
@@ -276,7 +281,7 @@ def explain_gram(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Decision:
-    """Return the decision of the same fmm.gram call; nothing is multiplied.
+    """Return the decision for the fmm.gram call with the same arguments; nothing is multiplied.
 
     Parameters
     ----------
@@ -321,19 +326,22 @@ def gemm(
     Parameters
     ----------
     a, b : array
-        Matrices, or stacks of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
+        Matrices, or stacks of matrices, of NumPy, CuPy or torch. Gradients are recorded for torch tensors that require
+        gradients.
     c : array, optional
-        The addend, of the product's shape or broadcast to that shape. c is overwritten only if c is also `out`, and not
-        read if beta is 0.
+        The addend; its shape is the product's shape, or is broadcast to it. `c` is overwritten only if `c` is also
+        `out`. If beta is 0, `c` is not read.
     alpha, beta : number, optional
-        Complex factors for complex arrays only; whole numbers for integers. With alpha = 0, a and b are not read.
+        For complex arrays they may be complex; for integer arrays they must be integers. If alpha is 0, `a` and `b` are
+        not read.
     transpose_a, transpose_b : bool, int or str, optional
-        "N", False or 0: the operand unchanged. "T", True or 1: its transpose, read in the operand's memory. "C" or 2:
-        its conjugate transpose, copied unless the plan begins with a level for complex numbers (3m).
+        "N", False or 0: the operand is not transposed. "T", True or 1: the operand is transposed without a copy. "C" or
+        2: the operand is conjugated and transposed, in a copy unless the plan begins with a level for complex numbers
+        (3m).
     out : array, optional
-        Array for the result; it may be c, and may overlap a and b.
+        Array for the result. `out` may be `c`, and may overlap `a` and `b`.
     plan, max_error_growth, workspace
-        As fmm.matmul has them.
+        The options of fmm.matmul with these names.
 
     Returns
     -------
@@ -345,13 +353,13 @@ def gemm(
     PlanError
         The plan passed as `plan` cannot run on these arrays.
     ValueError, TypeError
-        The shapes do not match, beta was passed without c, or a factor does not fit the type.
+        The shapes do not match, beta was passed without `c`, or alpha or beta does not fit the element type.
 
     Notes
     -----
     alpha and beta are coefficients of the plan's last sums, so they need no extra pass over C. Where no plan is faster,
-    the library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is c, the workspace
-    may also hold a copy of c, for a second computation after inf or NaN.
+    the library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is `c`, the
+    workspace may also hold a copy of `c`: results with inf or NaN are computed a second time.
 
     Examples
     --------
@@ -412,7 +420,7 @@ def explain_gemm(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Decision:
-    """Return the decision of the same fmm.gemm call; nothing is computed.
+    """Return the decision for the fmm.gemm call with the same arguments; nothing is computed.
 
     Parameters
     ----------
@@ -442,16 +450,17 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Parameters
     ----------
     x : array
-        A NumPy or CuPy array or a torch tensor. A prepared tensor gets no gradients; the other operand does.
+        A NumPy or CuPy array or a torch tensor. No gradient is computed for a prepared tensor; the gradient for the
+        other operand is.
     side : {"left", "right"}, optional
-        The side on which the matrix is multiplied.
+        "left" if the matrix is the first operand of the products, "right" if the matrix is the second operand.
 
     Returns
     -------
     PreparedOperand
-        A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds the matrix as kernels
-        multiply it: two float16 planes of a float32 matrix, or the residues of a float64 matrix. Products with the
-        prepared operand skip this conversion.
+        A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds a converted matrix: two
+        float16 planes of a float32 matrix, or the residues of a float64 matrix. Products with the prepared operand skip
+        this conversion.
 
     Raises
     ------
@@ -484,7 +493,7 @@ def minplus(
     argmin: bool = False,
     **unknown: Any,
 ) -> Any:
-    """Return the min-plus product: c[i, j] is the minimum over k of a[i, k] + b[k, j].
+    """Return the min-plus product, with entries c[i, j] = min over k of a[i, k] + b[k, j].
 
     Parameters
     ----------
@@ -492,12 +501,12 @@ def minplus(
         Matrices of NumPy, CuPy or torch, of float32, float64, int32 or int16. Other real types become float64.
         Masked entries of a masked array are missing edges.
     out : array, optional
-        Array for the result, of its shape and type; it may overlap a and b.
+        Array for the result, with the result's shape and type. `out` may overlap `a` and `b`.
     maximum : bool, optional
-        Return the maximum of the sums instead (max-plus).
+        If True, return the maximum of the sums (max-plus).
     argmin : bool, optional
-        Return also the k of each entry's minimum, as int32: the smallest k of equal minima, or -1 where every sum is
-        missing.
+        If True, also return for each entry the index k of the minimum, as int32: the smallest k of equal minima, or -1
+        where every sum is missing.
 
     Returns
     -------
@@ -506,7 +515,7 @@ def minplus(
     Notes
     -----
     Integers saturate: the largest integer of the type means "no edge", and a sum with it is "no edge" too. (Max-plus
-    has the smallest integer instead; floats have inf and -inf.) A sum that is NaN is never the minimum.
+    has the smallest integer instead; floats have inf and -inf.) A NaN sum is never the minimum.
 
     Examples
     --------
@@ -537,14 +546,15 @@ def shortest_paths(
     ----------
     d : array
         Edge lengths, an n x n matrix of NumPy, CuPy or torch, or a sparse SciPy matrix. In a dense matrix 0, NaN, inf
-        and -inf (and floats up to 1e-8, as in SciPy) mean "no edge"; stored zeros of a sparse matrix are edges.
+        and -inf (and floats up to 1e-8, as in SciPy) mean "no edge". In a sparse matrix stored zeros are edges.
     directed, return_predecessors, unweighted, overwrite : bool, optional
-        As SciPy has them. Predecessors are int32: the node before j on the path from i, -9999 without a path.
+        The options of SciPy's floyd_warshall with these names. Predecessors are int32: entry [i, j] is the node before
+        j on the path from i to j, or -9999 without a path.
     out : array, optional
-        Array for the lengths; it may be d.
+        Array for the lengths. `out` may be `d`.
     method : {"auto", "r-kleene", "floyd-warshall"}, optional
-        "r-kleene" uses min-plus products and is the default. "floyd-warshall" adds one node after the other, on the
-        host only.
+        "r-kleene" uses min-plus products and is the default. "floyd-warshall" is the classical algorithm, one node
+        after the other; it runs on the host only.
 
     Returns
     -------
@@ -558,7 +568,7 @@ def shortest_paths(
     Notes
     -----
     float32, float64, int32 and int16 keep their type; other types become float64. The largest int32 or int16 means "no
-    edge" and "no path"; longer lengths become this integer.
+    edge" and "no path". Lengths above this integer become this integer.
 
     Examples
     --------
@@ -599,13 +609,13 @@ def plan(
     m, k, n : int
         The sizes.
     op : {"product", "gram", "symmetric"}, optional
-        "gram" for fmm.gram of one matrix, "symmetric" for fmm.gram of two; m and n are then equal.
+        "gram" for fmm.gram of one matrix, "symmetric" for fmm.gram of two matrices. For both, m and n must be equal.
     dtype : type or str, optional
         The element type; "tf32" for float32 in TF32.
     device : str or int, optional
-        "cpu", or the number of a CUDA device.
+        "cpu", or the index of a CUDA device.
     plan, max_error_growth, workspace
-        As in fmm.matmul. With `plan` the decision describes this plan.
+        As in fmm.matmul. If `plan` was passed, the decision describes this plan.
 
     Returns
     -------

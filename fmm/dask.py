@@ -1,4 +1,4 @@
-"""Products of Dask arrays (`fmm.dask.matmul`), and installing fmm on all workers of a cluster (`fmm.dask.install`)."""
+"""Products of Dask arrays (`fmm.dask.matmul`), and the installation of fmm on a cluster's workers (`install`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["install", "matmul", "uninstall"]
 def install(client: Any, *names: str) -> Any:
     """Run `fmm.install(*names)` on every worker of a cluster, including workers that restart or join later.
 
-    In `x @ y`, fmm then computes the products of chunks for which a plan is faster than the vendor's product.
-    Installing twice changes nothing.
+    Afterwards, fmm computes the chunk products of `x @ y` if a plan is faster than the vendor's product.
+    A second call with the same names changes nothing.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def install(client: Any, *names: str) -> Any:
     TypeError
         If `client` is not a distributed.Client.
     ValueError
-        If the client is closed, or a name is unknown.
+        The client is closed, or a name is unknown.
     """
     from fmm.distributed import dask_workers
 

@@ -1,6 +1,44 @@
 """Dispatch of checked public calls to autograd, to host streaming, to the vendor, or to fmm.runtime, which decides.
 
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
+
+A call passes these gates in order. The vendor (the library's own function) computes the call at the first gate that
+declines the call. Gates 1 to 4 need no decision.
+
+1. Early declines in fmm.api, before the arguments are checked.
+   * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
+   * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` (CuPy and torch), and the cached decline
+     (`run_declined_gemm`).
+   * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
+2. This module, for fmm.matmul. While a tracer or mode records calls, `_traced_matmul` alone decides.
+   * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
+     multiply-adds and looks up the cached decline.
+   * `multiply_with_options` (NumPy): `MIN_PLAN_ENTRIES` and `is_small_on_host`.
+   * `_multiply_on_own_device`: `is_small_on_host`.
+3. torch only, in fmm.runtime.torch_autograd.functions: calls for which `is_plain_call` is False
+   (`explain_torch_fallback` names the reason), and calls with gradients if an operand is a vector or `out` was passed.
+4. fmm.gemm and fmm.gram before a call is prepared: alpha = 0 or empty operands (`gemm._is_empty_product`,
+   `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
+5. fmm.runtime.prepare: reasons for the vendor alone.
+   * `prepare_uncached`: `Setting.refusal`, the adapter's reason, from `Library.product_setting`.
+   * `_check_query`: shapes, types, `out`, and empty products.
+   * `_decide_launches`: `Setting.vendor_advantage`, for example NumPy's syrk.
+6. `fmm.runtime.decisions.decide.decide_plan`:
+   * `is_disabled` (FMM_DISABLE).
+   * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
+   * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning was measured so.
+   * `_decide_by_equation_2`, instead of the following two, if FMM_TUNING_MODE is hasa: the rule finds no level.
+   * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
+   * `decide_by_model`: the device is unknown, or has no rate for the type.
+7. `fmm.perfmodel.choose.pick_candidate`: no candidate within the limits beats the vendor by its margin.
+8. `_decide_launches` again, on a device: `launches_on_device` finds no launches for the decided plan or for any of
+   `next_winning_plans`, or the launches need more workspace than the limit.
+9. The run: `run_host.run_call` (`may_overflow`, numpy.errstate, no thread), `run_device.run_call` (the stream is being
+   captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every plan).
+
+If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. Gates 3
+(`is_plain_call`), 5 (except for empty products) and 8 raise PlanError. Gate 9 declines only for `may_overflow` and
+numpy.errstate. Host arrays that are streamed through a GPU (`device=`) do not pass these gates.
 """
 
 from __future__ import annotations
@@ -54,14 +92,14 @@ if TYPE_CHECKING:
 def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of two CuPy arrays or torch tensors, without options or constraints.
 
-    `out` is for tensors only. A product that no plan can make faster goes to the vendor after few checks: a small
-    product takes less time than the checks of a large product.
+    Only calls with torch tensors may pass `out`. Products that no plan can make faster go to the vendor after few
+    checks. A small product takes less time than the checks of a large product.
     """
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return _traced_matmul(a, b, out, NO_CONSTRAINTS)
     try:
         nbytes_product = a.nbytes * b.nbytes
-    except RuntimeError:  # sparse tensors have no size in bytes, and no plans
+    except RuntimeError:  # sparse tensors have no size in bytes; no plan multiplies them
         nbytes_product = 0
     if nbytes_product < SMALL_BYTES_PRODUCT or is_declined_on_device(library, a, b, nbytes_product):
         try:
@@ -103,7 +141,7 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
             # After the first call of a process, fmm.matmul calls multiply_without_options directly. torch.jit.trace
-            # compares two traces of a call, so the first call must be traced in the same way.
+            # compares two traces of a call, so the first call must record the same trace as later calls.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_without_options(library, a, b, request.out)
@@ -113,14 +151,14 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         if library.is_differentiable:
             return torch_functions_module().matmul_tensors(a, b, request.out, constraints)
         return matmul.run_matmul_any_library(library, a, b, request.out, constraints)
-    except (ValueError, RuntimeError) as error:  # raises the library's own error for shapes that do not match
+    except (ValueError, RuntimeError) as error:  # the library's own error, with a note if the shapes do not match
         if note := shape_error_note(request.a, request.b):
             error.add_note(note)
         raise
 
 
 def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
-    """Return the decision of `dispatch_matmul`; nothing is computed."""
+    """Return the decision that `dispatch_matmul` makes for this request; nothing is computed."""
     if note := wrong_side_note(request.a, request.b):
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
         decision = dispatch_explain_matmul(request._replace(a=a, b=b))
@@ -141,7 +179,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
 
 
 def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
-    """Return the CUDA device to stream host arrays through; None if the arrays are on the device already."""
+    """Return the CUDA device through which host arrays are streamed; None if the arrays are already on the device."""
     device = request.device
     assert device is not None
     a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
@@ -151,7 +189,7 @@ def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
     if library is NUMPY:
         if on_cpu:
             return None
-        _find_device(device, number)  # check_device raises an error if the device does not exist
+        _find_device(device, number)  # raises an error if the device does not exist
         from fmm.out_of_core import machine
 
         return machine.CudaStreamingDevice(number)
@@ -178,7 +216,10 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 
 def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
-    """Return the product of a checked fmm.gram call. If the library computes the call, `key` caches this decline."""
+    """Return the product of a checked fmm.gram call.
+
+    If the library computes the call, the decline is cached under `key`.
+    """
     request = _with_decline_key(request, key, request.b, request.out)
     return (
         torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
@@ -192,7 +233,7 @@ def recurring_gram_function(library: Library) -> Callable[[Library, Any, Any, bo
 
 
 def dispatch_explain_gram(request: GramRequest) -> Decision:
-    """Return the decision of `dispatch_gram`; nothing is computed."""
+    """Return the decision that `dispatch_gram` makes for this request; nothing is computed."""
     if not request.library.is_differentiable:
         return explain_array_gram(*request[:-1])
     decision: Decision = torch_functions_module().explain_gram_tensors(*request[1:-1])
@@ -200,7 +241,10 @@ def dispatch_explain_gram(request: GramRequest) -> Decision:
 
 
 def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
-    """Return the result of a checked fmm.gemm call. If the library computes the call, `key` caches this decline."""
+    """Return the result of a checked fmm.gemm call.
+
+    If the library computes the call, the decline is cached under `key`.
+    """
     request = _with_decline_key(request, key, request.b, request.c, request.out)
     return (
         torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
@@ -208,7 +252,7 @@ def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
 
 
 def dispatch_explain_gemm(request: GemmRequest) -> Decision:
-    """Return the decision of `dispatch_gemm`; nothing is computed."""
+    """Return the decision that `dispatch_gemm` makes for this request; nothing is computed."""
     if not request.library.is_differentiable:
         return explain_array_gemm(*request[:-1])
     decision: Decision = torch_functions_module().explain_gemm_tensors(*request[1:-1])
@@ -219,7 +263,7 @@ RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
 def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> RequestT:
-    """Return the request with a callback that caches a decline, unless the types of the operands differ."""
+    """Return the request, with a callback that caches a decline if all operands have one type."""
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
         return request
     a, b = request.a, request.a if request.b is None else request.b
@@ -230,14 +274,14 @@ def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> R
 # ---- decisions without arrays
 
 _NUMPY_TYPES = tuple(TYPE_NAMES.values())
-# Prefixes of the names of types that torch has and NumPy lacks.
+# The prefixes of the names of element types that torch has and NumPy lacks.
 _TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
 
 
 def plan_without_arrays(
     size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision for row-major arrays of these sizes on a device."""
+    """Return the decision for a product of row-major arrays with these sizes on a device."""
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)
@@ -264,12 +308,12 @@ def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -
 
 
 def _is_cpu(device: object) -> bool:
-    """Return True for the text "cpu"; the type is checked first, since an array == "cpu" compares every entry."""
+    """Return True for the text "cpu"; the type is checked first, since `array == "cpu"` would compare every entry."""
     return isinstance(device, str) and device == "cpu"
 
 
 def _find_device(device: str | int, number: int) -> devices.Device:
-    """Return the device of this number; error messages show `device` as the caller wrote it."""
+    """Return the device with this index; error messages show `device` as the caller wrote it."""
     try:
         return devices.get_device("cpu" if _is_cpu(device) else "cuda", number)
     except ModuleNotFoundError as error:

@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: its size, its arithmetic, and its names and numbers in C++ and CUDA's libraries."""
+    """An element type: its size, its arithmetic, its names in C++ and its codes in CUDA's libraries."""
 
     name: str
     itemsize: int  # bytes in memory
     # unit roundoff of results, or of operands if a product rounds them to fewer bits; 0 for integers
     unit_roundoff: float
-    cpp: str  # name in device code
+    cpp: str  # name of the type in device code
     cuda_type: int  # cudaDataType
     compute_type: int  # cublasComputeType_t
     scalar: str  # NumPy type of alpha and beta
@@ -28,13 +28,13 @@ class DType:
     stored_as: str = ""  # the type in memory if `name` is a precision of another type's products (TF32)
     real: str = ""  # type of a complex number's real and imaginary parts; empty for other types
     tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None if the copy engine is not used
-    mma: str = ""  # name in the tensor cores' instructions
+    mma: str = ""  # name of the type in the tensor cores' instructions
     sums_wider: bool = False  # True if sums are accumulated in a wider type
     exact: bool = False  # True if products are exact: integers modulo 2**bits, and bool with `or` and `and`
 
     @property
     def stored_type(self) -> str:
-        """The type in memory."""
+        """The name of the type that is stored in memory."""
         return self.stored_as or self.name
 
     @property
@@ -45,7 +45,7 @@ class DType:
 _FLOAT_ROWS = (
     DType("float64", 8, 2.0**-53, "double", 1, 70, "float64", 1, registers=2),
     DType("float32", 4, 2.0**-24, "float", 0, 68, "float32", 0, tensor_map=7),
-    # float32 in memory; the tensor cores round operands to 11 bits.
+    # TF32 is stored as float32; the tensor cores round TF32 operands to 11 bits.
     DType("tf32", 4, 2.0**-11, "fmm::tf32", 0, 77, "float32", 0, stored_as="float32", tensor_map=11, mma="tf32"),
     DType("float16", 2, 2.0**-11, "fmm::half", 2, 68, "float32", 0, tensor_map=6, mma="f16", sums_wider=True),
     DType("bfloat16", 2, 2.0**-8, "fmm::bfloat16", 14, 68, "float32", 0, tensor_map=9, mma="bf16", sums_wider=True),
@@ -57,7 +57,7 @@ _FLOAT_ROWS = (
 
 
 def _integer_types() -> Iterator[DType]:
-    """Yield the integer types. cuBLAS multiplies int8 only, with sums in int32."""
+    """Yield the integer types. Of the integer types cuBLAS multiplies only int8, with sums in int32."""
     for name, itemsize, cpp, number in (
         ("int8", 1, "signed char", 3),
         ("int16", 2, "short", 20),
@@ -73,11 +73,12 @@ def _integer_types() -> Iterator[DType]:
 
 
 DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_FLOAT_ROWS, *_integer_types())})
-FLOAT_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS)  # real, complex and TF32
-STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS if not row.stored_as)  # float types of arrays
+FLOAT_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS)  # real and complex floating-point types, and TF32
+# floating-point types that arrays can have
+STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS if not row.stored_as)
 COMPLEX_TYPES: tuple[str, ...] = tuple(row.name for row in _FLOAT_ROWS if row.is_complex)
 # integers modulo 2^bits
 RING_TYPES: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")
 INTEGERS: tuple[str, ...] = (*RING_TYPES, "bool")
-# The type of residue planes inside kernels; no array has it.
+# The type of residue planes inside kernels; no array has this type.
 BYTE_TYPE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

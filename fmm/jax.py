@@ -1,7 +1,7 @@
 """Products of JAX arrays by fmm: fmm.jax.matmul, fmm.jax.gram, and jnp.matmul inside `with fmm.jax.installed():`.
 
-A product is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on the device's
-buffers. fmm chooses the lowering when JAX lowers the product, so a product that fmm declines has no callback.
+A product is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on XLA's buffers.
+fmm chooses the lowering when JAX lowers the product, so a product that fmm declines has no callback.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fmm.problem import Operation
 
 __all__ = ["gram", "installed", "matmul"]
 
-# Smallest number of multiply-adds of a product on the host that NumPy's BLAS may compute: a callback costs 0.1 ms.
+# Smallest number of multiply-adds for which a product on the host may run as a callback: a callback takes 0.1 ms.
 MIN_HOST_MULTIPLY_ADDS = 1 << 26
-# side and number of timed products that compare XLA's dot with NumPy's BLAS on the host
+# matrix side, and number of timings, in the comparison of XLA's dot with NumPy's BLAS on the host
 TRIAL_SIDE, TRIAL_ROUNDS = 384, 7
 MIN_HOST_SPEEDUP = 1.15  # smallest predicted speedup over XLA's dot for which fmm multiplies on the host
 HOST_TYPES = "float32", "float64", "complex64", "complex128"
@@ -44,15 +44,15 @@ PLATFORMS = "cpu", "cuda"
 
 
 def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
-    """Return the matrix product of two JAX arrays as jnp.matmul does, by fmm where that is faster.
+    """Return the matrix product of two JAX arrays, as jnp.matmul does; fmm computes it where fmm is faster than XLA.
 
     Parameters
     ----------
     a, b : array_like
         Matrices, vectors or stacks of matrices, as for jax.numpy.matmul.
     precision : str or jax.lax.Precision, optional
-        "highest" computes float32 products in float32. On a GPU every other precision lets XLA round the operands to
-        TF32, and XLA computes the product.
+        "highest" computes float32 products in float32. On a GPU with any other precision XLA computes the product, and
+        may round the operands to TF32.
 
     Returns
     -------
@@ -62,8 +62,8 @@ def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
     Notes
     -----
     The function works under jit, grad, jvp, vmap, scan and shard_map; fmm computes cotangents too. fmm chooses when JAX
-    lowers the traced product, with known sizes and types. On the host, fmm multiplies where NumPy's BLAS with fmm's
-    plans is faster than XLA's dot. The ratio of both speeds is measured once in a process.
+    lowers the traced product, with known sizes and types. On the host, fmm computes the product where NumPy's BLAS with
+    fmm's plans is faster than XLA's dot. The speed of NumPy's BLAS relative to XLA's dot is measured once in a process.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def _checked_precision(precision: Any) -> lax.Precision:
 
 
 def gram(a: Any) -> jax.Array:
-    """Return A^H A of a JAX matrix, with half the multiplications where fmm has a plan for one triangle.
+    """Return A^H A of a JAX matrix; where fmm has a plan for one triangle, half of the multiplications are saved.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def gram(a: Any) -> jax.Array:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Let fmm compute jnp.matmul, `@`, dot, tensordot and einsum inside the `with` block, where fmm is faster.
+    """Let fmm compute jnp.matmul, `@`, dot, tensordot and einsum inside the `with` block where fmm is faster than XLA.
 
     Notes
     -----
@@ -151,7 +151,7 @@ def installed() -> Iterator[None]:
 def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:
     """Return the product of two stacks of matrices; leading axes are broadcast as in jnp.matmul."""
     options = {"transpose_a": False, "transpose_b": False, "precision": precision}
-    if b.ndim == 2:  # one product of all rows
+    if b.ndim == 2:  # all rows of the stack form one product
         rows = a.reshape(prod(a.shape[:-1]), a.shape[-1])
         c: jax.Array = PRODUCT_PRIMITIVE.bind(rows, b, **options)
         return c.reshape(*a.shape[:-1], b.shape[-1])
@@ -179,7 +179,7 @@ def _abstract_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, *
 
 
 def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of A: a product of the cotangent of C and B."""
+    """Return the cotangent of A, which is a product of two matrices: the cotangent of C, and B."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(a.aval)
     if transpose_a:
@@ -188,7 +188,7 @@ def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transp
 
 
 def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of B: a product of A and the cotangent of C."""
+    """Return the cotangent of B, which is a product of two matrices: A, and the cotangent of C."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(b.aval)
     if transpose_b:
@@ -197,7 +197,7 @@ def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, trans
 
 
 def _batched_product(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
-    """Return the product under vmap: a stack with one more leading axis."""
+    """Return the product under vmap, as a product of stacks with one more leading axis."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
@@ -241,7 +241,7 @@ def _define_primitive(
 def _lower_primitive(
     platform: str, xla: Callable[..., Any], by_fmm: Callable[..., Any], context: Any, *operands: Any, **options: Any
 ) -> Any:
-    """Lower a primitive to fmm's callback where fmm is faster, else to XLA's dot."""
+    """Lower a primitive to fmm's callback if fmm is faster, else to XLA's dot."""
     function = xla
     if _is_on_one_device(context) and is_faster_by_fmm(platform, *context.avals_in, **options):
         function = partial(by_fmm, platform)
@@ -249,7 +249,10 @@ def _lower_primitive(
 
 
 def _is_on_one_device(context: Any) -> bool:
-    """Return True unless XLA partitions the product over several devices: it cannot partition a callback."""
+    """Return True unless XLA partitions the product over several devices.
+
+    XLA cannot partition a callback.
+    """
     return getattr(context.module_context.axis_context, "num_devices", 1) in (1, None)
 
 
@@ -278,7 +281,7 @@ def is_faster_by_fmm(
 
 @lru_cache(maxsize=len(HOST_TYPES))
 def numpy_speedup_over_xla(dtype: str) -> float:
-    """Return the speed of NumPy's BLAS over XLA's dot on the host, measured once in a process."""
+    """Return the speed of NumPy's BLAS divided by the speed of XLA's dot on the host, measured once in a process."""
     with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
         a = np.random.default_rng(0).standard_normal((TRIAL_SIDE, TRIAL_SIDE)).astype(dtype)
         x = jnp.asarray(a)
@@ -313,7 +316,7 @@ def _gram_by_fmm(platform: str, a: Any) -> Any:
 
 
 def _callback_product(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:
-    """Return the result of `multiply(*operands, out)`, called with arrays of NumPy or CuPy in XLA's buffers."""
+    """Return the result of `multiply(*operands, out)`; the arguments are NumPy or CuPy views of XLA's buffers."""
 
     def run_callback(context: Any, out: Any, *buffers: Any) -> None:
         if platform == "cpu":
@@ -342,7 +345,7 @@ GRAM_PRIMITIVE = _define_primitive(
 
 
 def _gram_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
-    """Return A^H A and its derivative in the direction dA: A^H dA plus the adjoint of A^H dA."""
+    """Return A^H A and its derivative for the tangent dA, which is A^H dA plus the adjoint of A^H dA."""
     (a,), (da,) = primals, tangents
     change = PRODUCT_PRIMITIVE.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
     return _gram_with_derivative(a), change + change.conj().T
@@ -356,11 +359,11 @@ _gram_with_derivative.defjvp(_gram_derivative)
 
 _install_lock = threading.Lock()
 _installed_blocks = 0  # number of running `with installed()` blocks
-_xla_lowerings: dict[str, Any] = {}  # XLA's lowerings by platform, while fmm's are registered
+_xla_lowerings: dict[str, Any] = {}  # XLA's own lowering for each platform, saved while fmm's lowerings are registered
 
 
 def _replace_lowerings(change: int) -> None:
-    """Register fmm's lowerings for the first running block; restore XLA's after the last block."""
+    """Register fmm's lowerings when the first `with` block begins; restore XLA's lowerings when the last block ends."""
     global _installed_blocks
     from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 
@@ -381,7 +384,7 @@ def _replace_lowerings(change: int) -> None:
 
 
 def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: Any, **options: Any) -> Any:
-    """Lower lax.dot_general to fmm's callback where fmm is faster, else as XLA does."""
+    """Lower lax.dot_general to fmm's callback if fmm is faster, else to XLA's own dot."""
     left, right = context.avals_in
     if left.dtype == right.dtype == context.avals_out[0].dtype and _is_on_one_device(context):
         dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
@@ -393,13 +396,13 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
 
 
 def _is_highest(precision: Any) -> bool:
-    """Return True if lax.dot_general's precision, or its algorithm, computes in float32 and not in TF32."""
+    """Return True if lax.dot_general's precision or algorithm requires float32 instead of TF32."""
     pair = precision if isinstance(precision, tuple) else (precision, precision)
     return all(x in (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32) for x in pair)
 
 
 class _Contraction:
-    """A lax.dot_general as a product of two stacks; operands are copied if their order of axes requires it."""
+    """A lax.dot_general as a product of two stacks of matrices; an operand is copied if its axes have another order."""
 
     def __init__(self, left: tuple[int, ...], right: tuple[int, ...], dimension_numbers: Any) -> None:
         (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers
@@ -423,9 +426,9 @@ class _Contraction:
 
 
 def _axes_in_order(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
-    """Return the axes in the order stack, rows, columns, and False.
+    """Return the axes in the order stack, rows, columns, and the value False.
 
-    If the swapped order stack, columns, rows needs no copy, return the swapped order and True.
+    If the order stack, columns, rows needs no copy, return the axes in this order, and the value True.
     """
     swapped = (*stack, *columns, *rows)
     return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)

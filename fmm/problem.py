@@ -9,14 +9,15 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# "product": A B. "gram": A B with B = A^H. "symmetric": A B, which the caller guarantees to be its own adjoint.
-# Only one triangle of "gram" and "symmetric" is computed.
+# "product": A B. "gram": A B with B = A^H. "symmetric": A B, if the caller guarantees that A B is its own adjoint.
+# For "gram" and "symmetric" only one triangle of C is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper triangle is
-# unchanged. "loose", inside plans only: the lower triangle; the upper triangle is undefined.
+# `Fill` says which part of a self-adjoint C is written. "full": all of C is written. "lower": the lower triangle is
+# written, and the upper triangle is unchanged. "loose", inside plans only: the lower triangle is written, and the upper
+# triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
-VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
+VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the fills that a problem may have; "loose" is for plans only
 
 
 class Layout(NamedTuple):
@@ -51,8 +52,8 @@ class Problem:
     op: Operation = "product"
     batch: int = 1
     fill: Fill = "full"
-    componentwise: bool = False  # bound each entry's error relative to (|A| |B|)ij
-    prepared_side: Literal["A", "B"] | None = None  # the matrix that a leaf has prepared (fmm.prepare)
+    componentwise: bool = False  # True to bound each entry's error relative to (|A| |B|)ij
+    prepared_side: Literal["A", "B"] | None = None  # the operand that a leaf has prepared (fmm.prepare)
     # Row and column strides, in elements, of an addend that C does not hold; 0 along a broadcast axis.
     addend_strides: tuple[int, int] | None = None
 
@@ -88,7 +89,7 @@ class Problem:
 
     @property
     def writes_triangle(self) -> bool:
-        """True if C is its own adjoint, so that one triangle is computed."""
+        """True if C is its own adjoint; only one triangle of C is computed."""
         return self.op != "product"
 
     @property
@@ -111,12 +112,12 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the classical algorithm."""
+        """The number of floating-point operations of the classical algorithm."""
         return self.element_type.flops * self.m * self.k * self.n * self.batch
 
 
 def check_positive_shape(shape: Shape) -> Shape:
-    """Return the shape; ValueError unless all sizes are positive."""
+    """Return the shape; raise ValueError unless all sizes are positive."""
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
     return shape
@@ -124,7 +125,7 @@ def check_positive_shape(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def problem_without_layouts(problem: Problem) -> Problem:
-    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend: the cache key of choices."""
+    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend, as the cache key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:
         plain = replace(plain, componentwise=problem.componentwise, prepared_side=problem.prepared_side)

@@ -1,6 +1,7 @@
 """Checked arguments of the public functions.
 
-Each public product has a request class in this module. An error names the argument, its value and the valid values.
+fmm.matmul, fmm.gemm and fmm.gram each have a request class in this module. An error message names the argument, its
+value and the valid values.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def check_gemm(
     `scalars_and_ops`: alpha, beta, transpose_a, transpose_b. `constraints`: plan, max_error_growth, workspace.
     """
     plan = parse_plan(constraints[0])
-    if plan is not None:  # a plan from fmm.explain_gemm may conjugate; transpose_a and transpose_b alone decide that
+    if plan is not None:  # only transpose_a and transpose_b decide about conjugation, not the plan
         plan = plan.with_conjugation(*plan.conjugated_operands) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
@@ -167,7 +168,7 @@ def _gram_params(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramPar
 def check_constraints(
     plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
 ) -> PlanConstraints:
-    """Return the caller's constraints on the plan; NO_CONSTRAINTS itself if there are none."""
+    """Return the caller's constraints on the plan; without constraints the object NO_CONSTRAINTS."""
     if plan is None and max_error_growth is None and workspace is None and componentwise is False:
         return NO_CONSTRAINTS
     if componentwise is not False and not check_flag("componentwise", componentwise):
@@ -181,14 +182,14 @@ def check_constraints(
 
 
 def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:
-    """Return the Plan that a text, a Decision or a Plan denotes; None for None."""
+    """Return the plan of a text, a Decision or a Plan as a Plan; None for None."""
     if plan is None or isinstance(plan, Plan):
         return plan
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
 
 
 def matmul_options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of numpy.matmul that differ from their defaults, by name."""
+    """Return a dictionary of numpy.matmul's options that differ from their defaults."""
     if dtype is None and order == "K" and casting == "same_kind" and not more:
         return NO_OPTIONS
     options = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
@@ -196,7 +197,7 @@ def matmul_options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]
 
 
 def unwrap_out(out: Any) -> Any:
-    """Return `out`, or its only element: NumPy accepts `out` in a tuple of one."""
+    """Return `out`; if `out` is a tuple of one element, which NumPy accepts, return the element."""
     return out[0] if isinstance(out, tuple) and len(out) == 1 else out
 
 
@@ -208,11 +209,11 @@ def check_out(library: Library, out: Any) -> None:
 
 # ---- numbers
 
-MAX_ARRAY_SIDE = sys.maxsize  # longest side of an array; also the largest number of bytes, more than any machine has
+MAX_ARRAY_SIDE = sys.maxsize  # longest side of an array, and largest workspace limit in bytes
 
 
 def check_side(name: str, side: Any) -> int:
-    """Return a matrix side as an int; ValueError unless it is a whole number of 0 or more."""
+    """Return a matrix side as an int; ValueError unless the value is an integer of 0 or more."""
     if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 0:
         raise ValueError(f"{name} must be a whole number, 0 or more, not {describe_value(side)}")
     if side > MAX_ARRAY_SIDE:
@@ -223,14 +224,14 @@ def check_side(name: str, side: Any) -> int:
 
 
 def check_workspace(nbytes: Any) -> int:
-    """Return the workspace limit in bytes; ValueError unless it is a whole number of 0 or more."""
+    """Return the workspace limit in bytes; ValueError unless the value is an integer of 0 or more."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 0:
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {describe_value(nbytes)}")
     return min(int(nbytes), MAX_ARRAY_SIDE)
 
 
 def check_error_growth(growth: Any) -> float:
-    """Return the error limit as a float; infinity if it is beyond the floats."""
+    """Return the error limit as a float; inf if the value exceeds the largest float."""
     real = isinstance(growth, Real) and not isinstance(growth, bool)
     try:
         number = float(growth) if real else math.nan
@@ -242,7 +243,7 @@ def check_error_growth(growth: Any) -> float:
 
 
 def check_real(name: str, value: Any) -> float:
-    """Return a real number as a Python number; whole numbers stay exact. Arrays without axes count as numbers."""
+    """Return a real number as a Python number; integers stay exact. Arrays without dimensions count as numbers."""
     if isinstance(value, bool) or not isinstance(value, Real) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iuf"):
             return check_real(name, value.item())
@@ -251,7 +252,10 @@ def check_real(name: str, value: Any) -> float:
 
 
 def check_scalar(name: str, value: Any) -> complex:
-    """Return a number as a Python number: a NumPy scalar could change the type of the array that it scales."""
+    """Return a number as a Python number.
+
+    A NumPy scalar could change the type of an array that is multiplied by the scalar.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iufc"):
             return check_scalar(name, value.item())
@@ -281,7 +285,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_progress(value: Any) -> bool:
-    """Return True if progress is to be shown; None means False."""
+    """Return the option `progress` as a bool; None means False."""
     if value is not None and not _is_flag(value):
         raise TypeError(f"progress must be True, False or None, not {describe_value(value)}")
     return bool(value)
@@ -295,9 +299,10 @@ def _is_flag(value: Any) -> bool:
 
 
 def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
-    """Return alpha and beta as factors of a product of these arrays; None among the arrays is skipped.
+    """Return alpha and beta, converted for a product of these arrays; an array may be None.
 
-    Integer products accept whole factors only, written 2 or 2.0. torch itself checks the factors of tensors.
+    For integer products, alpha and beta must be integers, as an int or a float (2 or 2.0). For tensors, torch itself
+    checks alpha and beta.
     """
     if library.is_differentiable or (alpha in (0, 1) and beta in (0, 1)):
         return alpha, beta
@@ -308,7 +313,10 @@ def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta:
 
 
 def _integer_type(library: Library, arrays: tuple[Any, ...]) -> np.dtype[Any] | None:
-    """Return the product's type if it is an integer type, else None. (NumPy multiplies int64 by uint64 in float64.)"""
+    """Return the product's element type if it is an integer type; else None.
+
+    (NumPy multiplies int64 by uint64 in float64.)
+    """
     present = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
     names = [type_name(x.dtype) for x in present]
     if any(name not in INTEGERS for name in names):
@@ -334,14 +342,14 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 class _RequiredArgument:
-    """Default of a required operand: a call without the operand then raises fmm's error, not Python's."""
+    """The default of a required operand, so that a call without the operand raises fmm's own error."""
 
     def __repr__(self) -> str:
         return "<required>"
 
 
 REQUIRED_ARGUMENT: Final[Any] = _RequiredArgument()
-# The names that torch, NumPy's documentation and fmm use for operands.
+# Names of the two operands in torch, in NumPy's documentation and in fmm.
 OPERAND_NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "x1", "x2", "x", "y")
 
 
@@ -356,7 +364,7 @@ def check_operands(function: str, names: Collection[str], operands: tuple[Any, .
 def missing_operands_error(
     function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]
 ) -> TypeError:
-    """Return the error for a call with missing operands; `options` are the names of the keyword arguments."""
+    """Return the error for a call with missing operands; `options` are the names of the call's keyword arguments."""
     named = ", ".join(f"{name}=" for name in options if name in OPERAND_NAMES)
     if named:
         call = f"fmm.{function}({', '.join(names)})"

@@ -1,7 +1,8 @@
-"""The adapter for CuPy arrays; the product of two plain matrices is one direct call of cuBLAS.
+"""The adapter for CuPy arrays; the vendor's product of two matrices is one direct call of cuBLAS.
 
-For small products, cupy.matmul takes longer on the host than the kernel takes on the device. The direct call halves the
-time on the host. The direct call passes the same arguments to cuBLAS as CuPy, so the results are equal bit for bit.
+For small products, cupy.matmul takes longer on the host than the kernel takes on the device. The direct call of cuBLAS
+takes half of cupy.matmul's time on the host. The direct call passes the same arguments to cuBLAS as cupy.matmul, so
+both results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
-except ImportError:  # a version of CuPy without this module
+except ImportError:  # this version of CuPy lacks the imported module
     _linalg = None
 
 COMPUTE_DEFAULT, COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
 MAX_CUBLAS_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
 GEMM_ALGORITHM = 99  # cuBLAS's CUBLAS_GEMM_DEFAULT_TENSOR_OP, which CuPy passes
-# The function that returns cupy.matmul's compute type, which the environment or set_compute_type sets.
+# This function returns cupy.matmul's compute type. The environment or set_compute_type sets the compute type.
 get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
 ndarray, current_device = cupy.ndarray, runtime.getDevice
 alloc, get_current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
@@ -47,10 +48,10 @@ class _GemmType(NamedTuple):
     """The arguments of cublasGemmEx for one element type."""
 
     cuda_type: int  # cudaDataType
-    compute_types: dict[int, int]  # cublasComputeType_t by CuPy's compute type
+    compute_types: dict[int, int]  # value of cublasComputeType_t for each compute type of CuPy
     one: int  # address of the scalar 1 in host memory
     zero: int  # address of the scalar 0 in host memory
-    scalars: Any  # the array that holds both scalars
+    scalars: Any  # host array that holds the scalars 1 and 0
 
 
 def _gemm_type(row: DType) -> _GemmType:
@@ -65,7 +66,7 @@ _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED_TYPES
 
 
 def cublas_product(a: Any, b: Any) -> Any:
-    """Return the product of two plain CuPy matrices; None if cupy.matmul must compute it."""
+    """Return the product of two CuPy matrices by one call of cuBLAS; None if only cupy.matmul can compute it."""
     dtype = a.dtype
     gemm_type = _GEMM_TYPES.get(dtype)
     if gemm_type is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
@@ -172,7 +173,7 @@ class CupyLibrary(NumpyLikeLibrary):
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-        # A matrix times its own transpose, at the same address, may have another plan.
+        # The plan for a matrix times its own transpose (in the same memory) can differ from the plan for two matrices.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
     def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -216,14 +217,15 @@ class CupyLibrary(NumpyLikeLibrary):
         try:
             shape = product_shape(a.shape, b.shape)
             return shape is not None and 0 not in shape and _common_type(a, b) is not None
-        except (AttributeError, TypeError):  # no array, or no common type
+        except (AttributeError, TypeError):  # an operand is no array, or the operands have no common type
             return False
 
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C: C could split the memory block in the pool that the last workspace used.
+        # The workspace is allocated before C. Otherwise C could take some of the pool's block that the last workspace
+        # used.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
@@ -253,7 +255,10 @@ class CupyLibrary(NumpyLikeLibrary):
 
 
 def _common_type(a: Any, b: Any) -> str | None:
-    """Return the name of the product's type; None if CuPy rejects the types, or casts by a rule of its own."""
+    """Return the name of the product's element type.
+
+    Return None if CuPy rejects the operands' types or casts by its own rule.
+    """
     if a.dtype == b.dtype:
         return str(a.dtype.name)
     return None if "bfloat16" in (a.dtype.name, b.dtype.name) else str(np.promote_types(a.dtype, b.dtype).name)
@@ -274,14 +279,17 @@ CUPY = CupyLibrary()
 
 
 def as_cupy(x: Any) -> Any:
-    """Return a CuPy array of the same memory, through DLPack if possible: DLPack orders the streams without waiting."""
+    """Return a CuPy array of the same memory, by DLPack if possible.
+
+    DLPack orders the streams without a wait on the host.
+    """
     if isinstance(x, cupy.ndarray):
         return x
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
 class _ForeignStream:
-    """A CUDA stream of another library, with the protocol `__cuda_stream__` that CuPy reads."""
+    """A CUDA stream of another library, described for CuPy by the protocol `__cuda_stream__`."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -291,14 +299,14 @@ class _ForeignStream:
 
 
 def stream_at_address(address: int) -> Any:
-    """Return the CUDA stream of another library, at this address, as a CuPy stream."""
+    """Return a CuPy stream for the CUDA stream of another library at this address."""
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(_ForeignStream(address))
-    return cupy.cuda.ExternalStream(address)  # deprecated in newer versions of CuPy
+    return cupy.cuda.ExternalStream(address)  # newer versions of CuPy deprecate ExternalStream
 
 
 def to_callers_library(c: Any, a: Any, b: Any) -> Any:
-    """Return the product of adopted arrays as an array of Numba or JAX, if the first foreign operand is one."""
+    """Return the product as an array of Numba or JAX if the first foreign operand is such an array."""
     foreign = next((x for x in (a, b) if array_kind(x) == "other"), None)
     library = type(foreign).__module__.partition(".")[0]
     if library == "numba":

@@ -1,7 +1,7 @@
-"""Detecting an array's library and device without importing the library.
+"""Functions that detect an array's library and device without importing the library.
 
 CuPy arrays and torch tensors are recognised by the module of their class. Tensor-like objects are recognised by
-`__torch_function__`, other arrays on a CUDA device by the CUDA array interface or DLPack.
+`__torch_function__`. Other arrays on a CUDA device are recognised by the CUDA array interface or DLPack.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 
-ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
+ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of a library other than CuPy and torch
 DLPACK_CUDA_TYPES = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
 # The kind of array for each class; None if every object of the class must be examined.
@@ -27,7 +27,7 @@ _kinds_by_class: dict[type, ArrayKind | None] = {
 
 
 def array_kind(x: Any) -> ArrayKind:
-    """Return the kind of an array; the kind of its class is cached, unless torch compiles."""
+    """Return the kind of an array; each class's kind is cached, unless torch compiles the caller."""
     cls = type(x)
     if cls in _kinds_by_class:
         kind = _kinds_by_class[cls]
@@ -39,12 +39,15 @@ def array_kind(x: Any) -> ArrayKind:
 
 
 def can_cache_kind(kind: ArrayKind | None) -> bool:
-    """Return True if a class's kind may be cached: not while torch compiles or exports, and records all changes."""
+    """Return True if a class's kind may be cached.
+
+    Return False while torch compiles or exports, since torch records changes of the cache.
+    """
     if kind != "torch":
         return True
     try:
         from torch.compiler import is_compiling
-    except ImportError:  # a foreign class with torch's module name
+    except ImportError:  # a class of another library, in a module named torch
         return True
     return not is_compiling()
 
@@ -56,7 +59,10 @@ def _kind_of_object(x: Any) -> ArrayKind:
 
 
 def _kind_of_type(cls: type) -> ArrayKind | None:
-    """Return the kind of array that a class defines by its base classes; None if every object must be examined."""
+    """Return the array kind of a class, found from its base classes.
+
+    Return None if every object of the class must be examined.
+    """
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         if base.__name__ == "ndarray" and root in ("numpy", "cupy"):
@@ -67,13 +73,13 @@ def _kind_of_type(cls: type) -> ArrayKind | None:
 
 
 def is_on_cuda(x: Any) -> bool:
-    """Return True if the object is in CUDA memory by the CUDA array interface or DLPack."""
+    """Return True if the object declares CUDA memory by the CUDA array interface or by DLPack."""
     try:
         if getattr(x, "__cuda_array_interface__", None) is not None:
             return True
         device = getattr(x, "__dlpack_device__", None)
         return device is not None and device()[0] in DLPACK_CUDA_TYPES
-    except Exception:  # the attributes of sparse arrays and of arrays on other devices raise
+    except Exception:  # reading the attribute raises for sparse arrays and for arrays on other devices
         return False
 
 
@@ -113,7 +119,10 @@ def device_mismatch_error(a: Any, b: Any, out: Any = None) -> ValueError:
 
 
 def mixed_arrays_error(**arrays: Any) -> TypeError:
-    """Return the error for arrays of different libraries; the message names each array's library and skips None."""
+    """Return the error for arrays of different libraries.
+
+    The message names the library of each array that is not None.
+    """
     has_tensor = any(array_kind(x) == "torch" and not is_on_device(x) for x in arrays.values())
     hint = ""
     if has_tensor and any(isinstance(x, np.ndarray) for x in arrays.values()):
@@ -123,7 +132,7 @@ def mixed_arrays_error(**arrays: Any) -> TypeError:
 
 
 def check_dense(function: str, *arrays: Any) -> None:
-    """Raise TypeError for sparse matrices of SciPy and CuPy, which NumPy would wrap in an array of objects."""
+    """Raise TypeError for sparse matrices of SciPy and CuPy; NumPy would wrap them in arrays of objects."""
     for x in arrays:
         if hasattr(x, "tocsr"):
             raise TypeError(f"{function} takes dense matrices, not a {type(x).__name__}")
@@ -147,7 +156,10 @@ def describe_array(x: Any) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Return an invalid argument as text; a long integer as its number of bits: Python prints 4300 digits at most."""
+    """Return an invalid argument as text.
+
+    A long integer is described by its number of bits, since Python prints at most 4300 digits.
+    """
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
     return repr(value)

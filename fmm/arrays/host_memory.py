@@ -1,4 +1,4 @@
-"""Host memory: the bytes that are available, and one cached allocation for workspaces.
+"""Host memory: the number of available bytes, and one cached allocation for workspaces.
 
 On devices, the memory pools of CuPy and torch cache workspaces.
 """
@@ -14,14 +14,17 @@ from fmm.kernels.cpu.host_arrays import Array, aligned_block
 
 CGROUP_ROOT, PROCESS_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED_BYTES = 1 << 60  # control groups of version 1 write a number near 2^63 for "no limit"
-# largest cached allocation as a share of the machine's memory; larger allocations are freed after the call
+# largest cached allocation, as a fraction of the machine's memory; larger allocations are freed after the call
 MAX_CACHED_SHARE = 0.25
 
-_cached_blocks: list[Array] = []  # at most one cached allocation; its user pops it from this list, so no lock is needed
+_cached_blocks: list[Array] = []  # at most one cached allocation; a call pops it for its use, so no lock is needed
 
 
 def available_bytes() -> int:
-    """Return the bytes that can be allocated without swapping, including the cached allocation."""
+    """Return the number of bytes that can be allocated without swapping.
+
+    The cached allocation's bytes count as free.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -32,14 +35,14 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Return the bytes of memory of the machine, or of the container that this process runs in."""
+    """Return the memory size in bytes of the machine, or of the container in which this process runs."""
     return min([_installed_bytes(), *(limit for limit, _ in _cgroup_limits())])
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
     """Yield (limit, bytes used) of each control group that limits this process's memory (Linux, version 1 or 2).
 
-    Cached files do not count as used: the system drops them when a program needs the memory.
+    Cached files do not count as used, since the system drops cached files when a program needs memory.
     """
     for folder, limit_name, used_name in _cgroup_folders():
         try:
@@ -54,7 +57,7 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Return the folders of the process's control groups, each with the names of its limit and usage files."""
+    """Return each control group's folder for this process, with the names of its limit file and usage file."""
     try:
         lines = Path(PROCESS_CGROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -69,8 +72,8 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container the path can be the host's path, which is not visible. Then only the root folder is
-        # returned.
+        # Inside a container, /proc may show the path on the host, and this path is not visible inside the container.
+        # In that case only the root folder is returned.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 
@@ -84,15 +87,16 @@ def _installed_bytes() -> int:
 
 @contextmanager
 def borrowed_block(nbytes: int) -> Iterator[Array]:
-    """Yield an allocation of at least `nbytes`: the cached allocation if large enough, else a new allocation.
+    """Yield an allocation of at least `nbytes`: the cached allocation if it is large enough, else a new one.
 
-    The first write to new memory takes about as long as a pass of additions, so a loop of products reuses the memory.
+    The first write to newly allocated memory takes about as long as a matrix addition, so later calls reuse the
+    allocation.
     """
     memory = None
     with suppress(IndexError):
         memory = _cached_blocks.pop()
     if memory is None or memory.nbytes < nbytes:
-        memory = None  # frees the cached allocation, which is too small, before the new allocation
+        memory = None  # the popped allocation is too small: it is freed before a larger one is allocated
         memory = aligned_block(nbytes)
     try:
         yield memory
@@ -110,7 +114,7 @@ def register_release_callback(callback: Callable[[], object]) -> None:
 
 
 def release_workspace() -> int:
-    """Free the host memory that fmm caches between calls, and the captured CUDA graphs of recurring calls.
+    """Free the host memory and the captured CUDA graphs that fmm caches between calls.
 
     Returns
     -------

@@ -14,14 +14,14 @@ import numpy as np
 Processor = Literal["cpu", "cuda"]
 
 
-Span = tuple[int, int]  # byte offsets of an array's first and end address, relative to its first element
+Span = tuple[int, int]  # byte offsets of an array's lowest address and of its end, from its first element
 
 
 class Operand(NamedTuple):
-    """The description of an array: the properties that a product depends on.
+    """The description of an array: all properties of the array that decide how a product is computed.
 
     Strides are in elements. `strides` is None if a stride is not a multiple of the element size, or if elements are
-    unaligned: BLAS cannot read unaligned arrays. For them `span` has the bytes that the array occupies.
+    unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array occupies.
     """
 
     shape: tuple[int, ...]
@@ -35,24 +35,24 @@ class Operand(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """The device and type of a library's own product, and whether a plan may compute the call instead."""
+    """The device and element type of the library's own product, and the reasons that forbid a plan."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
-    # element type of the product; None if the library rejects the types, or casts by a rule of its own
+    # element type of the product; None if the library rejects the operands' types or casts by its own rule
     dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"
-    refusal: str = ""  # reason why the library must compute the call; empty if a plan may
+    refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
     refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
-    # reason why the library's product of these arrays is faster than any plan; a plan from the caller still runs
+    # reason why the library's product of these arrays is faster than any plan; a plan that the caller passed still runs
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a's transpose in the same memory
-    # True if the library computes one triangle of A times its transposed view and mirrors the triangle bit for bit
+    # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
     vendor_mirrors: bool = False
     casts_out: bool = False  # True if the result is cast to the type of `out`
-    flattens_stacks: bool = True  # True if the library multiplies a stack by one matrix as one product of all rows
-    # True if the library has no product of this type, so that any plan that can run is used
+    flattens_stacks: bool = True  # True if the library's stack times one matrix is one product of all rows
+    # True if the library has no product of this type: then any plan that can run is used
     no_vendor_product: bool = False
-    # True if plans may multiply in another type; False if the user set the library's precision
+    # True if plans may emulate this type; False if the user set the library's precision
     may_emulate: bool = True
 
 
@@ -71,7 +71,7 @@ class MemoryNeeds(Protocol):
 
     @property
     def packs(self) -> tuple[bool, bool]:
-        """True for each of A and B that is copied into contiguous memory."""
+        """Two values, for A and for B: True if the operand is copied into contiguous memory."""
         ...
 
     @property
@@ -97,12 +97,12 @@ class Library(Protocol):
 
     @property
     def vendor_name(self) -> str:
-        """The name of the library's own product in explanations."""
+        """The name that explanations use for the library's own product."""
         ...
 
     @property
     def gemm_name(self) -> str:
-        """The name of the library's function for alpha A B + beta C; empty if the library has no such function."""
+        """The name of the library's function that computes alpha A B + beta C; empty if the library has none."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Library(Protocol):
 
     @property
     def out_of_memory_error(self) -> type[BaseException]:
-        """The exception raised when memory runs out."""
+        """The exception that the library raises when memory runs out."""
         ...
 
     @property
@@ -127,22 +127,30 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls, so only the vendor may run."""
+        """Function that returns True while a tracer or a mode records calls; only the vendor's product may then run."""
         ...
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """Faster form of `is_observed`, for code that reads only an array's size; None if nothing can trace calls."""
+        """A faster replacement of `is_observed` for code that reads only an array's size.
+
+        The property is None if nothing can trace calls.
+        """
         ...
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return the adapter for a call with these options of numpy.matmul; TypeError if the library lacks them."""
+        """Return the adapter for a call with these options of numpy.matmul.
+
+        Raise TypeError if the library does not support them.
+        """
         ...
 
     # ---- descriptions of arrays
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Return the cache key of a call, with all properties that its plan depends on; None if it is not cached.
+        """Return the cache key of a call; None if the call is not cached.
+
+        The plan depends only on properties in the key.
 
         If b is None, the call multiplies a by its own transpose.
         """
@@ -173,7 +181,7 @@ class Library(Protocol):
         ...
 
     def device_number(self, x: Any) -> int:
-        """Return the index of the array's CUDA device; on the host, the count of BLAS threads."""
+        """Return the index of the array's CUDA device; on the host, the number of BLAS threads."""
         ...
 
     def can_multiply_operands(self, a: Any, b: Any) -> bool:
@@ -181,20 +189,20 @@ class Library(Protocol):
         ...
 
     def free_bytes(self, number: int) -> int:
-        """Return the bytes that can still be allocated on the device."""
+        """Return the number of bytes that can still be allocated on the device."""
         ...
 
     # ---- arrays made from arrays
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return a, b and out, with foreign arrays wrapped as this library's arrays; None without foreign arrays.
+        """Return `a`, `b` and `out`, with foreign arrays wrapped as this library's arrays; None without foreign arrays.
 
         Foreign arrays belong to libraries without an adapter.
         """
         ...
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        """Return the factors and the addend (or None) in their common type, if the library promotes types."""
+        """Return the two operands and the addend (or None) in their common type, if the library promotes types."""
         ...
 
     def transposed_view(self, x: Any) -> Any:
@@ -206,11 +214,11 @@ class Library(Protocol):
         ...
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Return a view of the array, broadcast to this shape; None for arrays with masks or units."""
+        """Return a view of the array that is broadcast to this shape; None for arrays with masks or units."""
         ...
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a new array of this shape and of the type of `like`, filled with the broadcast x."""
+        """Return a new array with this shape and the type of `like`, filled with x, which is broadcast."""
         ...
 
     def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
@@ -218,49 +226,55 @@ class Library(Protocol):
         ...
 
     def copy_into(self, source: Any, out: Any) -> None:
-        """Copy `source` into `out`, with a cast if the library casts."""
+        """Copy `source` into `out`; the types may differ if the library casts on such copies."""
         ...
 
     def mark_written(self, out: Any) -> None:
-        """Record that a kernel of fmm writes into `out`, for libraries that count changes."""
+        """Record that a kernel of fmm writes into `out`, for libraries that count the changes of each array."""
         ...
 
     # ---- the library's own functions
 
     @property
     def fast_vendor_product(self) -> Callable[..., Any]:
-        """The library's fastest function for a product of two plain arrays; torch's function also takes `out`."""
+        """The library's fastest function for a product of two arrays without options.
+
+        torch's function also takes `out`.
+        """
         ...
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product; fmm.matmul has the same type, shape, memory order and exceptions."""
+        """Return the library's own product; fmm.matmul's results have the same type, shape and memory order."""
         ...
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        """Return alpha A B + beta C (A B alone if C is None) of plain arrays by the library's own functions.
+        """Return alpha A B + beta C by the library's own functions, or alpha A B if C is None.
 
         The result is `out`, or a new array if `out` is None. `out` may overlap the other arrays.
         """
         ...
 
     def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
-        """Return True if the library's product of plain arrays records no gradients and no traces."""
+        """Return True if the library's product of these arrays records neither gradients nor a trace."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Compute alpha A B + beta C by the library's own functions; return C, or a new array if C is None."""
+        """Return alpha A B + beta C by the library's own functions, in C or, if C is None, in a new array."""
         ...
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write the lower triangle of alpha product + beta out; with fill "full" also the mirrored upper triangle."""
+        """Write the lower triangle of alpha product + beta out into `out`.
+
+        With fill "full", the lower triangle is also mirrored into the upper triangle.
+        """
         ...
 
 
 class HostLibrary(Library, Protocol):
-    """The adapter of a library with arrays that NumPy can read."""
+    """The adapter of a library whose arrays NumPy can read."""
 
     def as_numpy(self, x: Any) -> Any:
-        """Return NumPy's view of the same memory."""
+        """Return a NumPy view of the array's memory."""
         ...
 
     def new_array(self, result: Operand) -> Any:
@@ -268,44 +282,49 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; the number itself if the library returns numbers for products of vectors."""
+        """Return the product; as a number if the library returns numbers for products of two vectors."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        """Return a C function without arguments, which no signal interrupts, for the library's product into `out`."""
+        """Return a C function without arguments that writes the library's product into `out`.
+
+        No signal interrupts the C function.
+        """
         ...
 
 
 class DeviceLibrary(Library, Protocol):
-    """The adapter of a library with arrays on a CUDA device."""
+    """The adapter of a library whose arrays are on a CUDA device."""
 
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
-        """Return the addresses of A, B, C and the workspace, C itself, and objects to hold until the last launch.
+        """Return the addresses of A, B, C and the workspace, the array C, and objects to hold until the last launch.
 
-        `call.packs` says which operands are copied. All memory is from the library's pool, on its current stream.
+        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on its current
+        stream.
         """
         ...
 
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
-        """Return a contiguous copy of a matrix, row-major (`C`) or column-major (`F`).
+        """Return a contiguous copy of a matrix, row-major for order "C" or column-major for order "F".
 
-        The copy begins an allocation of `nbytes`. A leaf stores the prepared form after the copy.
+        The copy is at the beginning of an allocation of `nbytes`. A leaf stores its prepared form of the matrix behind
+        the copy.
         """
         ...
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
-        """Return the current stream, and a context that selects the device; None if the device is selected."""
+        """Return the current stream, and a context that selects the device (None if the device is selected already)."""
         ...
 
 
 def occupied_bytes(shape: tuple[int, ...], byte_strides: tuple[int, ...], itemsize: int) -> Span:
-    """Return the byte range that an array occupies, as offsets from its first element."""
+    """Return the byte range that an array occupies, as two offsets from the array's first element."""
     reach = [(length - 1) * step for length, step in zip(shape, byte_strides, strict=True)]
     return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + itemsize
 
 
 def contiguous_operand(shape: tuple[int, ...], dtype: str) -> Operand:
-    """Return the description of a row-major array of this shape."""
+    """Return the description of a row-major array with this shape and type."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)

@@ -17,7 +17,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 
 
 class NumpyLikeLibrary(ABC):
-    """Base class of adapters (`fmm.arrays.library`) with methods that need only functions of both NumPy and CuPy.
+    """Base class of NumPy's and CuPy's adapters; its methods use only functions that both libraries have.
 
     `module` is numpy or cupy.
     """
@@ -54,7 +54,7 @@ class NumpyLikeLibrary(ABC):
         return copy
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        """Return the operands in their common type; arrays that have that type are not copied."""
+        """Return the operands in their common type; arrays that have this type already are not copied."""
         if c is None:
             return a, b, c
         common = self.module.result_type(a.dtype, b.dtype, c.dtype)
@@ -75,7 +75,7 @@ class NumpyLikeLibrary(ABC):
         return c
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        if alpha == 0:  # with alpha = 0, a and b are not read
+        if alpha == 0:  # if alpha is 0, A and B are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         value = self.vendor_product(a, b)
         if alpha != 1:
@@ -88,11 +88,14 @@ class NumpyLikeLibrary(ABC):
         return out
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one or both triangles of alpha product + beta out; TypeError if the type of `out` cannot hold them."""
+        """Write one or both triangles of alpha product + beta out into `out`.
+
+        Raise TypeError if the type of `out` cannot hold the result.
+        """
         module = self.module
         kind = product.dtype.kind
         alpha, beta = (as_integer_factor(x) if kind in "iub" else float(x) for x in (alpha, beta))
-        if kind == "b" == out.dtype.kind:  # factors of logical products are True and False
+        if kind == "b" == out.dtype.kind:  # alpha and beta are True or False
             alpha, beta = bool(alpha), bool(beta)
         value = product if alpha == 1 else product * alpha
         if beta:
@@ -108,18 +111,18 @@ class NumpyLikeLibrary(ABC):
 
 
 def as_integer_factor(x: float) -> float:
-    """Return the factor of an integer product as an int, if it is whole."""
+    """Return alpha or beta of an integer product as an int, if the number is an integer."""
     return int(x) if isinstance(x, int) or x.is_integer() else x
 
 
 def to_numpy(x: Any) -> Any:
-    """Return a NumPy array itself, or a CuPy array's copy on the host."""
+    """Return a NumPy array unchanged; copy a CuPy array to the host."""
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-# types that NumPy multiplies by BLAS
+# element types that NumPy multiplies by BLAS
 BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
-INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
+INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # element types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
 DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which shares its name with `long`
 VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
@@ -129,7 +132,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 SYRK_ADVANTAGE_REASON = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
-PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or return results of their own class
+PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or products of their own class
 
 
 class NumpyLibrary(NumpyLikeLibrary):
@@ -218,7 +221,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
-        """Return the product's type, the reason why only NumPy can compute the product (or ""), and `refuses_plans`."""
+        """Return the product's type, the reason why only NumPy can compute it (or ""), and `refuses_plans`."""
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
             dtype = np.result_type(a.dtype, b.dtype) if requested is None else np.dtype(requested)
@@ -239,7 +242,10 @@ class NumpyLibrary(NumpyLikeLibrary):
         return dtype, "", False
 
     def _out_refusal(self, out: Any, dtype: np.dtype[Any]) -> str:
-        """Return the reason why only NumPy can write into `out`; empty if a plan can. The shape is not compared."""
+        """Return the reason why only NumPy can write into `out`; empty if a plan can.
+
+        The shape of `out` is not checked.
+        """
         if out is None:
             return ""
         if type(out) is not ndarray:
@@ -252,7 +258,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return blas_threads()
 
     def describe_operand(self, x: Any) -> Operand:
-        """Return the description of an array. Another byte order counts as another type."""
+        """Return the description of an array. An array whose byte order is not native has another type name."""
         item, dtype = x.itemsize, x.dtype
         is_aligned = x.flags.aligned and not any(step % item for step in x.strides)
         name = TYPE_NAMES.get(dtype) or dtype.str
@@ -268,8 +274,8 @@ class NumpyLibrary(NumpyLikeLibrary):
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # NumPy orders a stack's axes as in an elementwise result. An elementwise operation on one entry of each matrix
-        # shows this order.
+        # NumPy stores the axes of a stack of products in the same order as those of an elementwise result. An
+        # elementwise operation on one entry of each matrix shows the order of the axes.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -283,7 +289,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         if type(x) in PLAIN_ARRAY_CLASSES:
             return super().broadcast_copy(x, shape, like)
-        copy = np.empty_like(x, like.dtype, shape=shape)  # an array of x's class, such as a masked array or a matrix
+        copy = np.empty_like(x, like.dtype, shape=shape)  # of x's class, for example a masked array
         copy[...] = x
         return copy
 
@@ -294,7 +300,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
     def can_multiply_operands(self, a: Any, b: Any) -> bool:
-        """Return True if NumPy multiplies the operands; an empty product of no rows and no columns tests this."""
+        """Return True if NumPy can multiply the operands; the test is a product of zero rows and zero columns."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
@@ -317,12 +323,12 @@ class NumpyLibrary(NumpyLikeLibrary):
         return x
 
     def new_array(self, result: Operand) -> Any:
-        """Return an uninitialised array that owns its memory: programs can resize it like NumPy's own results."""
+        """Return an uninitialised array that owns its memory: programs can resize the array like NumPy's results."""
         dtype, strides = np.dtype(result.dtype), result.strides or ()
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; the product of two vectors as a number, like NumPy."""
+        """Return the product; for two vectors as a number, as NumPy does."""
         return c if c.ndim else c[()]
 
 
@@ -357,7 +363,10 @@ def is_blas_readable(x: Array) -> bool:
 
 
 class _TensorMemory:
-    """The array interface of a tensor's memory. NumPy's array refers to this object, which keeps the tensor alive."""
+    """The array interface of a tensor's memory.
+
+    The NumPy array keeps this object alive, and this object the tensor.
+    """
 
     def __init__(self, tensor: Any) -> None:
         itemsize = tensor.element_size()
@@ -374,10 +383,10 @@ class _TensorMemory:
 def tensor_as_numpy(x: Any) -> Array:
     """Return a NumPy array of a plain tensor's memory.
 
-    After torch's own `x.numpy()`, torch could not resize the tensor's storage, which it does with sharded parameters.
+    torch's own `x.numpy()` would forbid later changes of the storage's size, and torch resizes sharded parameters.
     """
     if x.is_conj() or x.is_neg():
-        # torch raises its exception here: the memory of a marked tensor has other numbers
+        # torch raises its exception here: the memory of a tensor with a conjugate or negative mark holds other numbers
         return x.detach().numpy()  # type: ignore[no-any-return]
     return np.asarray(_TensorMemory(x))
 
@@ -392,7 +401,7 @@ class NumpyDotLibrary(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cached_calls = NUMPY.cached_calls  # shares the prepared calls of NUMPY, since both run the same plans
+        self.cached_calls = NUMPY.cached_calls  # shares NUMPY's prepared calls: both run the same plans
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return dot(a, b, out)

@@ -1,4 +1,7 @@
-"""Selection of the adapter for a call's arrays. CuPy and torch are imported at the first call with their arrays."""
+"""Select the adapter for a call's arrays.
+
+CuPy and torch are imported at the first call with their arrays.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from fmm.arrays.detect import array_kind, can_cache_kind, describe_array, mixed_
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
-# The adapter of each plain array class of CuPy and torch, from the first call on; arrays of these classes need no
-# check.
+# The adapter for each of the classes cupy.ndarray, torch.Tensor and torch.nn.Parameter, added at the first call with
+# the class. Arrays of exactly these classes need no check.
 PLAIN_TYPES: dict[type, Library] = {}
-# The adapter of each class that always has the same adapter, including subclasses of CuPy's and torch's arrays.
+# The adapter for each class that has one adapter for all objects, including subclasses of CuPy's and torch's arrays.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
-    """Return the adapter for these arrays; NumPy's adapter for lists and for host arrays without an adapter.
+    """Return the adapter for these arrays; for lists and host arrays of libraries without an adapter, NumPy's adapter.
 
-    Raise TypeError for a mixture of libraries. The message calls `out` by the name `third`.
+    Raise TypeError if the arrays belong to different libraries. `third` is the name of the third argument in error
+    messages.
     """
     cls = type(a)
     cached = _libraries.get(cls)
@@ -39,7 +43,7 @@ def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
     kinds = {array_kind(x) for x in arrays}
     if kinds == {"host"}:
         return NUMPY
-    # Lists and other sequences beside arrays become arrays of the arrays' library.
+    # If one operand is a list or another sequence, it becomes an array of the other operand's library.
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
         raise mixed_arrays_error(a=a, b=b, **{third: out})
     if "torch" in kinds:

@@ -14,7 +14,8 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
 
 is_compiling = torch.compiler.is_compiling
-# Faster form of is_compiling, for plain tensors: they appear only in code that torch.compile evaluates.
+# A faster replacement of torch.compiler.is_compiling: real tensors reach this module only in code that torch.compile
+# evaluates.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -22,25 +23,26 @@ is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_funct
 active_transforms = torch._C._functorch.peek_interpreter_stack
 is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# Returns True if autocast is on for any kind of device: a query for one kind parses its name and takes three times as
-# long.
+# Returns True if autocast is on for any type of device. A query for one type parses the type's name and takes three
+# times as long.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def is_exporting() -> bool:
-    """Return True during torch.export; in compiled code, torch 2.11's torch.compiler.is_exporting is always True."""
+    """Return True during torch.export. torch 2.11's own is_exporting also returns True in compiled code."""
     return bool(torch.compiler._is_exporting_flag)
 
 
 def _key_bits(*names: str) -> int:
-    """Return these keys of torch's dispatcher as a bit set."""
+    """Return the named keys of torch's dispatcher as a bit set."""
     bits = 0
     for name in names:
         bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
     return bits
 
 
-# The keys of plain tensors. Other keys mean another memory layout, or a transform, trace or mode that records calls.
+# The dispatcher's keys of tensors with strided memory. Any other key means another memory layout, or a transform, trace
+# or mode that records calls.
 PLAIN_DISPATCH_KEYS = _key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )
@@ -48,8 +50,8 @@ MARK_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | MARK_DISPATCH_KEYS
 
 
-def has_plain_keys(keys: int) -> bool:
-    """Return True for the keys of a plain tensor, perhaps with a conjugate or negative mark."""
+def has_only_dense_dispatch_keys(keys: int) -> bool:
+    """Return True if the dispatcher's keys are those of a strided tensor; conjugate and negative marks are allowed."""
     return not keys & ~_PLAIN_OR_MARKED
 
 
@@ -57,28 +59,28 @@ def is_observed() -> bool:
     """Return True while torch.compile, torch.export, torch.jit.trace or a function mode records torch's calls.
 
     While calls are recorded, only torch.matmul may be called on the tensors: even a read of a shape would be recorded.
-    The mode of the default device does not count, since no product depends on the default device.
+    The function mode that sets torch's default device is ignored, since no product depends on the default device.
     """
     return is_compiling() or tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
 def is_tracing() -> bool:
-    """Return `is_observed` except for torch.jit.trace, for code that reads only a tensor's size in bytes."""
+    """Return `is_observed()`, but False under torch.jit.trace. For code that reads only a tensor's size in bytes."""
     return is_compiled() or (bool(is_function_mode_enabled()) and _has_recording_mode())
 
 
 def is_recording() -> bool:
-    """Return `is_observed` except for compilers, which do not record the products of their example tensors."""
+    """Return `is_observed()`, but False under compilers: compilers do not record the products of example tensors."""
     return tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 
 def _has_recording_mode() -> bool:
-    """Return True if a function mode other than the default device's is active."""
+    """Return True if a function mode is active, apart from the function mode that sets torch's default device."""
     return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count_function_modes()))
 
 
 def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
-    """Return the reason why torch must compute a call that is not plain (`is_plain_call`), as text."""
+    """Return the reason why torch must compute a call for which `is_plain_call` returns False, as text."""
     return f"this call is torch's own: {_fallback_reason(a, b, out)}"
 
 
@@ -103,9 +105,9 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
 
 
 def is_plain_call(a: Any, b: Any, out: Any) -> bool:
-    """Return True for plain tensors on one device, if torch would do nothing but multiply them.
+    """Return True if all tensors are strided tensors on one device and torch would only multiply them.
 
-    A call under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms is not plain.
+    Return False under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
     """
     if is_observed() or type(a) not in PLAIN_TENSORS:
         return False
@@ -126,7 +128,7 @@ def is_plain_call(a: Any, b: Any, out: Any) -> bool:
 
 
 def is_writable_out(out: Any, like: Any) -> bool:
-    """Return True if torch accepts `out`, a plain tensor without gradients on the device of `like`."""
+    """Return True if torch accepts `out`: a strided tensor that records no gradients, on the device of `like`."""
     plain = type(out) in PLAIN_TENSORS and not dispatch_keys(out).raw_repr() & ~PLAIN_DISPATCH_KEYS
     return plain and not (out.requires_grad or is_refused_out(out)) and bool(out.get_device() == like.get_device())
 
@@ -135,7 +137,10 @@ MEMORY_OVERLAPS = 1  # torch's MemOverlap::Yes: several entries share memory for
 
 
 def is_refused_out(out: Any) -> bool:
-    """Return True if torch raises an error for `out`: expanded, recording gradients, or an inference tensor."""
+    """Return True if torch raises an error for `out`.
+
+    torch raises an error if `out` is expanded, records gradients or is an inference tensor.
+    """
     if not isinstance(out, torch.Tensor):
         return True
     recorded = out.requires_grad and torch.is_grad_enabled()
@@ -146,10 +151,14 @@ def is_refused_out(out: Any) -> bool:
 def as_plain_tensor(x: Any) -> Any:
     """Return a tensor that NumPy and CuPy can read, without conjugate and negative marks; bfloat16 becomes float64.
 
-    Raise TypeError for tensors of transforms, with tangents, or in other layouts: strided memory does not hold their
-    values.
+    Raise TypeError for tensors without their values in strided memory: of transforms, with tangents, or in other
+    layouts.
     """
-    if not has_plain_keys(dispatch_keys(x).raw_repr()) or active_transforms() is not None or _has_tangent(x):
+    if (
+        not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr())
+        or active_transforms() is not None
+        or _has_tangent(x)
+    ):
         raise TypeError("fmm needs a plain tensor, not a sparse one, one on another device, or one of a transform")
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()
@@ -161,7 +170,7 @@ def _has_tangent(x: Any) -> bool:
 
 
 def resolve_marks(a: Any, b: Any) -> tuple[Any, Any]:
-    """Return both tensors without conjugate and negative marks; only marked tensors are copied."""
+    """Return both tensors without conjugate and negative marks; only tensors with such marks are copied."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
         return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
     return a, b

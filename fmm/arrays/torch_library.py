@@ -20,18 +20,21 @@ from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 
 def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
-    """Return alpha A B + beta C by torch's own functions, which record gradients; in `out` unless `out` is None."""
+    """Return alpha A B + beta C by torch's own functions, which record gradients.
+
+    If `out` is not None, the result is written to `out`.
+    """
     check_integer_factors(a, alpha, beta)
     alpha, beta = (as_torch_factor(a, factor) for factor in (alpha, beta))
     return _gemm_of_factors(a, b, c, alpha, beta, out)
 
 
 def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-    """Return alpha A B + beta C by torch's own functions, for factors that torch accepts."""
+    """Return alpha A B + beta C by torch's own functions; torch must accept alpha and beta."""
     axes = a.dim()
     if axes == 2 == b.dim():
         if alpha == 1 == beta and out is None and c is not None:
-            return torch.addmm(c, a, b)  # without the keywords alpha and beta, which take torch a microsecond
+            return torch.addmm(c, a, b)  # alpha and beta are omitted: parsing them takes torch a microsecond
         addend = a.new_zeros(()) if c is None else c
         return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     if axes == 3 == b.dim() and len(a) == len(b):
@@ -43,13 +46,19 @@ def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) ->
 
 
 def check_integer_factors(x: Any, *factors: Any) -> None:
-    """Raise RuntimeError for a float factor of an integer tensor, like torch.add; torch.addmm would truncate it."""
+    """Raise RuntimeError for a float alpha or beta of integer tensors, as torch.add does.
+
+    torch.addmm would truncate the float.
+    """
     if not (x.is_floating_point() or x.is_complex()) and any(isinstance(factor, float) for factor in factors):
         raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
 
 
 def as_torch_factor(x: Any, factor: Any) -> Any:
-    """Return a factor that torch accepts: for float tensors a float, since an int may have more than 64 bits."""
+    """Return alpha or beta as torch accepts it.
+
+    For float tensors it becomes a float, since an int may have more than 64 bits.
+    """
     is_int = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
     return float(factor) if is_int else factor
 
@@ -60,14 +69,15 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
     """Return torch's product in `out`. If `out` overlaps a or b, the product is first computed in a new tensor.
 
-    torch itself would overwrite a or b while it reads them. NumPy also computes such a product in a temporary.
+    torch itself would write `out` into the operands while it reads them. If `out` overlaps an operand, NumPy also
+    computes the product in a temporary.
     """
     if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
     wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out))
     c = None if wants_gradients else multiply(a, b)
     if c is None or c.shape != out.shape or c.dtype != out.dtype:
-        return multiply(a, b, out=out)  # torch raises its own error, or warns that it changes the shape of `out`
+        return multiply(a, b, out=out)  # torch raises its own error, or warns that the shape of `out` changes
     return out.copy_(c)
 
 
@@ -83,24 +93,28 @@ def _overlaps(x: Any, y: Any) -> bool:
 
 
 def _address_range(x: Any) -> tuple[int, int]:
-    """Return the addresses of the first element, and of the end of the last element."""
+    """Return the address of the first element and the end address of the last element."""
     reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
-# uint8 is the only unsigned type of older versions of torch.
+# Older versions of torch have uint8 as their only unsigned type.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
 TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # types that NumPy's BLAS multiplies
 HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
-# The precision getter of newer versions of torch, in which a read of the older `allow_tf32` can raise an error.
+# The precision getter of newer versions of torch. In these versions a read of the older `allow_tf32` can raise an
+# error.
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-def _float32_precision() -> str:
-    """Return torch's precision of float32 products on CUDA devices: "ieee", "none" (the same), "tf32" or another."""
+def float32_precision() -> str:
+    """Return torch's precision of float32 products on CUDA devices.
+
+    The precision is "ieee", "none" (the same as "ieee"), "tf32" or another text.
+    """
     if _precision_getter is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     precision: str = _precision_getter("cuda", "matmul")
@@ -122,7 +136,7 @@ def _missing_cupy_reason() -> str:
 
 
 class _TorchLibraryBase:
-    """Base class of the two adapters for torch."""
+    """Base class of the adapters for tensors on CUDA devices and for tensors on the host."""
 
     name, vendor_name = "torch", "torch.matmul"
     is_differentiable, gemm_name = True, "torch.addmm"
@@ -162,7 +176,7 @@ class _TorchLibraryBase:
         return x.conj().resolve_conj()
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        return a, b, c  # torch promotes nothing: it rejects tensors of different types
+        return a, b, c  # torch does not promote types: it rejects operands of different types
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_empty(shape).copy_(x)
@@ -190,7 +204,7 @@ class _TorchLibraryBase:
         return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        if out.dtype is not product.dtype:  # torch does not cast products
+        if out.dtype is not product.dtype:  # torch does not cast a product to the type of `out`
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         if alpha != 1 or beta != 0:
             if not (product.is_floating_point() or product.is_complex()):
@@ -217,22 +231,22 @@ class _TorchLibraryBase:
         out.copy_(source)
 
     def mark_written(self, out: Any) -> None:
-        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old `out` then raises an error
+        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old values then fails
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
-        try:  # a matrix times its own transpose, at the same address, may have another plan
+        try:  # a matrix times its own transpose (in the same memory) may have another plan
             same_address = device >= 0 and a.data_ptr() == b.data_ptr()
         except RuntimeError:
             same_address = False
-        return dtype, b.dtype, device, same_address, _float32_precision() if dtype is float32 and device >= 0 else ""
+        return dtype, b.dtype, device, same_address, float32_precision() if dtype is float32 and device >= 0 else ""
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
         of_out = None if out is None else (out.shape, out.dtype)
-        precision = _float32_precision() if device >= 0 and dtype is float32 else ""
+        precision = float32_precision() if device >= 0 and dtype is float32 else ""
         return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
@@ -244,7 +258,7 @@ class TorchLibrary(_TorchLibraryBase):
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
-        math: object = _float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        math: object = float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
         math = _accumulates_in_float16() if dtype is torch.float16 else math
         target = None if out is None else (out.shape, out.stride(), out.dtype)
         if b is None:
@@ -256,7 +270,7 @@ class TorchLibrary(_TorchLibraryBase):
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
-        precision = _float32_precision() if single else "ieee"
+        precision = float32_precision() if single else "ieee"
         is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
             return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
@@ -264,8 +278,8 @@ class TorchLibrary(_TorchLibraryBase):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         if a.dtype is torch.float16 and _accumulates_in_float16():
             return Setting(device, common, refusal="float16 products with sums in float16 are its own")
-        # Plans may emulate float32 unless the user set "ieee". Newer versions of torch return "none" if the user set
-        # nothing; older versions do not distinguish both cases. float64 has no setting.
+        # Plans may emulate float32 unless the user set "ieee". If the user set nothing, newer versions of torch return
+        # "none". Older versions return the same value as for "ieee". torch has no precision setting for float64.
         may_emulate = not single or _precision_getter is None or precision == "none"
         return Setting(
             device,
@@ -283,7 +297,8 @@ class TorchLibrary(_TorchLibraryBase):
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C: C could split the memory block in the pool that the last workspace used.
+        # The workspace is allocated before C. Otherwise C could take some of the pool's block that the last workspace
+        # used.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
         workspace = 0 if memory is None else memory.data_ptr()
@@ -296,23 +311,23 @@ class TorchLibrary(_TorchLibraryBase):
         return (copy if order == "C" else copy.mT).copy_(x.detach())
 
     def free_bytes(self, number: int) -> int:
-        # one read of all statistics, since each read takes long
+        # all statistics are read at once, since each read takes long
         stats = torch.cuda.memory_stats_as_nested_dict(number)
-        # the statistics lack these kinds before the pool's first use
+        # before the pool's first use, the statistics lack these keys
         kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
         reserved, allocated, fragments = (int(stats.get(kind, {}).get("all", {}).get("current", 0)) for kind in kinds)
-        # Fragments are free memory inside blocks that are in use, too small for a large allocation.
+        # Fragments are free memory inside segments that are partly in use; they are too small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
 
 
-MIRROR_IN_TILES_ENTRIES = 128**2  # entries of the smallest product that is mirrored tile by tile
+MIRROR_IN_TILES_ENTRIES = 128**2  # number of entries of the smallest product that is mirrored tile by tile
 
 
 class TorchHostLibrary(_TorchLibraryBase):
-    """The adapter for tensors on the host; plans run on NumPy views of their memory."""
+    """The adapter for tensors on the host; plans run on NumPy views of the tensors."""
 
     processor: Processor = "cpu"
     out_of_memory_error: type[BaseException] = MemoryError
@@ -354,7 +369,7 @@ class TorchHostLibrary(_TorchLibraryBase):
         return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one triangle or both; a large product without factors is mirrored in place, tile by tile."""
+        """Write one or both triangles. A large product with alpha 1 and beta 0 is mirrored in place, tile by tile."""
         is_small = product.numel() < MIRROR_IN_TILES_ENTRIES  # torch.tril is faster on smaller products
         has_factors = alpha != 1 or beta != 0
         if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
@@ -385,8 +400,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 
 TORCH = TorchLibrary()
-# Both adapters share one cache, since a declined product is looked up before its device is read. The keys contain the
-# device.
+# Both adapters for torch share one cache, since a cached decline is looked up before the tensor's device is read. The
+# cache keys include the device.
 TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 

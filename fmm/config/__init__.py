@@ -2,7 +2,7 @@
 
 environment.py reads the environment variables. files.py finds and reads the config files. schema.py defines the fields
 of a config, and reader.py reads and checks JSON. store.py writes configs. identity.py names devices. certification.py
-has the rule for certified plans.
+decides whether a plan is certified.
 """
 
 from fmm.config.files import Configs, active_configs, current_settings, default_path

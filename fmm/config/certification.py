@@ -1,4 +1,4 @@
-"""The rule that certifies a plan on one shape from paired rounds with the vendor, and its statistics."""
+"""Decide from paired rounds with the vendor whether a plan is certified for a shape."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fmm.config.schema import Entry, Size
 
 MIN_SPEEDUP = 1.02  # smallest median speedup of a certified plan
 CONFIDENCE_LEVEL = 0.95
-MIN_ROUNDS = 6  # smallest number of rounds; with fewer, even the whole range of samples has less than 95 % confidence
+MIN_ROUNDS = 6  # smallest number of rounds of a certified plan; the range of five samples has less than 95 % confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """Return a 95 % confidence interval of the median, from order statistics: no distribution is assumed.
 
-    With fewer than six samples, return the whole range of samples (94 % confidence for five).
+    With fewer than six samples, return the smallest and the largest sample (94 % confidence for five samples).
     """
     ordered = sorted(samples)
     n = len(ordered)
@@ -35,7 +35,7 @@ def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Return True if the speedup's interval is above 1, and the median speedup above MIN_SPEEDUP and 1 + noise."""
+    """Return True if the speedup's interval is above 1 and the median speedup is above MIN_SPEEDUP and 1 + noise."""
     ratios = paired_ratios(vendor, candidate)
     return len(ratios) >= MIN_ROUNDS and median_interval(ratios)[0] > 1 and median(ratios) > max(MIN_SPEEDUP, 1 + noise)
 
@@ -43,7 +43,7 @@ def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: flo
 def entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
-    """Return the entry from paired rounds: an entry with the plan if the plan is certified, else with the vendor."""
+    """Return an entry from paired rounds: the entry names the plan if the plan is certified, else the vendor."""
     found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
     if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-# off: use no config. cache: use the configs. online: also measure large products of the program. hasa: decide by
-# D'Alberto and Nicolau's Equation 2.
+# off: use no config. cache: use the configs. online: use the configs, and measure large products of the running
+# program. hasa: decide by D'Alberto and Nicolau's Equation 2.
 TUNING_MODES = ("off", "cache", "online", "hasa")
-# The valid values of variables that are on or off, in lower case.
+# The valid values of an on/off variable, in lower case, with their meaning.
 SWITCH_VALUES = {
     "0": False,
     "1": True,
@@ -28,13 +28,15 @@ SWITCH_VALUES = {
 
 log = logging.getLogger("fmm")
 
-# The dictionary behind os.environ. Every product reads five variables, and os.environ.get takes 0.7 us for each.
+# `_ENVIRONMENT_BYTES` is the dictionary behind os.environ. Every product reads five environment variables, and
+# os.environ.get takes 0.7 us for each.
 _ENVIRONMENT_BYTES: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _ENVIRONMENT_KEYS: dict[str, Any] = {
     name: os.environ.encodekey(name) if _ENVIRONMENT_BYTES is not None else name for name in _VARIABLES
 }
-# `map(raw_variable_value, RAW_VARIABLE_NAMES)` reads all variables without decoding them; None for an unset variable.
+# `map(raw_variable_value, RAW_VARIABLE_NAMES)` reads fmm's environment variables without decoding; an unset variable is
+# None.
 raw_variable_value, RAW_VARIABLE_NAMES = (
     (os.environ if _ENVIRONMENT_BYTES is None else _ENVIRONMENT_BYTES).get,
     tuple(_ENVIRONMENT_KEYS.values()),
@@ -42,7 +44,7 @@ raw_variable_value, RAW_VARIABLE_NAMES = (
 
 
 def environment_value(name: str) -> str:
-    """Return the value of a variable of fmm; an empty text if the variable is not set."""
+    """Return the value of one of fmm's environment variables, or an empty text if the variable is not set."""
     if _ENVIRONMENT_BYTES is None:
         return os.environ.get(name, "")
     raw = _ENVIRONMENT_BYTES.get(_ENVIRONMENT_KEYS[name])
@@ -50,13 +52,13 @@ def environment_value(name: str) -> str:
 
 
 def is_disabled() -> bool:
-    """Return True if FMM_DISABLE is set, and not to a value that means no: then the vendor computes every product."""
+    """Return True if FMM_DISABLE is set, but not to no, 0, off or false; the vendor then computes every product."""
     value = environment_value("FMM_DISABLE")
     return bool(value) and SWITCH_VALUES.get(value.strip().casefold(), True)
 
 
 def is_emulation_allowed() -> bool:
-    """Return True unless FMM_EMULATION=0 forbids emulation: products computed from products in another type."""
+    """Return True unless FMM_EMULATION=0 forbids emulation, which computes a product with products of another type."""
     return _is_on("FMM_EMULATION", True)
 
 
@@ -66,7 +68,7 @@ def is_componentwise_required() -> bool:
 
 
 def _is_on(name: str, default: bool) -> bool:
-    """Return True for a variable that is on; for an invalid value log a warning and return the default."""
+    """Return True if an environment variable is on; for an invalid value log a warning and return `default`."""
     value = environment_value(name)
     if not value:
         return default
@@ -95,8 +97,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# The variables that change cuBLAS's arithmetic and speed, by element type. The texts are the values of a variable that
-# change nothing.
+# The variables that change cuBLAS's arithmetic and speed, by element type. Each tuple has the values of a variable that
+# leave cuBLAS's arithmetic unchanged.
 _EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -113,13 +115,13 @@ VENDOR_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def vendor_variables() -> dict[str, str]:
-    """Return the set variables that can change cuBLAS's arithmetic; each tuning records them."""
+    """Return the environment variables that are set and can change cuBLAS's arithmetic; each tuning records them."""
     names = (*_DOUBLE_VARIABLES, *_SINGLE_VARIABLES, *_EMULATION_VARIABLES)
     return {name: value for name in names if (value := os.environ.get(name, "").strip())}
 
 
 def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
-    """Return the variables that change cuBLAS's products of this type, as text; empty if none does."""
+    """Return as text the environment variables that change cuBLAS's products of this type; empty if none does."""
     relevant = VENDOR_VARIABLES.get(dtype, {})
     found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
     if any("EMULATE" in name for name in found):

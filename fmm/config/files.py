@@ -1,8 +1,8 @@
-"""Find and read the config files in force; changed files are read again within a second.
+"""Find and read the config files; a changed file is read again within a second.
 
-If FMM_CONFIG names a config, no other config is read. Otherwise the user's, the site's and the shipped config are
-searched in this order. No product fails because of a config: a damaged file or section is skipped, with one line in the
-log.
+If FMM_CONFIG names a config, no other config is read. Otherwise fmm searches the user's config, the site's config and
+the shipped config, in this order. No product fails because of a config: a damaged file or section is skipped, with one
+line in the log.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def search_path(named: str) -> tuple[Path, ...]:
 
 
 def config_file(path: Path) -> Path:
-    """Return the config file in a folder, or the path itself for a file; a new path ending in .json is a file."""
+    """Return the config file in the folder `path`, or `path` itself if it is a file or a new name ending in .json."""
     return path / CONFIG_FILE_NAME if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
 def user_folder() -> Path:
-    """Return the user's folder for fmm's configs, by the operating system's rules, as platformdirs has them."""
+    """Return the user's folder for fmm's configs, by the same rules as the package platformdirs."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "fmm"
     if sys.platform == "win32":
@@ -61,7 +61,7 @@ def user_folder() -> Path:
 
 
 def site_folder() -> Path:
-    """Return the folder for all users of this machine."""
+    """Return the folder of the config for all users of this machine."""
     if sys.platform == "darwin":
         return Path("/Library/Application Support/fmm")
     if sys.platform == "win32":
@@ -94,7 +94,7 @@ def read_config(path: Path) -> dict[str, dict[str, JsonValue]]:
 
 
 class Configs:
-    """The config files in search order; an instance equals only itself, and is part of the keys of cached calls."""
+    """The contents of the config files in search order; instances are compared by identity, as keys of caches."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, JsonValue]]] = {}
@@ -108,16 +108,16 @@ class Configs:
                     log_once(f"the config {str(path)!r} is not used: {error}")
 
     def find_tuning(self, identity: Identity, dtype: str) -> Tuning | None:
-        """Return the tuning of a type on a device from the first file that has one; None if no file has."""
-        key = identity.key, identity.name, dtype  # a tuple of texts is hashed faster than the identity
+        """Return the tuning of an element type on a device from the first config file with this tuning, else None."""
+        key = identity.key, identity.name, dtype  # hashing a tuple of texts is faster than hashing an Identity
         if key not in self._tuned:
             self._tuned[key] = self._find_section(identity, dtype)
         return self._tuned[key]
 
     def _find_section(self, identity: Identity, dtype: str) -> Tuning | None:
-        """Return the first file's section; if its model is not trusted, with the model of a later file.
+        """Return the first valid section; a later file's model replaces a model that is missing or not trusted.
 
-        A section of an interrupted tuning, without a model, must not hide a complete model.
+        An interrupted tuning leaves a section without a model, and this section must not hide a later file's model.
         """
         first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):
@@ -154,7 +154,7 @@ OTHER_CARD_NOTE = "on another card of this name"
 
 
 def note_other_card(found: Tuning) -> Tuning:
-    """Return a shipped tuning whose source says that another card of this name was measured."""
+    """Return the shipped tuning with a note in its source that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
         return found
@@ -163,7 +163,7 @@ def note_other_card(found: Tuning) -> Tuning:
 
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
-    """Return the shipped calibration for cards of this name; None if none is shipped or trusted."""
+    """Return the shipped calibration for cards of this name; None if no trusted calibration is shipped."""
     found = Configs((SHIPPED_CONFIG,), False).find_tuning(identity, dtype)
     return None if found is None else found.trusted_calibration
 
@@ -173,13 +173,13 @@ def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
 _expected_files: set[Path] = set()
 
 
-def expect_missing_config(path: Path) -> None:
+def suppress_missing_config_warning(path: Path) -> None:
     """Suppress warnings about a missing or damaged config file that this process will write."""
     _expected_files.add(path)
 
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
-    """Return the environment variables and configs in force, on which decisions depend."""
+    """Return the environment variables and the configs that decisions depend on."""
     return _settings_at(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
 
 
@@ -189,7 +189,7 @@ def _settings_at(variables: tuple[object, ...], second: int) -> tuple[tuple[obje
 
 
 def active_configs() -> Configs:
-    """Return the configs in force; changed files are read again within a second."""
+    """Return the current configs; changed files are read again within a second."""
     return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
@@ -212,7 +212,7 @@ def _read_configs(paths: tuple[Path, ...], stamps: tuple[object, ...], required:
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's time, size and inode number, which change with each write; None without a file."""
+    """Return a file's modification time, size and inode number, to detect changes; None if the file is missing."""
     try:
         found = path.stat()
     except (OSError, ValueError):

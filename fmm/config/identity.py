@@ -18,7 +18,7 @@ from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 
 @dataclass(frozen=True)
 class Identity:
-    """A device in a config: devices with the same key share a tuning; its entries hold for the same `versions`."""
+    """The key and versions of a device: the key selects a tuning, and its entries hold only for these versions."""
 
     key: str
     name: str
@@ -30,14 +30,14 @@ def cpu_identity(threads: int) -> Identity:
     """Return the identity of this CPU with this number of BLAS threads."""
     versions = {
         "numpy": np.__version__,
-        "blas": _blas_version(),
+        "blas": blas_version(),
         SUMS_VERSION_NAME: COMPILED_SUMS if is_compiler_installed() else "numpy",
     }
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# The key in `versions` for how a CPU computes the sums of plans, and its value for compiled sums. A tuning with
-# compiled sums does not hold for NumPy's sums, which take longer.
+# `versions` records under SUMS_VERSION_NAME how a CPU computes the sums of plans; COMPILED_SUMS is the value for
+# compiled sums. A tuning with compiled sums does not hold for NumPy's sums, which take longer.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
@@ -56,7 +56,7 @@ def processor_name() -> str:
     return cpuinfo_field("model name") or platform.processor() or platform.machine()
 
 
-def _blas_version() -> str:
+def blas_version() -> str:
     """Return the name and version of the BLAS that NumPy was built with."""
     try:
         found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -74,7 +74,7 @@ def gpu_device_key(name: str, capability: str, sms: int) -> str:
 
 
 def parse_gpu_device_key(key: str) -> tuple[str, int] | None:
-    """Return the compute capability and number of multiprocessors in a GPU's key; None for a CPU's key."""
+    """Return the compute capability and the number of multiprocessors that a GPU's key names; None for a CPU's key."""
     found = re.fullmatch(r"cuda-(\d{1,3}\.\d{1,3})-(\d{1,9})sm(-.*)?", key)
     return (found[1], int(found[2])) if found else None
 

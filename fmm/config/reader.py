@@ -1,7 +1,7 @@
-"""Read and write the JSON of a config: the whole document, and checks of its values.
+"""Read and write the JSON document of a config, and check the values in the document.
 
-A check is a function of a value from `json` and the value's path in the document, such as "devices.x.float64.noise".
-The check returns the value, or raises ConfigError with the path and the reason.
+A check is a function of two arguments: a value that `json` read, and the value's path, such as
+"devices.x.float64.noise". The check returns the value, or raises ConfigError with the path and the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-JsonValue = Any  # a value as the module json reads it, unchecked
+JsonValue = Any  # a value that the module json has read, unchecked
 JsonCheck = Callable[[JsonValue, str], Any]
 
 SCHEMA_VERSION = 1  # version of the config format that this fmm reads and writes
@@ -53,7 +53,10 @@ def config_text(devices: Mapping[str, Mapping[str, JsonValue]]) -> str:
 
 
 def _json_lines(value: JsonValue, depth: int) -> str:
-    """Return JSON text; an object without inner objects is one line. ValueError for NaN, which JSON does not have."""
+    """Return a value as JSON text; an object that contains no other object is one line.
+
+    Raise ValueError for NaN, since JSON has no NaN.
+    """
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if depth > 2 and not any(isinstance(x, dict) for x in inner):
         return json.dumps(value, allow_nan=False)
@@ -83,7 +86,7 @@ def read_fields(
 
 
 def wrong_value_error(where: str, what: str, value: JsonValue) -> ConfigError:
-    """Return the ConfigError for a value that is not `what`."""
+    """Return the ConfigError for an invalid value; `what` describes a valid value."""
     return ConfigError(f"{where} must be {what}, not {short_text(value)}")
 
 
@@ -97,7 +100,7 @@ def short_text(value: JsonValue) -> str:
 
 
 def number_check(low: float, high: float) -> JsonCheck:
-    """Return the check for a number within these bounds."""
+    """Return a check that a value is a number within these bounds."""
 
     def check(value: JsonValue, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -108,7 +111,7 @@ def number_check(low: float, high: float) -> JsonCheck:
 
 
 def optional_number_check(low: float, high: float) -> JsonCheck:
-    """Return the check for a number within these bounds, or null if it was not measured."""
+    """Return a check that a value is a number within these bounds, or null for a number that was not measured."""
     number = number_check(low, high)
 
     def check(value: JsonValue, where: str) -> float | None:
@@ -118,7 +121,7 @@ def optional_number_check(low: float, high: float) -> JsonCheck:
 
 
 def integer_check(low: int, high: int) -> JsonCheck:
-    """Return the check for a whole number within these bounds."""
+    """Return a check that a value is a whole number within these bounds."""
 
     def check(value: JsonValue, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -129,7 +132,7 @@ def integer_check(low: int, high: int) -> JsonCheck:
 
 
 def choice_check(*valid: str) -> JsonCheck:
-    """Return the check for one of these words."""
+    """Return a check that a value is one of these words."""
 
     def check(value: JsonValue, where: str) -> str:
         if value not in valid or not isinstance(value, str):
@@ -140,7 +143,7 @@ def choice_check(*valid: str) -> JsonCheck:
 
 
 def parser_check(what: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
-    """Return the check that calls `parse`; `what` describes a valid value in the error."""
+    """Return a check that calls `parse`; the error message says that the value is not `what`."""
 
     def check(value: JsonValue, where: str) -> Any:
         try:
@@ -152,33 +155,33 @@ def parser_check(what: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
 
 
 def check_text(value: JsonValue, where: str) -> str:
-    """Return a short text without control characters, or raise ConfigError."""
+    """Return the value if it is a short text without control characters, else raise ConfigError."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
         raise wrong_value_error(where, "a short text", value)
     return value
 
 
 def check_bool(value: JsonValue, where: str) -> bool:
-    """Return true or false, or raise ConfigError."""
+    """Return the value if it is true or false, else raise ConfigError."""
     if not isinstance(value, bool):
         raise wrong_value_error(where, "true or false", value)
     return value
 
 
 def accept_any(value: JsonValue, where: str) -> JsonValue:
-    """Return any value: the check of fields that the runtime does not read, or that other functions check."""
+    """Return the value unchecked: the runtime does not read the field, or another function checks the field."""
     return value
 
 
 def check_text_values(value: JsonValue, where: str) -> dict[str, str]:
-    """Return an object of short texts, or raise ConfigError."""
+    """Return the value if it is an object of short texts, else raise ConfigError."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     return {check_text(name, where): check_text(found, f"{where}.{name}") for name, found in value.items()}
 
 
 def check_text_list(value: JsonValue, where: str) -> list[str]:
-    """Return a list of short texts, or raise ConfigError."""
+    """Return the value if it is a list of short texts, else raise ConfigError."""
     if not isinstance(value, list):
         raise wrong_value_error(where, "a list", value)
     return [check_text(found, f"{where}[{i}]") for i, found in enumerate(value)]

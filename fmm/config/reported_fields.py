@@ -1,7 +1,7 @@
-"""Checks of the section fields that only commands read, not the runtime.
+"""Check the fields of a section that commands read and the runtime does not read.
 
-The runtime accepts any value of these fields: no product must fail because of a field that the runtime does not use.
-`fmm-tune` checks these fields before it shows, draws or exports a section.
+The runtime accepts any value of a field that it does not read, so that no damaged field makes a product fail.
+`fmm-tune` checks the fields that only commands read before it shows, draws or exports a section.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ERROR_CHECKS: Mapping[str, JsonCheck] = {
     "count": integer_check(0, 1 << 40),
     **dict.fromkeys(("median", "p95", "bias", "upper", "above"), optional_number_check(-1e9, 1e9)),
 }
-# names of errors that are missing if no held-out product was measured
+# names of model errors that are missing if no held-out product was measured
 OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
 BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
 def reported_errors(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:
-    """Yield a ConfigError for each damaged field of a section that only commands read."""
+    """Check a section's fields that only commands read; yield a ConfigError for each damaged field."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:
             try:
@@ -45,14 +45,14 @@ def reported_errors(section: Mapping[str, JsonValue], where: str) -> Iterator[Co
 
 
 def _check_object(value: JsonValue, where: str, check: JsonCheck) -> dict[str, Any]:
-    """Return an object after `check` of every value."""
+    """Return the object if every value passes `check`, else raise ConfigError."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     return {check_text(name, where): check(found, f"{where}.{name}") for name, found in value.items()}
 
 
 def _check_record(value: JsonValue, where: str) -> dict[str, Any]:
-    """Return an object whose values must be texts, numbers or null."""
+    """Return the object if its values are texts, numbers or null, else raise ConfigError."""
     return _check_object(value, where, lambda x, at: x if x is None else _check_text_or_number(x, at))
 
 
@@ -61,7 +61,7 @@ def _check_text_or_number(value: JsonValue, where: str) -> JsonValue:
 
 
 def _check_errors(value: JsonValue, where: str) -> dict[str, Any]:
-    """Return the model's errors, an object for each predicted quantity (time, speedup), after a check."""
+    """Check and return the model's errors: one object for each predicted quantity (time, speedup)."""
 
     def check(found: JsonValue, at: str) -> dict[str, Any] | None:
         if found is None:
@@ -86,7 +86,7 @@ def _check_interval(value: JsonValue, where: str) -> tuple[float, float]:
 
 
 def _check_blocks(value: JsonValue, where: str) -> dict[str, Any]:
-    """Return the block model's fit after a check: its constants, or null for the built-in constants, and its errors."""
+    """Check and return the block model's fit: its errors, and its constants or null for the built-in constants."""
 
     def check_terms(found: JsonValue, at: str) -> JsonValue:
         return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)

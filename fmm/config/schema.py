@@ -75,12 +75,12 @@ __all__ = [
 ]
 
 DEFAULT_OPERATION: Operation = "product"  # the operation of most entries
-# origins of entries: measured by the tuner, or by the runtime on the user's own products
+# where an entry was measured: by the tuner ("certified"), or by the runtime on the user's products ("online")
 ENTRY_ORIGINS = "certified", "online"
-ANY_LAYOUT = "any"  # the layout of entries for both row-major and column-major matrices
+ANY_LAYOUT = "any"  # layout of an entry that holds for row-major and for column-major matrices
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
-# ends of a threshold's 95 % interval; None if there is no such side up to 65536
+# (low, high) of a threshold's 95 % interval; None stands for a side above 65536
 ThresholdInterval = tuple[float | None, float | None]
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
@@ -91,7 +91,7 @@ NAMES_IN_SECONDS = ("alpha", "pi")
 
 @dataclass(frozen=True)
 class Entry:
-    """The plan for exactly one shape, with its measurements; seconds are medians."""
+    """The plan for exactly one shape, with its measurements; `seconds` and `vendor_seconds` are medians."""
 
     size: Size
     plan: str
@@ -105,7 +105,7 @@ class Entry:
     layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
-    lean: bool = False  # True for the best plan without workspace, a second entry of its shape
+    lean: bool = False  # True for a shape's second entry, the best plan without workspace
     op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
 
     @property
@@ -128,7 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """A threshold side with its range; None if there is no such side up to 65536."""
+    """The crossover sides for three gains (see Thresholds); None if no side up to 65536 reaches the gain."""
 
     value: float | None
     low: float | None
@@ -143,37 +143,39 @@ class ThresholdRange:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of a tuning, with the papers' names; None for a threshold that was not measured.
+    """The thresholds of a tuning, with the papers' names; a threshold that was not measured is None.
 
-    tau1 to tau3 are crossover sides of the tuned model, each for three gains. From `low` on the model predicts no loss.
-    From `value` on it predicts a gain of 2 %, the smallest certified gain. From `high` on it predicts a gain of the
-    margin, with which fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
+    tau1, tau2 and tau3 are the tuned model's crossover sides, each as three sides for three predicted gains. From the
+    side `low` on the tuned model predicts no loss. From the side `value` on the model predicts a gain of 2 %, the
+    smallest certified gain. From the side `high` on the model predicts a gain of the margin, and fmm.matmul chooses the
+    plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
-    alpha: float  # seconds to add an element of one matrix to another: two reads and one write
+    alpha: float  # seconds to add an element of one matrix to an element of another: two reads and one write
     pi: float  # seconds per flop of the vendor's product; alpha and pi are for large matrices (D'Alberto and Nicolau)
-    # The recursion point: the smallest side of a square product for which one level is faster, from D'Alberto and
-    # Nicolau's Equation 3 with alpha and pi (n1), and measured (n1_measured).
+    # The recursion point is the smallest side of a square product for which one level is faster than no level. n1
+    # follows from D'Alberto and Nicolau's Equation 3 with alpha and pi; n1_measured is measured.
     n1: float | None
     n1_measured: float | None
-    # The smallest addition to alpha / pi, in flops, with which D'Alberto and Nicolau's Equation 2 agrees with the most
-    # measured shapes; None if the measurements do not determine epsilon.
+    # epsilon is added to alpha / pi, in flops, in D'Alberto and Nicolau's Equation 2. epsilon is the smallest number
+    # with which the equation agrees with the most measured shapes; None if the measurements do not determine epsilon.
     epsilon: float | None
     tau1: ThresholdRange  # largest side of squares for which the tuned model chooses no level (Li, Ranka and Sahni)
-    tau2: ThresholdRange  # largest side for which the model chooses at most one level
-    tau3: ThresholdRange  # largest side for which the model chooses at most two levels
-    # The block strategy of the tiled kernel, by the side of the product (Huang, Yu and van de Geijn); empty without
-    # this kernel.
+    tau2: ThresholdRange  # largest side of squares for which the model chooses at most one level
+    tau3: ThresholdRange  # largest side of squares for which the model chooses at most two levels
+    # The tiled kernel's block strategy for each side of a square product (Huang, Yu and van de Geijn); empty if the
+    # device has no tiled kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
-    # best measured speedup of a plan with one level, by side
+    # best measured speedup of the plans with one level, for each side
     one_level: Mapping[str, float] = field(default_factory=dict)
     # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
     # (fmm.tuner.fit.sampled).
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
     # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
-    # The measured crossovers that limit the levels of candidates, by the plan without levels (`vendor`). Up to the
-    # effective side tau1 no level is a candidate, up to tau2 one level, up to tau3 two levels. None: no limit.
+    # The measured crossovers limit the number of levels of candidates; the key is the plan without its levels, such as
+    # `vendor`. Candidates have no level up to the effective side tau1, at most one level up to tau2, and at most two up
+    # to tau3. None: no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
@@ -183,7 +185,7 @@ class Thresholds:
 
     @property
     def level_bounds(self) -> tuple[LevelBounds, ...]:
-        """The measured crossovers as the bounds of a calibration."""
+        """The measured crossovers, as bounds on the number of levels of candidates."""
         return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
 
     @property
@@ -193,24 +195,25 @@ class Thresholds:
         return {name: value for name, value in found.items() if value or name not in OPTIONAL_THRESHOLDS}
 
     def threshold_value(self, name: str) -> float | None:
-        """Return a threshold as a number: of a ThresholdRange its `value`."""
+        """Return a threshold as a number; for a ThresholdRange, return its field `value`."""
         found = getattr(self, name)
         return found.value if isinstance(found, ThresholdRange) else found
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """The tuning of one element type on one device; an instance equals only itself, like Configs."""
+    """The tuning of one element type on one device; instances are compared by identity."""
 
     identity: Identity
     dtype: str
     calibration: Calibration | None
     entries: Mapping[EntryKey, Entry]
-    changed: tuple[str, ...] = ()  # versions that changed since the tuning, for which entries are not used
+    changed: tuple[str, ...] = ()  # versions that changed since the tuning; after any change the entries are not used
     thresholds: Thresholds | None = None
     fitted: BlockModelConstants | None = None  # the block model's fitted terms; None for the built-in terms
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
-    failed: tuple[str, ...] = ()  # names of rates of leaves that failed in every trial, and that no plan may use
+    # names of the rates of leaves that failed in every trial; no plan may use these leaves
+    failed: tuple[str, ...] = ()
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
@@ -221,7 +224,7 @@ class Tuning:
     def find_entry(
         self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = DEFAULT_OPERATION
     ) -> tuple[Entry, Plan] | None:
-        """Return the entry for exactly this shape and its plan; None without an entry, or for an unverified entry."""
+        """Return the entry for exactly this shape, and its parsed plan; None if no verified entry exists."""
         found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY_LAYOUT, lean))
         if found is None or not found.verified or self.changed:
             return None
@@ -236,7 +239,7 @@ class Tuning:
 
 
 def check_size(value: JsonValue, where: str) -> Size:
-    """Return three sides, or raise ConfigError."""
+    """Return the value as a tuple of three sides, or raise ConfigError."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise wrong_value_error(where, "three sides, [m, k, n]", value)
     side = integer_check(1, 1 << 40)
@@ -245,7 +248,7 @@ def check_size(value: JsonValue, where: str) -> Size:
 
 
 def check_plan(value: JsonValue, where: str) -> str:
-    """Return the text of a plan if it ends in the name of a leaf; the whole plan is parsed at its first use."""
+    """Return a plan's text if it ends in the name of a leaf, else raise ConfigError; the first use parses the plan."""
     if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
@@ -284,7 +287,7 @@ SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "entries": accept_any,  # entries are read one by one
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # fields that sections may lack
-# Checks of a calibration's numbers: by name for divisors and shares, by type for all other numbers.
+# Checks of a calibration's numbers: _CHECKS_BY_NAME for divisors and shares, _CHECKS_BY_TYPE for all other numbers.
 _CHECKS_BY_NAME: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
     **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
@@ -298,7 +301,7 @@ _CHECKS_BY_TYPE: Mapping[str, JsonCheck] = {
 
 
 def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, JsonCheck], frozenset[str]]:
-    """Return the checks of a dataclass's numbers, and the names of the numbers with a default, which are optional."""
+    """Return the checks of a dataclass's numbers, and the names of the optional numbers, which have a default."""
     numbers = [f for f in fields(kind) if str(f.type) in _CHECKS_BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
     return {f.name: _CHECKS_BY_NAME.get(f.name, _CHECKS_BY_TYPE[str(f.type)]) for f in numbers}, optional
@@ -320,7 +323,7 @@ def _parse_above_zero(raw: JsonValue) -> float:
 
 
 def _parse_by_name(raw: JsonValue, parse: Callable[[JsonValue], Any]) -> dict[str, Any]:
-    """Parse every value of an object; null is an empty object."""
+    """Return an object with every value parsed; return an empty object for null."""
     return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
 
@@ -393,7 +396,7 @@ def read_section(raw: JsonValue, where: str, identity: Identity, dtype: str) -> 
 
 
 def _vendor_arithmetic(dtype: str, conditions: JsonValue) -> str:
-    """Return the environment variables that changed cuBLAS's arithmetic during the tuning, as text."""
+    """Return as text the environment variables that changed cuBLAS's arithmetic during the tuning."""
     variables = conditions.get("vendor_variables") if isinstance(conditions, dict) else None
     if not isinstance(variables, dict):
         return ""
@@ -401,7 +404,7 @@ def _vendor_arithmetic(dtype: str, conditions: JsonValue) -> str:
 
 
 def read_entry(raw: JsonValue, where: str) -> Entry:
-    """Return an entry; raise ConfigError if its plan is neither certified nor the vendor."""
+    """Return an entry; raise ConfigError if its plan is not certified and is not `vendor`."""
     found = Entry(**read_fields(raw, where, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
@@ -411,10 +414,10 @@ def read_entry(raw: JsonValue, where: str) -> Entry:
 
 
 def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: str) -> Calibration:
-    """Return the calibration of one type on the device `name`; `source` says how it was measured.
+    """Return the calibration of one type on the device `name`; `source` says how the calibration was measured.
 
-    The field `leaf_rates` has measured rates of leaves. Other leaves have rates from the datasheet that the field
-    `datasheet` names, if any.
+    The field `leaf_rates` has the measured rates of some leaves. The optional field `datasheet` names the datasheet
+    from which the rates of all other leaves follow.
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(ProductRate)
@@ -442,12 +445,12 @@ def read_thresholds(raw: JsonValue) -> Thresholds | None:
 
 
 def _has_thresholds(raw: JsonValue) -> bool:
-    """Return True for an object with all fields of thresholds."""
+    """Return True if the value is an object with all required fields of Thresholds."""
     return isinstance(raw, dict) and raw.keys() >= THRESHOLD_CHECKS.keys() - OPTIONAL_THRESHOLDS
 
 
 def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
-    """Yield a ConfigError for each damaged field of thresholds; an incomplete object has no errors."""
+    """Yield a ConfigError for each damaged field of thresholds; yield nothing for an object with missing fields."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(where, "an object", raw)
     for name, check in THRESHOLD_CHECKS.items() if _has_thresholds(raw) else ():

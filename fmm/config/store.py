@@ -1,4 +1,4 @@
-"""Write configs: one writer at a time replaces the whole file or nothing, and keeps the entries of other shapes."""
+"""Write configs: one writer at a time replaces a whole file, and keeps the entries of other shapes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr"
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
-    """Write a section; entries are merged with the old section's entries, other fields replace the old fields."""
-    path = path.resolve()  # the file that a link points to is written, and the link stays
+    """Write a section into a config; keep the old section's entries of other shapes, and replace its other fields."""
+    path = path.resolve()  # write to the target of a symbolic link, and keep the link
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _read_devices(path)
@@ -50,7 +50,8 @@ def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonVa
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     others = [replace(e, verified=e.verified and same) for e in others if e.entry_key not in replaced]
     joined = {**new, "entries": [e.json_fields for e in sorted([*others, *fresh], key=lambda e: e.entry_key)]}
-    if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the block strategies
+    # a quick tuning does not time the block strategies, so the old fit is kept
+    if same and not new.get("blocks") and old.get("blocks"):
         joined["blocks"] = old["blocks"]
     return joined
 
@@ -73,8 +74,8 @@ def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file's whole content; after any failure a regular file has either its old or its new content.
 
-    The file that a link points to is written. A device or a pipe, such as /dev/stderr, is written to and never
-    replaced.
+    If `path` is a symbolic link, the file that the link points to is written. A device or a pipe, such as /dev/stderr,
+    is written to and never replaced.
     """
     data = content.encode() if isinstance(content, str) else content
     if _is_special(path):
@@ -96,13 +97,13 @@ def write_file(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             os.unlink(partial)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # the error message of a full disk names the file
+            error.filename = str(path)  # so that the error message for a full disk names the file
         raise
     _sync_folder(target.parent)
 
 
 def _is_special(path: Path) -> bool:
-    """Return True for a device, a pipe, a socket or the name of an open stream, even of a regular file."""
+    """Return True if the path is a device, pipe or socket, or names an open stream, even a stream to a regular file."""
     with suppress(OSError):
         mode = path.stat().st_mode
         is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)

@@ -17,12 +17,12 @@ from fmm.arrays.detect import array_kind
 
 
 def is_jax_array(x: Any) -> bool:
-    """Return True for a JAX array, and for a tracer of one."""
+    """Return True for a JAX array and for a JAX tracer."""
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
 
 
 def array_module(x: Any) -> Any:
-    """Return the module with the functions of an array's library; NumPy for lists and numbers."""
+    """Return the module of an array's library (numpy, cupy, torch or jax.numpy); numpy for lists and numbers."""
     if array_kind(x) == "torch":
         return sys.modules["torch"]
     if array_kind(x) == "cupy":
@@ -30,8 +30,13 @@ def array_module(x: Any) -> Any:
     return sys.modules["jax"].numpy if is_jax_array(x) else np
 
 
+def has_plain_layout(x: Any) -> bool:
+    """Return True for an array of NumPy (no subclass), CuPy, torch or JAX: its strides tell where its elements are."""
+    return type(x) is np.ndarray or array_kind(x) in ("cupy", "torch") or is_jax_array(x)
+
+
 def as_array(x: Any) -> Any:
-    """Return an array unchanged, and a NumPy array of lists and numbers."""
+    """Return an array unchanged; convert a list or number to a NumPy array."""
     return x if hasattr(x, "shape") else np.asarray(x)
 
 
@@ -43,7 +48,7 @@ def permute_dimensions(x: Any, order: Sequence[int]) -> Any:
 
 
 def element_strides(x: Any) -> tuple[int, ...]:
-    """Return the strides of an array in elements; JAX's arrays are contiguous."""
+    """Return the strides of an array, in elements; JAX arrays are contiguous."""
     if is_jax_array(x):
         return tuple(int(np.prod(x.shape[i + 1 :], dtype=np.int64)) for i in range(x.ndim))
     if array_kind(x) == "torch":
@@ -52,19 +57,19 @@ def element_strides(x: Any) -> tuple[int, ...]:
 
 
 def is_complex_array(x: Any) -> bool:
-    """Return True for complex elements."""
+    """Return True if the array's elements are complex."""
     return bool(x.is_complex()) if array_kind(x) == "torch" else np.dtype(x.dtype).kind == "c"
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
-    """Return the product of two matrices or stacks, by fmm."""
+    """Return fmm's product of two matrices or stacks."""
     if is_jax_array(a) or is_jax_array(b):
-        return import_module("fmm.jax").matmul(a, b)  # this module builds on fmm, and is loaded for JAX's arrays alone
+        return import_module("fmm.jax").matmul(a, b)  # fmm.jax imports JAX, so only JAX arrays load it
     return api.matmul(a, b)
 
 
 def write_to(out: Any, result: Any) -> Any:
-    """Copy a result into `out`, which may be None; return the array with the result."""
+    """Copy a result into `out` and return `out`; if `out` is None, return the result."""
     if out is None:
         return result
     if array_kind(out) == "torch":

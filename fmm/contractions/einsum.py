@@ -1,6 +1,7 @@
 """fmm.einsum, fmm.tensordot and fmm.multi_dot.
 
-opt_einsum parses the subscripts and finds the order of the pairs; each pair is a matrix product by fmm (`pairs.py`).
+opt_einsum parses the subscripts and finds the order of the pairs of operands. fmm computes each pair as a matrix
+product (`pairs.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import is_on_device
-from fmm.contractions.array_module import array_module, as_array, permute_dimensions, write_to
+from fmm.contractions.array_module import array_module, as_array, has_plain_layout, permute_dimensions, write_to
 from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
-# A contraction whose largest pair has fewer multiply-adds is the library's: no product of fmm's can be faster, and the
-# library's own einsum takes less of the host's time. NumPy's has no matrix products for stacks, hence the low limit.
+# If the largest pair has fewer multiply-adds, the library's own einsum computes the contraction. No plan can be faster,
+# and the library's einsum takes less time on the host. The limit for NumPy is low, since NumPy's einsum does not use
+# BLAS for stacks.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
 
 
@@ -34,10 +36,11 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     out : array, optional
         Array for the result.
     optimize : str, bool or list, optional
-        The order of the pairs, as opt_einsum.contract_path takes it: "auto", "optimal", "greedy", "dp", or a path.
-        False multiplies all operands in one loop nest by the library's own einsum.
+        The order of the pairs of operands, as for opt_einsum.contract_path: "auto", "optimal", "greedy", "dp", or a
+        path. With False, the library's own einsum multiplies all operands in one loop nest.
     **library_options
-        Other options (`dtype`, `order`, `casting`): the library's own einsum computes such calls.
+        Other options of the library's einsum (`dtype`, `order`, `casting`). Calls with these options are passed to the
+        library's einsum.
 
     Returns
     -------
@@ -54,8 +57,8 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     Notes
     -----
     Each pair of arrays is one call of fmm.matmul (or fmm.gram, for an array and itself), so the errors and the memory
-    are those of fmm.matmul. An array is copied only if its dimensions cannot become the two sides of a matrix by
-    strides alone. Pairs without a summed label are products of elements, by the library.
+    are those of fmm.matmul. An array is copied only if its strides do not allow a view of the array as a matrix. For
+    pairs without a summed label, the library multiplies the elements.
 
     Examples
     --------
@@ -65,12 +68,13 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     array([[ 3., 12.],
            [ 3., 12.]])
     """
-    if library_options or optimize is False:
-        arrays = [x for x in operands if not isinstance(x, str)]
+    inputs = [x for x in operands if not isinstance(x, str)]
+    is_librarys = library_options or optimize is False
+    if is_librarys or not all(has_plain_layout(x) for x in inputs if hasattr(x, "shape")):
         options = {**library_options} if out is None else {**library_options, "out": out}
-        return array_module(arrays[0]).einsum(*operands, **options)
+        return array_module(inputs[0]).einsum(*operands, **options)
     subscripts, arrays = parse_operands(operands)
-    path_key = optimize if isinstance(optimize, str | bool) else tuple(tuple(step) for step in optimize)
+    path_key = optimize if isinstance(optimize, str | bool) else tuple(x for x in optimize if not isinstance(x, str))
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
     work = plan.largest_multiply_adds
@@ -79,18 +83,18 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
 
 
 class ContractionPlan(NamedTuple):
-    """The order of the pairs of a contraction."""
+    """The order in which a contraction multiplies pairs of operands."""
 
     inputs: tuple[Labels, ...]
     output: Labels
-    path: tuple[tuple[int, ...], ...]  # each step replaces the terms at these positions by one term at the end
+    path: tuple[tuple[int, ...], ...]  # positions of each step's operands, which its result replaces at the end
     kept: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
-    largest_multiply_adds: int  # multiply-adds of the largest step
+    largest_multiply_adds: int  # number of multiply-adds of the largest step
 
 
 def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
-    """Return the subscripts as text without ellipsis, and the arrays."""
+    """Return the subscripts, as text without ellipsis, and the arrays."""
     text = operands[0]
     if isinstance(text, str) and "." not in text and "->" in text:
         return text.replace(" ", ""), [as_array(x) for x in operands[1:]]
@@ -100,7 +104,7 @@ def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
 
 @lru_cache(maxsize=4096)
 def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> ContractionPlan:
-    """Return the order of the pairs; ValueError if the subscripts do not match the shapes."""
+    """Return the order of the pairs of operands; ValueError if the subscripts do not match the shapes."""
     if isinstance(optimize, tuple):
         optimize = list(optimize)
     path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize)
@@ -122,7 +126,7 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
 
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
-    """Return the contraction of all terms, each pair as products of fmm or by the library's own einsum."""
+    """Return the contraction of all terms; fmm's products or the library's own einsum computes each pair."""
     for step, kept, labels in zip(plan.path, plan.kept, plan.results, strict=True):
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
         if by_library or len(chosen) > 2:
@@ -136,21 +140,22 @@ def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library:
 
 
 def ordered_result(result: LabeledArray, output: Labels) -> Any:
-    """Return a result with its dimensions in the order of the output."""
+    """Return the result with its dimensions permuted to the order of the output subscripts."""
     if not output:
         return result.array[()] if isinstance(result.array, np.ndarray) else result.array
     return permute_dimensions(result.array, [result.labels.index(label) for label in output])
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """Return the sum of products of two arrays over some of their axes, as numpy.tensordot does.
+    """Return the tensor product of two arrays, summed over the given axes, as numpy.tensordot does.
 
     Parameters
     ----------
     a, b : array
         Arrays of NumPy, CuPy, torch or JAX.
     axes : int or pair of sequences, optional
-        The number of last axes of `a` and first axes of `b` that are summed; or the axes of `a` and those of `b`.
+        An int N: the last N axes of `a` and the first N axes of `b` are summed. A pair: the summed axes of `a` and the
+        summed axes of `b`.
 
     Returns
     -------
@@ -181,7 +186,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 def _summed_axes(a: Any, b: Any, axes: Any) -> tuple[list[int], list[int]]:
-    """Return the summed axes of both arrays as numbers that are not negative; raise ValueError if they do not match."""
+    """Return the summed axes of both arrays as indices of 0 or more; raise ValueError if the axes do not match."""
     if isinstance(axes, int):
         axes_a, axes_b = [*range(a.ndim - axes, a.ndim)], [*range(axes)]
     else:
@@ -216,7 +221,7 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
     ImportError
         opt_einsum is not installed.
     ValueError
-        There are fewer than two arrays, or shapes do not match.
+        Fewer than two arrays were passed, or their shapes do not match.
 
     Examples
     --------
@@ -241,7 +246,7 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
 
 
 def transpose(x: Any, axes: Sequence[int]) -> Any:
-    """Return a view of an array with permuted dimensions: opt_einsum calls it with `backend="fmm"`."""
+    """Return a view of an array with permuted dimensions; opt_einsum calls this function for `backend="fmm"`."""
     return permute_dimensions(x, axes)
 
 

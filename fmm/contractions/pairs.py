@@ -1,16 +1,17 @@
 """The contraction of two arrays as one matrix product, or one stack of products.
 
-Each dimension has a label. A label of both arrays and the result counts a stack's members (batch). A label of both
-arrays that the result lacks is summed. The other labels of A count rows of the product, those of B count columns:
+Each dimension has a label. A label of A, B and the result numbers the matrices of a stack (batch). A label of A and B
+that the result lacks is summed. The other labels of A become rows of the product, and the other labels of B become
+columns:
 
     C[batch, rows, columns] = sum over summed of A[batch, rows, summed] B[batch, summed, columns]
 
-The rows of A become one dimension. This needs no copy if their strides nest: each stride is the next one times the next
-dimension. So every group of labels takes the order in which an array stores it. The result has its dimensions in the
-order in which the product writes them, and the caller permutes them, which copies nothing.
+All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
+next stride times the next label's size. So the labels of each group are ordered as an array stores them. The result's
+dimensions have the order in which the product writes them. The caller permutes the dimensions, without a copy.
 
-`plan_pair` decides all of this from labels, shapes and strides alone, once for each combination; `contract_pair` runs
-the plan on arrays.
+`plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
+`contract_pair` runs the resulting plan on arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fmm.contractions.array_module import (
 
 Labels = tuple[str, ...]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# Smallest side of the matrices for which a stack of products is preferred to a copy that makes one matrix of the stack.
+# Smallest matrix side for which a stack of products is preferred to a copy of the operand.
 SMALLEST_STACKED_SIDE = 128
 
 
@@ -50,7 +51,7 @@ class Layout(NamedTuple):
         return dict(zip(self.labels, self.shape, strict=True))
 
     def stored_order(self, labels: Collection[str]) -> Labels:
-        """Return these labels by descending strides."""
+        """Return the labels, sorted by descending stride."""
         stride_of = dict(zip(self.labels, self.strides, strict=True))
         return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
 
@@ -62,30 +63,30 @@ class Layout(NamedTuple):
 
 
 class LabeledArray(NamedTuple):
-    """An array and the label of each of its dimensions."""
+    """An array, with a label for each dimension."""
 
     array: Any
     labels: Labels
 
     @property
     def layout(self) -> Layout:
-        """The labels, shape and strides."""
+        """The array's labels, shape and strides."""
         return Layout(self.labels, tuple(self.array.shape), element_strides(self.array))
 
 
 class MatrixView(NamedTuple):
-    """How an array becomes a matrix or a stack of matrices: the order of its dimensions, then the shape."""
+    """The two steps that make an array a matrix or a stack: permute the dimensions, then reshape."""
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
     def apply(self, array: Any) -> Any:
-        """Return the array as a matrix or stack; reshaping copies only dimensions that do not nest."""
+        """Return the array as a matrix or stack; the reshape copies the array only if its strides do not nest."""
         return permute_dimensions(array, self.order).reshape(self.shape)
 
 
 class PairPlan(NamedTuple):
-    """The contraction of two arrays: what is computed, from which matrices, and the labels of the result."""
+    """The contraction of two arrays: the operation, the matrices made of the arrays, and the result's labels."""
 
     kind: Literal["product", "gram", "einsum"]
     labels: Labels
@@ -98,23 +99,26 @@ class PairPlan(NamedTuple):
 
 
 def library_einsum(operands: Sequence[LabeledArray], result: Labels) -> LabeledArray:
-    """Return the contraction by the library's own einsum, as one loop nest without matrix products."""
+    """Return the contraction that the library's own einsum computes, in one loop nest without matrix products."""
     text = einsum_text(tuple(operand.labels for operand in operands), result)
     return LabeledArray(array_module(operands[0].array).einsum(text, *(x.array for x in operands)), result)
 
 
 @lru_cache(maxsize=4096)
 def einsum_text(inputs: tuple[Labels, ...], result: Labels) -> str:
-    """Return the subscripts of an einsum, with a letter for each label."""
+    """Return the subscripts of an einsum call as text; each label becomes a letter."""
     letters = {label: LETTERS[i] for i, label in enumerate(dict.fromkeys(x for labels in inputs for x in labels))}
     *texts, output = ("".join(letters[x] for x in labels) for labels in (*inputs, result))
     return f"{','.join(texts)}->{output}"
 
 
 def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[str, int]) -> LabeledArray:
-    """Return an operand without labels that nobody needs: diagonals are taken, and lone labels summed.
+    """Return the operand without unneeded labels.
 
-    A dimension of size 1 whose label is larger in another operand broadcasts, so that label is dropped here.
+    Repeated labels become diagonals; summed labels of one operand are summed here.
+
+    If a label has size 1 in this operand and a larger size in another operand, the label is dropped: the dimension
+    broadcasts.
     """
     shape = operand.array.shape
     broadcast = [label for label, n in zip(operand.labels, shape, strict=True) if n == 1 < sizes[label]]
@@ -130,14 +134,14 @@ def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[s
 
 
 def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> LabeledArray:
-    """Return the contraction of two arrays; the result has their labels that are in `kept`, in any order.
+    """Return the contraction of two arrays; the result has the arrays' labels that are in `kept`, in any order.
 
     Parameters
     ----------
     a, b : LabeledArray
         Arrays of one library.
     kept : frozenset of str
-        The labels that the result or a later contraction needs; all others are summed.
+        The labels that the result or a later contraction needs. All other labels are summed.
     """
     layout_a, layout_b = a.layout, b.layout
     if must_reduce(layout_a, layout_b, kept):
@@ -159,7 +163,7 @@ def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> Lab
 
 @lru_cache(maxsize=4096)
 def must_reduce(a: Layout, b: Layout, kept: frozenset[str]) -> bool:
-    """Return True if an operand has a repeated label, a label of its own to be summed, or one that broadcasts."""
+    """Return True if an operand has a repeated or broadcast label, or a summed label that the other lacks."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
@@ -168,7 +172,7 @@ def must_reduce(a: Layout, b: Layout, kept: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, can_stack: bool) -> PairPlan:
-    """Return how two arrays are contracted.
+    """Return the plan for the contraction of two arrays.
 
     Parameters
     ----------
@@ -177,9 +181,9 @@ def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, ca
     kept : frozenset of str
         The labels of the result.
     can_use_gram : bool
-        Both operands are one array of real numbers, so that a product with its transpose may be symmetric.
+        True if both operands are the same real array: the product of a matrix and its transpose is symmetric.
     can_stack : bool
-        Rows whose strides do not nest may become a stack of products.
+        True if rows with strides that do not nest may become a stack of products.
     """
     shared = [label for label in a.labels if label in b.labels]
     batch = a.stored_order([label for label in shared if label in kept])
@@ -201,7 +205,7 @@ def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, ca
 
 
 def summed_order(a: Layout, b: Layout, labels: Collection[str]) -> Labels:
-    """Return the order of the summed labels with which fewer elements are copied."""
+    """Return the order of the summed labels that copies fewer elements."""
 
     def copied_elements(order: Labels) -> int:
         return sum(0 if x.strides_nest(order) else prod(x.shape) for x in (a, b))
@@ -210,10 +214,10 @@ def summed_order(a: Layout, b: Layout, labels: Collection[str]) -> Labels:
 
 
 def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
-    """Return the outer labels that count a stack's members, and the labels of a matrix side.
+    """Return the outer labels, which number the matrices of a stack, and the labels that form one side of each matrix.
 
-    If the free labels of an operand do not nest, they cannot become one side of a matrix without a copy of the operand.
-    The outermost labels then count members of a stack, if the matrices that remain are large.
+    If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
+    operand. The outermost labels then number the matrices of a stack, if these matrices are large.
     """
     sizes = operand.sizes
     start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))
@@ -223,9 +227,9 @@ def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, 
 
 
 def matrix_view(operand: Layout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
-    """Return an operand as a matrix of these rows and columns, or as a stack of such matrices.
+    """Return an operand as a matrix with these row and column labels, or as a stack of such matrices.
 
-    A label of the stack that the operand lacks becomes a dimension of size 1, which broadcasts.
+    If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts.
     """
     sizes = operand.sizes
     own_stack = tuple(label for label in stack if label in sizes)

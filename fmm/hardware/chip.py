@@ -1,4 +1,4 @@
-"""A CUDA device as a value: kernels are selected and times predicted on a machine without the device."""
+"""A CUDA device as a value: fmm selects kernels and predicts times for a device that is not installed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class BlockModelConstants:
     """
 
     wait: float = 412.0  # cycles that a warp waits at every tile for the barrier, the copies and the first fragments
-    far: float = 455.0  # cycles that a warp waits longer at a tile that is not in the second-level cache
-    share: float = 0.859  # ratio of reads of shared memory to Huang's Equation 9: one read may serve several threads
+    far: float = 455.0  # additional cycles that a warp waits at a tile that is not in the second-level cache (L2)
+    # the reads of shared memory, as a share of Huang's Equation 9; one read may serve several threads
+    share: float = 0.859
     launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last tile
 
 
@@ -30,7 +31,7 @@ class Chip:
     bandwidth: float  # bandwidth of global memory in bytes/s
     cache: float  # bytes of the second-level cache (L2)
     fitted: BlockModelConstants = BlockModelConstants()
-    # compute capability (90 for 9.0), if `limits` are those of an older capability; 0: that of `limits`
+    # compute capability of the device (90 for 9.0) if `limits` describe an older one; 0: the capability of `limits`
     version: int = 0
     shared: int = 0  # bytes of shared memory that a thread block may have; 0: as in `limits`
     tensor_maps: bool = True  # True if the driver makes tensor maps, which the copy engine (TMA) needs

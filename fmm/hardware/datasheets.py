@@ -1,7 +1,7 @@
 """Read two CSV tables about GPUs: the limits of each compute capability, and the datasheet of each device.
 
-To add a GPU, add a row to `capabilities.csv` or `datasheets.csv` of this folder. Every row of these tables names its
-source.
+To add a GPU, add a row to `capabilities.csv` or `datasheets.csv` of this folder. Every row of `capabilities.csv` and
+`datasheets.csv` names its source.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 RecordT = TypeVar("RecordT")
 
 
-# A mapping from the annotation of a dataclass field to the parser of its CSV cells. The annotations are strings, since
-# the module imports `annotations` from __future__.
+# A mapping from the annotation of a dataclass field to the parser of the field's CSV cells. The annotations are
+# strings, since the module imports `annotations` from __future__.
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -28,7 +28,7 @@ _CELL_PARSERS: dict[str, Callable[[str], object]] = {
 
 
 def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT]:
-    """Return the rows of a CSV table as records of a dataclass; a field is read from the column of its name."""
+    """Return the rows of a CSV table as records of a dataclass; each field is read from the column with its name."""
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]
     rows = csv.DictReader(text.splitlines(), strict=True)
@@ -47,7 +47,7 @@ class CapabilityLimits:
     registers_per_block: int
     max_registers_per_thread: int
     register_unit: int  # registers are allocated in multiples of this number, see `register_granularity`
-    register_granularity: str  # unit to which registers are allocated: "warp", or "block" on compute capability 1.x
+    register_granularity: str  # registers are allocated to each "warp", or on compute capability 1.x to each "block"
     warp_granularity: int  # number of partitions of a multiprocessor; warps are distributed evenly among the partitions
     shared_per_sm: int  # bytes of shared memory of a multiprocessor
     shared_per_block: int  # largest number of bytes of shared memory that a kernel can request for a thread block
@@ -68,7 +68,7 @@ def capability_limits(name: str) -> CapabilityLimits:
 
 
 def nearest_capability(name: str) -> CapabilityLimits:
-    """Return the limits of compute capability `name`, or of the next older one in the table."""
+    """Return the limits of compute capability `name`, or of the next older capability in the table."""
     older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
     return capability_limits(older[-1] if older else capability_names()[0])
 
@@ -91,8 +91,8 @@ def _capability_table() -> dict[str, CapabilityLimits]:
 class Datasheet:
     """The printed numbers of one device's datasheet; the properties are in flop/s and bytes/s.
 
-    A number is None if the device lacks the unit or no source prints the number; `source` says which of the two. The
-    table has no clock under load; the power limit often keeps this clock below the boost clock.
+    A number is None if the device lacks the unit, or if no source prints the number; the field `source` has the reason.
+    The table has no clock under load; the power limit often keeps this clock below the boost clock.
     """
 
     name: str
@@ -103,18 +103,18 @@ class Datasheet:
     fp64_tflops: float | None  # peak of the CUDA cores in float64, in 1e12 flop/s
     fp64_tensor_tflops: float | None  # peak of the tensor cores in float64, without structured sparsity, in 1e12 flop/s
     tf32_tflops: float | None
-    # peak of the tensor cores with float32 accumulation, which halves the rate on GeForce cards
+    # peak of the tensor cores in float16 with float32 accumulation, which halves the rate on GeForce cards
     fp16_tflops: float | None
     int8_tops: float | None
     bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
     memory_gb: float  # advertised size of global memory in units of 1e9 bytes
-    l2_kib: int | None  # size of the second-level cache in KiB; 0 without a cache
+    l2_kib: int | None  # size of the second-level cache in KiB; 0 if the device has no such cache
     relative_of: str  # name of the measured device whose calibration is scaled to this device; empty: none
-    source: str  # documents, and the numbers that were computed from other numbers
+    source: str  # the documents with the numbers, and the names of the numbers that were computed from other numbers
 
     @property
     def capability_limits(self) -> CapabilityLimits:
-        """The limits of the device's compute capability, or of the next older one in the table."""
+        """The limits of the device's compute capability, or of the next older capability in the table."""
         return nearest_capability(self.capability)
 
     @property

@@ -17,7 +17,8 @@ class Link:
 
     name: str
     kind: str  # "inside" for a link in one machine, "between" for a link between machines
-    capability: str  # compute capability of the devices with this link; "cpu" for links between processors; empty: any
+    # compute capability of the devices with this link; "cpu" for links between processors; empty: any capability
+    capability: str
     gigabytes: float  # GB/s in each direction, while both directions are used
     microseconds: float  # latency of a message in microseconds
     source: str
@@ -29,14 +30,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Equal machines with `together` devices each; devices with consecutive numbers are in one machine."""
+    """A network of equal machines with `together` devices each; devices with consecutive indices share a machine."""
 
     inside: Link  # link between devices of one machine
     between: Link  # link between devices of two machines
     together: int = 8  # number of devices of a machine
 
     def link_between(self, source: int, dest: int) -> Link:
-        """Return the link between the devices with the numbers `source` and `dest`."""
+        """Return the link between the devices with the indices `source` and `dest`."""
         return self.inside if source // self.together == dest // self.together else self.between
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ def link_by_name(name: str) -> Link:
 
 
 def default_network(capability: str, together: int) -> Network:
-    """Return the usual network of devices of a compute capability ("cpu": of processes), `together` in each machine."""
+    """Return the usual network of devices of this compute capability ("cpu": processes), `together` in each machine."""
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")

@@ -1,7 +1,7 @@
-"""Compute the active thread blocks of one multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
+"""Compute the number of active thread blocks of a multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
 
-Shared memory is assumed to have its largest carve-out of the L1 cache. The count leaves out barriers, clusters, and the
-registers and shared memory that a debugger or profiler adds.
+The module assumes that shared memory has its largest possible share of the L1 cache. The number leaves out the limits
+by barriers and clusters, and the resources that a debugger or profiler needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockResources:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The active thread blocks of a multiprocessor that each resource alone allows; 0: no launch is possible."""
+    """The number of active thread blocks of a multiprocessor that each resource alone allows; 0 forbids a launch."""
 
     by_threads: int
     by_blocks: int
@@ -58,7 +58,7 @@ class Occupancy:
 
 
 def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupancy:
-    """Return the active thread blocks of a multiprocessor that each resource allows."""
+    """Return the number of active thread blocks of a multiprocessor that each resource alone allows."""
     return Occupancy(
         by_threads=_blocks_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
@@ -107,8 +107,8 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The check of the registers of a block, and on 1.x also their allocation, rounds warps up to fill all partitions
-    # evenly.
+    # The check of a block's registers rounds its number of warps up to a multiple of the number of partitions. On
+    # compute capability 1.x the allocation rounds up in the same way.
     even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)

@@ -1,4 +1,4 @@
-"""Let fmm compute the products of NumPy, CuPy and torch where a plan is faster than the vendor."""
+"""Installation of fmm into NumPy, CuPy and torch; fmm computes their products where a plan beats the vendor."""
 
 from fmm.integrations.install_targets import install, installed, uninstall
 

@@ -1,7 +1,8 @@
-"""Shared C++ libraries with fmm's hooks for torch and NumPy; a library is compiled at its first use and cached.
+"""Shared C++ libraries with fmm's hooks for torch and NumPy; each library is compiled at its first use and cached.
 
-A cached library is loaded only if its digest is right, since a truncated file would end the process. No other user than
-this user and root may have write permission for the file. A library that fails one of these checks is compiled again.
+A cached library is loaded only if its file has the expected digest: loading a truncated file would crash the process.
+Only this user and root may have write permission for the file. A library that fails one of these checks
+is compiled again.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from pathlib import Path
 from fmm.kernels.long_waits import log_if_slow
 
 COMPILE_TIMEOUT_SECONDS = 300  # seconds after which a compiler is stopped
-WRITABLE_BY_OTHERS_MODE = 0o022  # mode bits with which a file's group or all other users can write the file
+WRITABLE_BY_OTHERS_MODE = 0o022  # mode bits that let the file's group or all users write to the file
 
 
 class CannotCompileError(OSError):
-    """The library can be neither loaded from the cache nor compiled."""
+    """The error raised if a library can be neither loaded from the cache nor compiled."""
 
 
 @dataclass(frozen=True)
 class CompiledLibrary:
-    """A library to compile: the title in messages, the source, and the compiler's options before and after it."""
+    """A library to compile: the title in messages, the source, and the compiler options before and after the source."""
 
     title: str
     source: Path
     options: Sequence[str]
     libraries: Sequence[str] = ()
-    version: str = ""  # the version of the program that loads the library, such as torch's
+    version: str = ""  # version of the program that loads the library, for example torch
 
     def load_library(self, needs_cache: bool = True) -> ctypes.CDLL:
-        """Return the cached library if the file can be trusted; else compile the library and cache it.
+        """Return the cached library if its file passes all checks; else compile the library and cache it.
 
-        If no cache folder is private to this user, raise CannotCompileError; with `needs_cache` False, compile for this
-        process alone.
+        If other users can write to every cache folder, raise CannotCompileError; with `needs_cache` False, compile for
+        this process alone.
         """
         compiler = find_compiler()
         command = [*compiler, *self.options, str(self.source), *self.libraries]
@@ -65,7 +66,7 @@ class CompiledLibrary:
         return hashlib.sha256(text).hexdigest()[:16]
 
     def _load_cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
-        """Load the cached library that has the right digest in its file name; return None if there is none."""
+        """Load the cached library whose digest is in its file name; return None if no file has the expected digest."""
         for path in sorted(folder.glob(f"{prefix}-*.so")):
             with suppress(OSError):
                 if is_private_path(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
@@ -99,7 +100,7 @@ class CompiledLibrary:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of the C++ compiler, from CXX or the system; [""] if there is no compiler."""
+    """Return the command of the C++ compiler, from the variable CXX or the system; [""] if there is no compiler."""
     try:
         return shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or ""]
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Installation of fmm in cupy.matmul, dot, inner, tensordot and the operator `@` of CuPy arrays.
 
-fmm computes products of two plain arrays; CuPy's own functions compute all other products. cupy.einsum calls
-cupy.matmul.
+fmm computes products of two arrays of exactly the class cupy.ndarray. CuPy's own functions compute all other products.
+cupy.einsum calls cupy.matmul.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CupyFunctions:
         return self.own_matmul(*operands, **options)
 
     def dot(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
+        """Return cupy.dot's result; fmm computes the product only if both arrays have two dimensions."""
         arguments = parse_dot_operands(operands, options)
         if arguments is not None and self.are_plain_arrays(operands) and operands[0].ndim == operands[1].ndim == 2:
             a, b, out = arguments
@@ -113,11 +113,11 @@ class CupyFunctions:
         return valid and bool(out.flags.c_contiguous)
 
     def is_small_product(self, a: Any, size: tuple[int, int, int]) -> bool:
-        """Return True if the type or the size of the product is one for which no plan is faster than CuPy."""
+        """Return True if no plan is faster than CuPy for products of this type or size."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 
-HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of types
+HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of type objects
 
 
 def is_mutable_type(kind: type) -> bool:

@@ -37,7 +37,7 @@ class LibraryFinder:
 
 
 def load_fmm_after(loader: object) -> None:
-    """Change a module's loader so that the loader imports fmm after the module."""
+    """Change a module's loader; the changed loader imports fmm after the module."""
     execute = getattr(loader, "exec_module", None)
     if execute is None or not hasattr(loader, "__dict__"):
         return
@@ -53,11 +53,11 @@ def load_fmm_after(loader: object) -> None:
 def load_fmm(library: str) -> None:
     """Import fmm, which installs the targets named in FMM_INSTALL, and run fmm's callbacks for this library.
 
-    fmm is imported already if this library has imported another of the three libraries.
+    fmm is already imported if another of the three libraries was loaded before.
     """
     if LibraryFinder in sys.meta_path:
         sys.meta_path.remove(LibraryFinder)
-    elif "fmm" not in sys.modules:  # an earlier import of fmm failed, and printed the reason
+    elif "fmm" not in sys.modules:  # an earlier import of fmm has failed and printed the reason
         return
     try:
         from fmm.integrations.on_import import run_import_callbacks

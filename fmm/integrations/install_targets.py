@@ -1,7 +1,7 @@
-"""The libraries that fmm can be installed into, and each library's state: permanent, for a `with` block, or on import.
+"""The libraries that fmm can be installed into, and the state of each installation (`InstallTarget`).
 
-The state belongs to the process: if one thread installs fmm, fmm is installed for all threads. `install` holds a
-target, and so does each running `with installed(...)` block. When the last holder ends, the library's original objects
+If one thread installs fmm, fmm is installed for all threads of the process. `install` is one holder of a target, and
+each running `with installed(...)` block is another holder. When the last holder ends, the library's original objects
 are restored.
 """
 
@@ -29,24 +29,24 @@ INSTALL_VARIABLE = "FMM_INSTALL"
 
 
 class CannotInstallError(RuntimeError):
-    """fmm cannot be installed into this library; the library was not changed."""
+    """The error raised if fmm cannot be installed into a library; the library was not changed."""
 
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into the library, and the present holders of the installation."""
+    """A library, the function that installs fmm into it, and the current holders of the installation."""
 
     library: str
     module: str
     # name of the module's function that installs fmm and returns the function that uninstalls fmm
     function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
-    holders: int = 0  # number of running `with installed(...)` blocks
-    undo: UndoFunction | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
+    holders: int = 0  # number of the target's running `with installed(...)` blocks
+    undo: UndoFunction | None = field(default=None, repr=False)  # uninstalls fmm; None if not installed
     was_installed: bool = False  # True if fmm was installed at any time in this process
 
     @property
-    def is_wanted(self) -> bool:
+    def is_target_selected(self) -> bool:
         return self.permanent or self.holders > 0
 
 
@@ -66,20 +66,20 @@ _targets_lock = ForkSafeLock(threading.RLock)
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Let fmm compute the products of these libraries from now on, where a plan is faster than the vendor.
+    """Let fmm compute these libraries' products from now on, where a plan is faster than the vendor.
 
     Parameters
     ----------
     *names : str
-        "torch" (on CUDA devices), "cupy" or "numpy"; by default all of the three that are importable. Two further
-        targets must be named: "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
+        "torch" (on CUDA devices), "cupy" or "numpy"; by default all of the three that are importable. Two targets are
+        not among the defaults: "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
         torch.compile(mode="max-autotune-no-cudagraphs").
 
     Returns
     -------
     tuple of str
-        The names of all targets that are installed now. Libraries that are not loaded yet are missing, since fmm is
-        installed when a library is imported.
+        The names of all targets that are installed now. A library that is not loaded yet is missing from the result:
+        fmm is installed when the program imports the library.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def install(*names: str) -> tuple[str, ...]:
 def uninstall(*names: str) -> None:
     """Undo `install` for these libraries, by default for all.
 
-    The libraries get their own objects back when all running `with fmm.installed(...)` blocks have ended.
+    The libraries' original objects are restored when all running `with fmm.installed(...)` blocks have ended.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def uninstall(*names: str) -> None:
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
-    """Return a context manager that installs fmm in all threads while the context manager's block runs.
+    """Return a context manager that installs fmm for all threads while its `with` block runs.
 
     Parameters
     ----------
@@ -172,8 +172,7 @@ def _install_for_block(*names: str) -> Iterator[None]:
 def install_from_env() -> None:
     """Install the names in the environment variable FMM_INSTALL.
 
-    One line in the log lists unknown names: a typo must neither end a program nor prevent the installation of other
-    names.
+    Unknown names are logged in one line: a typo must neither end a program nor prevent the installation of other names.
     """
     names = [name.strip() for name in os.environ.get(INSTALL_VARIABLE, "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in INSTALL_TARGETS]:
@@ -186,7 +185,7 @@ def install_from_env() -> None:
 
 
 def check_target_names(names: tuple[object, ...]) -> None:
-    """Raise ValueError for unknown names."""
+    """Raise ValueError if a name is not that of a target."""
     unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
         raise ValueError(_unknown_names_message(unknown))
@@ -206,7 +205,7 @@ def _targets_by_name(names: tuple[str, ...]) -> list[InstallTarget]:
 
 
 def importable_default_targets() -> tuple[str, ...]:
-    """Return the default targets with an importable library."""
+    """Return the default targets for which the library can be imported."""
     return tuple(name for name in DEFAULT_TARGET_NAMES if _is_importable(INSTALL_TARGETS[name].library))
 
 
@@ -218,15 +217,15 @@ def _is_importable(library: str) -> bool:
 
 
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install or uninstall fmm as the holders require; with `loaded` True, the library is certainly loaded.
+    """Install fmm if the target has a holder, else uninstall fmm. If `loaded` is True, the library is certainly loaded.
 
-    If another thread is loading the library, the other thread installs fmm afterwards. Waiting for the other thread
-    here would be a deadlock, since the other thread needs the lock that this thread holds.
+    If another thread is loading the library, the other thread installs fmm when the library is loaded. A wait for the
+    other thread would be a deadlock: the other thread needs the lock that this thread holds.
     """
-    if not target.is_wanted and target.undo is not None:
+    if not target.is_target_selected and target.undo is not None:
         undo, target.undo = target.undo, None
         undo()
-    elif target.is_wanted and target.undo is None:
+    elif target.is_target_selected and target.undo is None:
         if loaded or is_module_loaded(target.library):
             _install_target(target)
         elif sys.modules.get(target.library) is not None:
@@ -239,7 +238,7 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
 
 
 def update_loaded_library(library: str) -> None:
-    """Install fmm into a library that has just been loaded, for all targets of this library that are still wanted."""
+    """Install fmm into a library that has just been loaded, for each target of this library that has a holder."""
     for target in INSTALL_TARGETS.values():
         with _targets_lock.now:
             if target.library == library:
@@ -247,7 +246,10 @@ def update_loaded_library(library: str) -> None:
 
 
 def _install_target(target: InstallTarget) -> None:
-    """Install fmm into one library; log any failure, since an unusual version of a library must not end a program."""
+    """Install fmm into one library.
+
+    Any failure is logged: an unsupported version of a library must not end a program.
+    """
     try:
         target.undo = getattr(importlib.import_module(target.module), target.function)()
         target.was_installed = True

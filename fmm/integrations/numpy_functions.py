@@ -1,9 +1,9 @@
 """Installation of fmm in numpy.dot and numpy.inner, and in the loops of numpy.matmul and `@` (numpy_loops.py).
 
-NumPy's einsum, cov and multi_dot call these functions, so fmm computes their products, too. The names dot and inner are
-bound to fmm's functions, also in NumPy's modules. Methods such as a.dot(b) belong to a type written in C and do not
-change. fmm computes products of two plain arrays; NumPy's own dot handles lists, subclasses and other libraries'
-arrays.
+NumPy's einsum, cov and multi_dot call dot, inner or matmul, so fmm also computes the products of einsum, cov and
+multi_dot. The names `dot` and `inner` are bound to fmm's functions in numpy and in the modules of NumPy that import the
+names. Methods such as a.dot(b) do not change, since they belong to a type written in C. fmm computes products of two
+arrays of exactly the class numpy.ndarray. NumPy's own dot handles lists, subclasses and other libraries' arrays.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions in modules that import dot and inner by name; the names of these modules differ between versions.
+# For each function of NumPy here, the module that defines it imports dot or inner by name. The names of these modules
+# differ between versions.
 FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
 def install() -> Callable[[], None]:
-    """Replace the loops and the functions; return the function that restores them."""
+    """Replace the loops of numpy.matmul and the functions dot and inner; return the function that restores them."""
     undo_functions = replace_attributes(_replacements())
     try:
         undo_loops = numpy_loops.install()
@@ -76,7 +77,7 @@ def _calling_modules() -> Iterator[Any]:
 
 
 def compute_dot(*operands: Any, **options: Any) -> Any:
-    """Return numpy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
+    """Return numpy.dot's result; fmm computes the product only if both arrays have two dimensions."""
     arguments = parse_dot_operands(operands, options)
     if arguments is None:
         return numpy_dot(*operands, **options)
@@ -114,7 +115,7 @@ def _may_plan_pay(a: Any, b: Any) -> bool:
 
 
 def _are_plain_matrices(a: Any, b: Any) -> bool:
-    """Return True for two plain NumPy matrices of element types that plans support."""
+    """Return True for two NumPy matrices with element types that plans support."""
     return (
         type(a) is ndarray
         and type(b) is ndarray

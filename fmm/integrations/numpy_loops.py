@@ -1,8 +1,8 @@
 """Installation of fmm in numpy.matmul and `@`: new inner loops in NumPy's own ufunc, for types that plans support.
 
-The ufunc stays the same object, so other libraries recognize the ufunc, and NumPy itself checks, casts and allocates
-arrays. The compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `compute_loop_product` for
-large products.
+The ufunc object itself stays, so other libraries recognize numpy.matmul. NumPy checks, casts and allocates the arrays.
+The compiled loops (numpy_loops.cpp) call NumPy's own loops for small products and `compute_loop_product` for large
+products.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
-NO_PLAN_SIDE = 0  # value of a type's smallest side with which NumPy computes all products of the type
-# Number of multiply-adds from which fmm decides even the first product of new sizes. A decision takes a millisecond,
-# far less than a product of this size. Integer products are slower in NumPy, so the limit for integers is lower. For
-# smaller products of new sizes, NumPy computes the first product, and fmm decides the second product.
+NO_PLAN_SIDE = 0  # as the smallest side of a type: NumPy computes all products of the type
+# Smallest number of multiply-adds for which fmm decides the first product of new sizes. A decision takes a millisecond,
+# and a product with so many multiply-adds far longer. The limit for integers is lower, since NumPy multiplies integers
+# more slowly. For smaller products of new sizes, NumPy computes the first product, and fmm decides the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# Packages that have functions which run inside fmm's calls.
+# The packages whose functions run inside fmm's calls.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
@@ -57,7 +57,7 @@ _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:
-    """Put fmm's loops into numpy.matmul; return the function that undoes this; raise OSError if no loop compiles."""
+    """Put fmm's loops into numpy.matmul and return the function that removes the loops; OSError if no loop compiles."""
     loops = load_compiled_loops()
     _installed_loops.append(loops)
     stop_watching = watch_counting(update_loop_limits)
@@ -79,7 +79,7 @@ def install() -> Callable[[], None]:
 
 
 def update_loop_limits() -> None:
-    """Set the smallest sizes for which the loops call Python; while a report counts products, set the sizes to 1."""
+    """Set the smallest sizes for which the loops call Python; the sizes are 1 while a report counts products."""
     limits = (
         (BLAS_DTYPES, early_declines.MIN_PLAN_SIDE, FIRST_PRODUCT_WORK),
         (INTEGER_DTYPES, MIN_INTEGER_PLAN_SIDE, FIRST_INTEGER_PRODUCT_WORK),
@@ -95,7 +95,7 @@ def update_loop_limits() -> None:
 
 
 class CompiledLoops:
-    """The functions of numpy_loops.cpp, and the types for which numpy.matmul has fmm's loops now."""
+    """The functions of numpy_loops.cpp, and the element types for which numpy.matmul has fmm's loops at present."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.fmm_limits.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_double
@@ -106,7 +106,7 @@ class CompiledLoops:
         exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.py_object)  # under the GIL
         self._replace, self._restore = exchange(("fmm_replace", library)), exchange(("fmm_restore", library))
         self._replace_loop = numpy_function_address(REPLACE_LOOP_INDEX)
-        self._replaced: set[int] = set()  # numbers of the types whose loops are replaced
+        self._replaced: set[int] = set()  # NumPy's type numbers of the element types whose loops are replaced
         library.fmm_python_function(compute_loop_product)
         self._record_main_thread()
         after_fork_in_child(self._record_main_thread)
@@ -115,13 +115,16 @@ class CompiledLoops:
         self._set_main_thread(threading.main_thread().ident)
 
     def replace_loops(self) -> None:
-        """Put fmm's loop in front of NumPy's for each type that does not have fmm's loop yet."""
+        """Replace NumPy's loop by fmm's loop, which can call NumPy's loop, for each type without fmm's loop."""
         for number in DTYPES_BY_NUMBER.keys() - self._replaced:
             if self._replace(number, self._replace_loop, numpy_matmul) == 0:
                 self._replaced.add(number)
 
     def restore_loops(self) -> None:
-        """Restore NumPy's loops; if another package has replaced fmm's loop, its loop stays and calls fmm's loop."""
+        """Restore NumPy's loops.
+
+        If another package replaced fmm's loop, the package's loop stays and calls fmm's loop.
+        """
         self._replaced = {x for x in self._replaced if self._restore(x, self._replace_loop, numpy_matmul)}
 
 
@@ -138,7 +141,7 @@ def load_compiled_loops() -> CompiledLoops:
 
 
 def numpy_function_address(number: int) -> int:
-    """Return the address of a function of NumPy's C interface for ufuncs, by its number in the table."""
+    """Return the address of the function with this index in the table of NumPy's C interface for ufuncs."""
     core = "numpy._core" if "numpy._core" in sys.modules else "numpy.core"  # NumPy 1.26
     capsule = sys.modules[f"{core}._multiarray_umath"]._UFUNC_API
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -157,12 +160,15 @@ def compute_loop_product(
     sizes: tuple[int, int, int, int],
     steps: tuple[int, ...],
 ) -> int:
-    """Compute a stack of products into C with a plan; return WRITTEN, or DECLINED or DECLINED_NOW for NumPy's loop.
+    """Compute a stack of products into C with a plan and return WRITTEN.
 
-    If `pays` is False, the product is only counted for a report, since a decision might take longer than the product.
+    Return DECLINED or DECLINED_NOW if NumPy's own loop must compute the stack.
 
-    This function raises the exceptions of signal handlers; the loop raises them again when the product is complete.
-    After other exceptions, which are errors of fmm, NumPy computes the product.
+    If `pays` is False, no plan is chosen and a report only counts the product: a decision might take longer than the
+    product.
+
+    Exceptions of signal handlers pass through this function. The compiled loop raises such an exception when the
+    product is complete. Any other exception is an error of fmm; NumPy's loop then computes the product.
     """
     try:
         if _is_called_by_fmm():
@@ -177,7 +183,7 @@ def compute_loop_product(
 
 
 def _is_called_by_fmm() -> bool:
-    """Return True if fmm itself has called numpy.matmul to compute the vendor's product.
+    """Return True if fmm called numpy.matmul, to compute the vendor's product.
 
     NumPy's loops are written in C and have no frame, so the frame below `compute_loop_product` belongs to
     numpy.matmul's caller.
@@ -187,7 +193,7 @@ def _is_called_by_fmm() -> bool:
 
 
 def _is_from_signal_handler(trace: TracebackType | None) -> bool:
-    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler has run inside fmm."""
+    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler ran inside fmm."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in OWN_PACKAGES:
@@ -199,7 +205,7 @@ def _is_from_signal_handler(trace: TracebackType | None) -> bool:
 def _loop_operands(
     dtype: np.dtype[Any], addresses: tuple[int, int, int], sizes: tuple[int, int, int, int], steps: tuple[int, ...]
 ) -> list[Any]:
-    """Return A, B and C as arrays in the loop's memory: matrices, or stacks of matrices."""
+    """Return A, B and C, each as a view of the loop's memory: a matrix or a stack of matrices."""
     count, m, k, n = sizes
     shapes: list[tuple[int, ...]] = [(m, k), (k, n), (m, n)]
     has_one_b = steps[1] == 0 != steps[0]  # all matrices A are multiplied by one matrix B
@@ -213,7 +219,7 @@ def _loop_operands(
 
 
 class _LoopMemory:
-    """Memory that NumPy has passed to a loop; NumPy can view the memory as an array without a copy."""
+    """Memory that NumPy passed to a loop, with the array interface, so that NumPy can view the memory as an array."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -236,7 +242,7 @@ def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # The compiled loops must not remember the decline, so that a report counts the next product.
+    # The compiled loops must not remember the decline: otherwise a report would not count the next product.
     return DECLINED_NOW if answer == DECLINED else answer
 
 
@@ -252,7 +258,10 @@ def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
 
 
 class LoopLibrary(NumpyLibrary):
-    """The NumPy adapter for the products of one loop; `vendor` only records that the compiled loop must multiply."""
+    """The NumPy adapter for the products of one loop.
+
+    Its vendor's product computes nothing: it records that the compiled loop must multiply.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,14 +14,14 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock
 ImportCallback = Callable[[str], None]  # receives the name of the imported module
 
 _waiting_callbacks: dict[str, list[ImportCallback]] = {}
-_finished_modules: set[str] = set()  # modules that are loaded and whose callbacks have all run
+_finished_modules: set[str] = set()  # names of modules that are loaded and have no waiting callbacks
 _callbacks_lock = (
     ForkSafeLock()
 )  # guards _waiting_callbacks and _finished_modules; no thread imports a module while it holds the lock
 
 
 def is_module_loaded(module: str) -> bool:
-    """Return True if the module is loaded completely; return False while a thread is still loading the module."""
+    """Return True if the module is loaded completely, False while a thread is loading the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
@@ -41,7 +41,10 @@ def call_after_import(module: str, callback: ImportCallback) -> bool:
 
 
 def _take_callbacks(module: str) -> list[ImportCallback]:
-    """Remove and return the callbacks that wait for a loaded module; if no callback waits, mark it as finished."""
+    """Remove and return the callbacks that wait for a loaded module.
+
+    If no callback waits, mark the module as finished.
+    """
     with _callbacks_lock.now:
         callbacks = _waiting_callbacks.pop(module, [])
         if not callbacks:
@@ -53,7 +56,7 @@ def _take_callbacks(module: str) -> list[ImportCallback]:
 
 def run_import_callbacks(module: str) -> None:
     """Run the callbacks that wait for this module, which has just been loaded."""
-    while callbacks := _take_callbacks(module):  # a running callback may add another one
+    while callbacks := _take_callbacks(module):  # a running callback may register another callback
         for callback in callbacks:
             callback(module)
 
@@ -67,7 +70,7 @@ class _CallbackFinder(MetaPathFinder):
         if fullname not in _waiting_callbacks:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # Python also skips finders without find_spec
+            find = getattr(finder, "find_spec", None)  # Python's own import also skips finders without find_spec
             spec: ModuleSpec | None = None
             if find is not None and finder is not self:
                 spec = find(fullname, path, target)

@@ -1,4 +1,4 @@
-"""Replace a library's product functions, and check the arguments of matmul, dot and tensordot."""
+"""Functions that replace a library's product functions, and checks of the arguments of matmul, dot and tensordot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-NOT_DEFINED_VALUE = object()  # value for a name that the module or class has not defined
+NOT_DEFINED_VALUE = object()  # marks a name that the module or class does not define
 
 
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
-    """Return a function that calls `answer`; weak references to the function work if they work for `own`.
+    """Return a function that calls `answer` and replaces the library's function `own`.
+
+    Weak references to the new function are possible if they are possible for `own`.
 
     Numba keeps a table of functions, with weak references to all functions that allow them.
     """
@@ -27,14 +29,14 @@ def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFun
 
 
 class ReplacementFunction:
-    """A function that calls `answer`; attributes, hash, equality and pickle format are those of the library's own."""
+    """A function that calls `answer`, but has the attributes, hash, equality and pickle format of the library's own."""
 
     __slots__ = ("__dict__",)
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
         self.__wrapped__, self._answer = own, answer
-        # Ufuncs of NumPy 1.26 have no __module__; with None, pickle searches all modules instead of this one.
+        # Ufuncs of NumPy 1.26 have no __module__. If __module__ is None, pickle searches all modules for the function.
         own_module: Any = getattr(own, "__module__", None)
         self.__module__ = own_module
 
@@ -48,15 +50,15 @@ class ReplacementFunction:
     def __class__(self) -> type:  # for isinstance(numpy.matmul, numpy.ufunc)
         return type(self.__wrapped__)
 
-    def __eq__(self, other: object) -> Any:  # `==` of an array would compare entry by entry
-        """Return True also for the library's own function, so that a program's tables find this function."""
+    def __eq__(self, other: object) -> Any:  # `==` of an array compares entry by entry
+        """Return True if `other` equals the library's own function, so that lookups in a program's tables succeed."""
         return self.__wrapped__ == other
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
     def __reduce__(self) -> str:
-        return str(self.__wrapped__.__name__)  # pickled by name, like the library's own function
+        return str(self.__wrapped__.__name__)  # pickle stores the name, as for the library's own function
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__reduce__()
@@ -79,7 +81,7 @@ def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
 def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes of modules and classes; return the function that restores the original objects.
 
-    Attributes that another package has replaced in the meantime are not restored.
+    The returned function does not restore an attribute that another package has replaced since.
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -110,7 +112,10 @@ FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise
 
 
 def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second `out`."""
+    """Return True if fmm.matmul can compute this call.
+
+    The library itself rejects a second `out` and the options that only fmm.matmul has.
+    """
     if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
         return False
     return not options or FMM_OPTIONS.isdisjoint(options)
@@ -125,11 +130,11 @@ def multiply_and_count(where: str, product: Callable[..., Any], a: Any, b: Any, 
 
 
 def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
-    """Return the type in which the library multiplies, which does not depend on the type of `out`."""
+    """Return the element type in which the library multiplies; the type does not depend on `out`."""
     dtype = options.get("dtype")
     try:
         return np.result_type(a.dtype, b.dtype) if dtype is None else np.dtype(dtype)
-    except TypeError:  # the library raises its own error for these operands
+    except TypeError:  # the library rejects these operands with its own error
         return a.dtype
 
 
@@ -137,7 +142,7 @@ def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
 
 
 def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
-    """Return a, b and out of a dot call; return None for other arguments, which the library must check."""
+    """Return `a`, `b` and `out` of a dot call; None if there are other arguments, which the library must check."""
     if not options:
         if len(operands) == 2:
             return operands[0], operands[1], None
@@ -155,7 +160,7 @@ class Contraction(NamedTuple):
 
 
 def parse_contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
-    """Return the matrix product for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
+    """Return the TensordotProduct for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
     pairs = _summed_axes(len(left), len(right), axes)
     if not pairs or any(not (-len(left) <= i < len(left) and -len(right) <= j < len(right)) for i, j in pairs):
         return None

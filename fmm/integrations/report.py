@@ -1,7 +1,7 @@
 """A report of a program's products: the plans that ran, their speedups, and the reasons why other products ran no plan.
 
-Products are counted by kind and outcome while a report is active, after `report`, FMM_REPORT or `python -m fmm
---report`.
+Products are counted by kind and outcome while a report is active. `report`, FMM_REPORT or `python -m fmm --report`
+starts a report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: the library's products that a report does not count, and the targets that count these
+# For each install target: the library's products that the target does not count, and the targets that count these
 # products.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
@@ -46,7 +46,7 @@ UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 
 class ProductKind(NamedTuple):
-    """The function, shapes and type that all products of one kind share."""
+    """A kind of products: the function that was called, the operands' shapes and the element type."""
 
     where: str  # name of the library's function that the program called
     left: tuple[int, ...]
@@ -59,12 +59,22 @@ class ProductKind(NamedTuple):
         return 2 * stack * prod(self.left[-2:]) * (self.right[-1] if len(self.right) > 1 else 1)
 
     @property
+    def matrix_size(self) -> tuple[int, int, int] | None:
+        """The sizes (m, k, n) of one matrix product; None if the shapes do not match.
+
+        A stack times one matrix is a single product of all rows of the stack.
+        """
+        k, n = self.right[-2:] if len(self.right) > 1 else (*self.right, 1)
+        m = prod(self.left[:-1] if prod(self.right[:-2]) == 1 else self.left[-2:-1])
+        return (m, k, n) if self.left[-1] == k else None
+
+    @property
     def sizes_text(self) -> str:
         return f"{' x '.join(map(str, self.left))} by {' x '.join(map(str, self.right))}"
 
 
 class ProductOutcome(NamedTuple):
-    """The plan that computed a product, the reason, and the expected speedup."""
+    """The plan that computed a product, the reason for the plan, and the predicted speedup."""
 
     plan: str  # text of the plan that ran; empty if the library's own product ran
     reason: str  # the expected speedup, or the reason why no plan ran
@@ -75,7 +85,7 @@ class ProductOutcome(NamedTuple):
 
 
 class ProductCount(NamedTuple):
-    """The number of products of one kind with one outcome."""
+    """A kind, an outcome, and the number of products with both."""
 
     times: int
     kind: ProductKind
@@ -96,18 +106,18 @@ class ProductCount(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counted products, in decreasing order of flops; str(report) lists the first 30 kinds.
+    """The counted products, sorted by descending flops; str(report) lists the first 30 kinds.
 
     Attributes
     ----------
     products : tuple of ProductCount
         The counts by kind and outcome.
     unseen : str
-        The products that were not counted.
+        A description of the products that were not counted.
     calls, by_plans : int
-        The number of all products, and the number of products that ran by plans.
+        The number of all counted products, and the number of products that plans computed.
     share : float
-        The share of all flops in products that ran by plans.
+        The flops of the products that plans computed, as a fraction of all flops.
     fields : dict
         The report as a dictionary that json.dumps accepts.
     """
@@ -142,7 +152,7 @@ class Report:
 
 
 def report() -> Report:
-    """Return a report of the program's products so far: the plans that ran, and the reasons for products without plan.
+    """Return a report of the program's products so far: the plans that ran, and the reasons why products had no plan.
 
     Counting begins with the first call of this function, or earlier with FMM_REPORT or `python -m fmm --report`. A
     forked process counts its own products.
@@ -165,7 +175,7 @@ def report() -> Report:
 
 
 def uncounted_products_text(targets: Collection[str]) -> str:
-    """Return, as text, the products that are not counted if fmm is installed in these targets."""
+    """Return a text that names the products that are not counted if fmm is installed in these targets."""
     if not targets:
         return "any product, since fmm was installed for no library that the program loaded"
     unseen = (each for target, products in UNCOUNTED_PRODUCTS.items() if target in targets for each in products)
@@ -185,7 +195,7 @@ class ReportCounts:
     """The counts of an active report."""
 
     counts: Counter[tuple[ProductKind, ProductOutcome]] = field(default_factory=Counter)
-    # Outcomes of the kinds of products that fmm declined without a decision.
+    # The outcome for each kind of products that fmm declined without a decision.
     unrecorded: dict[ProductKind, ProductOutcome] = field(default_factory=dict)
 
     def add_product(self, kind: ProductKind, outcome: ProductOutcome) -> None:
@@ -193,7 +203,7 @@ class ReportCounts:
             self.counts[kind, outcome] += 1
 
     def build_report(self, unseen: str = "") -> Report:
-        with _counts_lock.now:  # other threads may add counts meanwhile
+        with _counts_lock.now:  # a copy, since other threads may add counts during the loop
             products = [ProductCount(times, *key) for key, times in self.counts.items()]
         return Report(tuple(sorted(products, key=lambda product: -product.flops)), unseen)
 
@@ -225,7 +235,7 @@ def is_reporting() -> bool:
 
 
 def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` each time counting begins or ends; return the function that ends these calls."""
+    """Register a function to call each time counting begins or ends; return the function that removes it."""
     _counting_watchers.append(callback)
     return lambda: _counting_watchers.remove(callback)
 
@@ -245,7 +255,7 @@ after_fork_in_child(_restart_in_child)
 
 
 def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callable[[], Decision]) -> Any:
-    """Return the product and count its outcome; `decide` returns the decision for a product without a record."""
+    """Return the product and count its outcome. For a product without a record, `decide` returns the decision."""
     clear_record()
     try:
         c = product()
@@ -266,7 +276,7 @@ def count_outcome(kind: ProductKind, outcome: ProductOutcome) -> None:
 
 
 def count_record(kind: ProductKind, record: CallRecord) -> None:
-    """Count a recorded product with the type of its decision, which may differ from the operands' type (TF32)."""
+    """Count a recorded product under the type of its decision, which can differ from the operands' type (TF32)."""
     problem = record.decision.problem
     count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_record(record))
 
@@ -283,13 +293,19 @@ def outcome_of_record(record: CallRecord) -> ProductOutcome:
 
 
 def expected_speedup(decision: Decision) -> float | None:
-    """Return the predicted speedup; None for a certified plan, since the plan's reason contains a measured speedup."""
+    """Return the predicted speedup.
+
+    Return None for a certified plan, since the reason of a certified plan has a measured speedup.
+    """
     times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
     return next((1 / time for time in times if time > 0), None)
 
 
 def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> ProductOutcome:
-    """Return the outcome of a product that the library computed without a decision; decide once for each kind."""
+    """Return the outcome of a product that the library computed without a decision.
+
+    The decision is made once for each kind.
+    """
     cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:
         try:
@@ -308,7 +324,7 @@ def unrecorded_outcome(decision: Decision) -> ProductOutcome:
 # ---- reports at the end of a process
 
 REPORT_VARIABLE = "FMM_REPORT"
-PROCESS_ID_MARK = "%p"  # in a file name, this mark stands for the process id
+PROCESS_ID_MARK = "%p"  # this mark in a file name is replaced by the process id
 STDERR_FILE_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
@@ -324,11 +340,11 @@ def report_from_env() -> None:
 def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
-    The report is written after the process's threads have ended. Functions that the program registers with atexit later
-    run before the report is written, since atexit runs the first registered function last.
+    The report is written after the process's threads have ended. Functions that the program registers with atexit after
+    this call run before the report is written: atexit runs the first registered function last.
     """
-    with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
-        name = os.path.abspath(name) if name else STDERR_FILE_NAME  # the program may change its working directory
+    with suppress(FileNotFoundError):  # the working directory does not exist any more; write_report logs the error
+        name = os.path.abspath(name) if name else STDERR_FILE_NAME  # the working directory may change
     if not is_reporting():
         begin_report()
     if name not in _report_files:
@@ -337,7 +353,7 @@ def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
 
 
 def _write_at_exit(name: str) -> None:
-    """Write the report to a file or to stderr; forked processes write nothing to stderr."""
+    """Write the report to a file or to stderr. A forked process writes no report to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS_ID_MARK, str(os.getpid()))))
     elif _report_files[STDERR_FILE_NAME] == os.getpid():
@@ -363,7 +379,10 @@ def _write_report_files() -> None:
 
 
 def _finalize_forked_child() -> None:
-    """Register a finalizer in a forked child, after multiprocessing has cleared the parent's finalizers."""
+    """Register a finalizer in a forked child.
+
+    This function runs after multiprocessing has cleared the parent's finalizers.
+    """
     util = sys.modules.get("multiprocessing.util")
     if util is not None and _report_files:
         util.register_after_fork(

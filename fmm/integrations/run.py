@@ -1,14 +1,16 @@
 """`python -m fmm`: run a program with fmm installed into its libraries.
 
-The program runs as under Python itself. The program's module stays `__main__` until the process ends, since pickle and
-threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with its
-folder. An exception is shown without fmm's frames, and ends the process with the usual status.
+The program runs as under Python itself. The program's module is `__main__` until the process ends: pickle and threads
+may need the module after its last line has run. sys.argv holds the program's arguments, and sys.path begins with the
+program's folder. An uncaught exception is printed without fmm's frames and ends the process with Python's usual exit
+status.
 """
 
 from __future__ import annotations
 
 import argparse
 import builtins
+import json
 import os
 import runpy
 import sys
@@ -23,13 +25,19 @@ from zipfile import is_zipfile
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
 from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_FILE_NAME, report_at_exit
+from fmm.runtime.show_config import config_facts, show_config
+from fmm.version import __version__
 
-USAGE_TEXT = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
+USAGE_TEXT = """python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]
+       python -m fmm --version [--verbose | --json]"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the command line names, as Python itself would."""
+    """Run the program that the command line names as Python itself would, or print the version."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
+    if options.version:
+        _print_version(options)
+        return 0
     if options.report is not None:
         report_at_exit(options.report)
         if PROCESS_ID_MARK in options.report:  # without the mark, child processes would overwrite the file
@@ -45,10 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # The exception has been shown. Python sets the exit status, or ends the process with the signal.
+        # The exception has been printed already. Python then sets the exit status, or ends the process by the signal.
         sys.excepthook = _silent_excepthook
         raise
     return 0
+
+
+def _print_version(options: argparse.Namespace) -> None:
+    """Print the version of fmm; with --verbose or --json, print all information that a bug report needs."""
+    if options.json:
+        print(json.dumps(config_facts(), indent=1))
+    elif options.verbose:
+        show_config()
+    else:
+        print(f"fmm {__version__}")
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -68,7 +86,7 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     if options.module:
         sys.argv = [program, *rest]
         _create_main_module()
-        return partial(_run_module, program)  # runpy itself prints an error if the module is missing
+        return partial(_run_module, program)  # if the module is missing, runpy prints the error
     if options.code:
         _set_first_path("")
         sys.argv = ["-c", *rest]
@@ -103,7 +121,7 @@ def _prepare_file(program: str) -> Callable[[], object]:
 
 
 def _run_module(name: str, changes_arguments: bool = True) -> None:
-    """Run a module with the function of runpy that the interpreter itself uses."""
+    """Run a module by the function of runpy that the interpreter itself calls for `python -m`."""
     run: Callable[[str, bool], Any] = vars(runpy)["_run_module_as_main"]
     run(name, changes_arguments)
 
@@ -113,7 +131,7 @@ def _run_source(module: ModuleType, source: str | bytes, name: str) -> None:
 
 
 def _create_main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
-    """Create the module `__main__` as Python does for a program."""
+    """Create the module `__main__`, with the attributes that Python sets for a program."""
     module = ModuleType("__main__")
     attributes: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
     vars(module).update(attributes | ({"__file__": file, "__cached__": None} if file else {}))
@@ -131,7 +149,7 @@ def _set_first_path(folder: str) -> None:
 
 
 def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
-    """Return the options before the program, the program, and the program's own arguments."""
+    """Return fmm's options, the program, and the program's own arguments."""
     parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE_TEXT, description=__doc__, allow_abbrev=False)
     report_help = "at exit, print which products ran by plans (to a FILE: JSON if it ends in .json, %%p is the process)"
     parser.add_argument("--report", metavar="FILE", help=report_help)
@@ -140,10 +158,17 @@ def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, lis
         default=",".join(importable_default_targets()),
         help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
     )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--verbose", action="store_true", help="after --version: print what a bug report needs")
+    parser.add_argument("--json", action="store_true", help="after --version: print what a bug report needs as JSON")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(_with_report_file(arguments, parser))
+    if options.version:
+        return options, "", []
+    if options.verbose or options.json:
+        parser.error("--verbose and --json are options of --version")
     if not options.program:
         parser.error("no program is named")
     names = _split_names(options.install)
@@ -160,7 +185,7 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Give a bare `--report` an empty file name, since argparse would read the program's name as the file name."""
+    """Add an empty file name to `--report` without a file: argparse would take the program's name as the file name."""
     words, i = list(arguments), 0
     while i < len(words) and words[i].startswith("--"):
         if words[i] == "--report=":

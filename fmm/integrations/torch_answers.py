@@ -9,7 +9,7 @@ from typing import Any
 from fmm.arrays.torch_calls import (
     PLAIN_TENSORS,
     dispatch_keys,
-    has_plain_keys,
+    has_only_dense_dispatch_keys,
     is_deterministic,
     is_recording,
     is_writable_out,
@@ -34,7 +34,7 @@ from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT_PARAMS = BlasGemmParams()
-# Reasons in a report for products that torch's own kernel computes without a decision.
+# The reasons that a report shows for products that torch's own kernel computes without a decision.
 SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
 INVALID_ADDEND_REASON = (
@@ -51,7 +51,10 @@ class DispatcherProducts:
         self.hook = hook
 
     def operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
-        """Return the operator's function, which returns a tensor, or None if torch's own kernel must run."""
+        """Return the function for this operator.
+
+        The function returns a tensor, or None if torch's own kernel must run.
+        """
         if operator.in_place:
             return partial(self.gemm_in_place, operator.python_name)
         return partial(self.gemm if operator.left_index else self.compute_product, operator.python_name)
@@ -63,8 +66,8 @@ class DispatcherProducts:
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b.
 
-        Alpha and beta are factors in the plan's last sums. These sums read the addend in place, also if the addend is
-        broadcast. With beta = 0 the addend is not read, even if it contains inf or NaN.
+        alpha and beta are coefficients of the plan's last sums. The plan's last sums read the addend in place, even a
+        broadcast addend. If beta is 0, the addend is not read, so its inf and NaN have no effect.
         """
         if self._must_decline(where, a, b):
             return None
@@ -80,11 +83,11 @@ class DispatcherProducts:
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
         """Return True if torch must compute every product now, since fmm itself calls torch or torch records its calls.
 
-        The hook must not remember these products as declined.
+        The hook must not remember the products as declined when this function returns True.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
-        if self.hook is not None and (declined or is_reporting()):  # a report counts each product
+        if self.hook is not None and (declined or is_reporting()):  # a report counts every product
             self.hook.forget_decline()
         if declined and not own:
             _count_decline(where, a, b, RECORDED_REASON)
@@ -128,12 +131,12 @@ class DispatcherProducts:
     ) -> Any:
         if update == PLAIN_PRODUCT_PARAMS:
             return matmul.run_matmul(self.library, a, b, out, constraints)
-        with bypass_fmm():  # torch's functions that run_gemm calls must not call fmm again
+        with bypass_fmm():  # run_gemm may call torch's functions, and these must not call fmm again
             return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
 
 
 def _is_small_product(a: Any, b: Any) -> bool:
-    """Return True if a product is too small for a plan; the limits are the limits of the C++ hook."""
+    """Return True if a product is too small for a plan, by the same limits as in the C++ hook."""
     return small_enough(a.shape[-2], a.shape[-1], b.shape[-1], a.element_size())
 
 
@@ -147,12 +150,12 @@ def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:
 
 
 def are_plain_operands(a: Any, b: Any) -> bool:
-    """Return True for two plain tensors of one type on one device with matching shapes."""
+    """Return True for two strided tensors of one type, on one device, with matching shapes."""
     return (
         type(a) in PLAIN_TENSORS
         and type(b) in PLAIN_TENSORS
         and a.dtype is b.dtype
-        and has_plain_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
+        and has_only_dense_dispatch_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
         and a.dim() == b.dim()
         and a.shape[-1] == b.shape[-2]
         and a.shape[:-2] == b.shape[:-2]
@@ -162,13 +165,16 @@ def are_plain_operands(a: Any, b: Any) -> bool:
 
 
 def decline_reason(a: Any, b: Any, out: Any) -> str:
-    """Return the reason why torch must compute a product: operands that are not plain, or an unsuitable `out`."""
+    """Return the reason why torch must compute a product.
+
+    The reason is a property of the operands, or an `out` that plans cannot write.
+    """
     if is_deterministic():
         return "torch answers: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN_TENSORS:
             return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
-        if not has_plain_keys(dispatch_keys(x).raw_repr()):
+        if not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr()):
             return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
     if are_plain_operands(a, b):
         assert out is not None
@@ -182,24 +188,24 @@ def is_valid_out(out: Any, a: Any, b: Any) -> bool:
 
 
 def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
-    """Return True for a plain tensor of the product's type and device that can be broadcast to the product's shape."""
+    """Return True if the addend is strided, has the product's device and type, and broadcasts to its shape."""
     shape = *a.shape[:-1], b.shape[-1]
     return (
         type(addend) in PLAIN_TENSORS
         and addend.dtype is a.dtype
         and addend.get_device() == a.get_device()
-        and has_plain_keys(dispatch_keys(addend).raw_repr())
+        and has_only_dense_dispatch_keys(dispatch_keys(addend).raw_repr())
         and addend.dim() <= len(shape)
         and all(x in (1, y) for x, y in zip(reversed(addend.shape), reversed(shape), strict=False))
     )
 
 
 def are_valid_factors(alpha: Any, beta: Any, a: Any) -> bool:
-    """Return True if alpha and beta are numbers by which torch can multiply a matrix of the type of `a`."""
+    """Return True if torch can multiply a matrix of a's type by the numbers alpha and beta."""
     factors = alpha, beta
     return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
 
 
 def product_kind(where: str, a: Any, b: Any) -> ProductKind:
-    """Return the kind under which a report counts the product."""
+    """Return the ProductKind under which a report counts the product."""
     return ProductKind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

@@ -16,7 +16,7 @@ CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class CompiledHook:
-    """The functions of the compiled torch_hook.cpp."""
+    """The compiled functions of torch_hook.cpp."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -24,15 +24,21 @@ class CompiledHook:
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
     def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
-        """Set the smallest numbers of multiply-adds for which the hook calls Python."""
+        """Set the smallest numbers of multiply-adds of products for which the hook calls Python."""
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def forget_decline(self) -> None:
-        """Make the hook forget that the current product is declined; called only by the Python function of the hook."""
+        """Make the hook forget the decline of the current product.
+
+        Only the Python functions that the hook calls may call this.
+        """
         self.library.fmm_only_now()
 
     def install_operators(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
-        """Install the operators (name, index of the left operand); return an error message, empty on success."""
+        """Install the hook for these operators (name, index of the left operand).
+
+        Return an error message, empty on success.
+        """
         count = len(operators)
         names = (ctypes.c_char_p * count)(*(name.encode() for name, _ in operators))
         first = (ctypes.c_int * count)(*(index for _, index in operators))

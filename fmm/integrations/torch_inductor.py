@@ -1,9 +1,9 @@
-"""fmm as a candidate of Inductor's autotuning: torch.compile times fmm and its own kernels for mm.
+"""fmm as a candidate in Inductor's autotuning: for mm, torch.compile times fmm's product and Inductor's own kernels.
 
 If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. This candidate is for
-programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured; the modes reduce-overhead
-and max-autotune capture graphs, max-autotune-no-cudagraphs does not. Inductor accepts candidates for mm only, not for
-addmm or bmm. The candidate has no C++ name, so functions that are compiled to C++ cannot use it.
+programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured. The modes reduce-overhead
+and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor accepts external candidates
+for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are compiled to C++ cannot use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPORTED_FUNCTION = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
-    """Write the product of two matrices to `out`; Inductor calls this function in its timings and in compiled code."""
+    """Write the product of two matrices to `out`. Inductor calls this function in its timings and in compiled code."""
     is_counted = is_reporting() and not _is_compiling_here()
     if not (are_plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:
@@ -39,7 +39,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread and times candidates on its own test data."""
+    """Return True while Inductor compiles in this thread: it then times candidates on test data."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 

@@ -1,9 +1,9 @@
 """Installation of fmm in torch's dispatcher, below autograd, on CUDA devices or on the host.
 
 fmm registers a kernel at the device's dispatch key and calls torch's own kernel if no plan is faster. Gradients,
-nn.Linear, mixed precision, checkpoints and sharded tensors all call these operators, so fmm needs no code for them. A
-hook in C++ (torch_hook.cpp) declines small products without calling Python. If the hook cannot be compiled, a kernel in
-Python declines small products in a few microseconds.
+nn.Linear, mixed precision, checkpoints and sharded tensors all call the operators of the dispatcher. So fmm needs no
+extra code for these features. A hook in C++ (torch_hook.cpp) declines small products without calling Python. If the
+hook cannot be compiled, a kernel in Python declines small products in a few microseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from fmm.runtime.decisions.early_declines import (
 
 
 def install_on_cuda() -> UndoFunction:
-    """Install fmm on CUDA devices; create no CUDA context, since a process that forks must not have a context."""
+    """Install fmm on CUDA devices.
+
+    The installation creates no CUDA context, since a process with a context must not fork.
+    """
     if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
     if find_spec("cupy") is None:
@@ -46,12 +49,15 @@ def install_on_cuda() -> UndoFunction:
 
 
 def install_on_host() -> UndoFunction:
-    """Install fmm on the host."""
+    """Install fmm for tensors on the host."""
     return install_at_key("CPU")
 
 
 def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
-    """Install fmm at this dispatch key, with the C++ hook if possible; raise CannotInstallError before any change."""
+    """Install fmm at this dispatch key, with the C++ hook if possible.
+
+    If the installation is impossible, CannotInstallError is raised before any change.
+    """
     kernels = vendor_kernels(key)
     hook = torch_hook.load_compiled_hook() if compiled else None
     answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
@@ -63,11 +69,11 @@ def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
 
 _active_products: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
 _hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
-_implemented_keys: set[str] = set()  # dispatch keys for which fmm_hook has kernels
+_implemented_keys: set[str] = set()  # the dispatch keys for which torch's library fmm_hook has kernels
 
 
 def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction:
-    """Install the C++ hook, which calls `answers` for the products that the hook does not decline."""
+    """Install the C++ hook, which calls a function of `answers` for each product that the hook does not decline."""
     hook = answers.hook
     _define_hook_operators(key)
     _active_products[key] = answers
@@ -87,7 +93,10 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
 
 
 def _set_least_work(hook: CompiledHook) -> None:
-    """Set the smallest multiply-adds for which the hook calls Python; zero while a report counts all products."""
+    """Set the smallest number of multiply-adds for which the hook calls Python.
+
+    Set 0 while a report counts all products.
+    """
     hook.set_least_work(
         *(
             (0, 0, 0)
@@ -98,7 +107,10 @@ def _set_least_work(hook: CompiledHook) -> None:
 
 
 def _define_hook_operators(key: str) -> None:
-    """Define the operators that the hook calls; they stay defined, since a thread may call one after uninstallation."""
+    """Define the operators that the hook calls.
+
+    The operators stay defined, since a thread may call one after fmm is uninstalled.
+    """
     if not _hook_library:
         _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
         for operator in TORCH_OPERATORS:
@@ -125,10 +137,10 @@ _registered_kernels: list[Any] = []
 
 
 def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunction:
-    """Install kernels written in Python; they call torch's own kernel for the products that they decline."""
+    """Install kernels written in Python, which call torch's own kernel for the products that fmm declines."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that a kernel replaces another kernel
+        warnings.simplefilter("ignore")  # torch warns if a kernel replaces another kernel
         for operator in TORCH_OPERATORS:
             library.impl(
                 operator.name,
@@ -141,9 +153,9 @@ def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunctio
 
 
 def _make_python_kernel(operator: TorchOperator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
-    def run_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
+    def call_dispatcher_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
         rest = (options.get("beta", 1), options.get("alpha", 1)) if operator.left_index else ()
         result = answer(*operands, *rest, options.get("out"))
         return own.call_boxed(keys, *operands, **options) if result is None else result
 
-    return run_kernel
+    return call_dispatcher_kernel

@@ -1,6 +1,6 @@
-"""torch's product operators, torch's own kernels for them, and calls of torch that bypass an installed fmm.
+"""torch's product operators, torch's own kernels of these operators, and calls of torch that bypass an installed fmm.
 
-Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a form of these operators with `out` or in place.
+Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a variant of such an operator (with `out`, or in place).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
 @dataclass(frozen=True)
 class TorchOperator:
-    """An operator of aten, and the schema of its counterpart in torch's library fmm_hook, which may return None."""
+    """An operator of aten, and the schema of the operator of fmm_hook that replaces it and may return None."""
 
     name: str  # the operator's name in aten
     axes: int  # number of axes of each operand
     schema: str  # schema of the operator in torch's library fmm_hook
-    left_index: int = 0  # position of the left operand among the arguments
+    left_index: int = 0  # index of the left operand in the argument list
     in_place: bool = False  # True if the result overwrites the addend
 
     @property
     def python_name(self) -> str:
-        """The name of torch's function in Python; the form with `out` has the same name."""
+        """The name of torch's Python function for the operator; the variant with `out` has the same name."""
         return f"torch.{self.name.removesuffix('.out')}"
 
 
@@ -53,7 +53,7 @@ TORCH_OPERATORS = (
 
 
 def vendor_kernels(key: str) -> dict[str, Any]:
-    """Return operator name -> torch's own kernel at this dispatch key."""
+    """Return a dictionary from each operator's name to torch's own kernel at this dispatch key."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
@@ -65,12 +65,12 @@ def vendor_kernels(key: str) -> dict[str, Any]:
 
 # ---- fmm's own calls of torch
 
-bypass_state = threading.local()  # while the attribute `on` is True, this thread's calls of torch bypass fmm
+bypass_state = threading.local()  # while its attribute `on` is True in a thread, the thread's calls of torch bypass fmm
 
 
 @contextmanager
 def bypass_fmm() -> Iterator[None]:
-    """Let this thread's calls of torch run as if fmm were not installed."""
+    """Let this thread's calls of torch bypass fmm inside the `with` block."""
     before, bypass_state.on = getattr(bypass_state, "on", False), True
     try:
         yield
@@ -90,7 +90,10 @@ _active_undos: list[UndoFunction] = []
 
 
 def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
-    """Let fmm.matmul's fallback to torch bypass fmm until the returned function, an extension of `undo`, is called."""
+    """Let fmm.matmul's fallback to torch bypass fmm until the returned function is called.
+
+    The returned function also calls `undo`.
+    """
 
     def undo_installation() -> None:
         undo()
@@ -108,7 +111,10 @@ def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
 
 
 class HookedDeviceLibrary(TorchLibrary):
-    """The adapter for CUDA tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
+    """The adapter for CUDA tensors that torch's dispatcher passes to fmm.
+
+    torch's own kernel computes the vendor's product.
+    """
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
@@ -120,7 +126,10 @@ class HookedDeviceLibrary(TorchLibrary):
 
 
 class HookedHostLibrary(TorchHostLibrary):
-    """The adapter for host tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
+    """The adapter for host tensors that torch's dispatcher passes to fmm.
+
+    torch's own kernel computes the vendor's product.
+    """
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()

@@ -11,14 +11,15 @@ The leaf `vendor` is one call of the vendor's BLAS. The other leaves for floatin
 
 If a leaf cannot read the layout of an operand, the vendor's BLAS computes the product. `tile.huge` and similar names
 select another block strategy for float32 and float64. With the suffix `.plain`, tiles are copied to shared memory
-through registers. With `.texture`, tiles of the left operand are loaded through the read-only data path, as in
-tStrassen and tWinograd of Li, Ranka and Sahni.
+through registers. With the suffix `.texture`, tiles of the left operand are loaded through the read-only data path, as
+in tStrassen and tWinograd of Li, Ranka and Sahni.
 
-The leaf `bytes` multiplies 8-bit integers, and only below a level of residues (fmm.kernels.plans.levels.residues).
+The leaf `bytes` multiplies 8-bit integers. The leaf can only be below a level `residues`
+(fmm.kernels.plans.levels.residues).
 
-The suffix `.inner` of a leaf sets the layout of the last level's sums. Both operands of a leaf product are then
-contiguous along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n.
-On a CPU, sums always have the layouts of A and B.
+The suffix `.inner` of a leaf sets the layout of the last level's sums. With `.inner`, both operands of a leaf product
+are contiguous along the inner dimension k. With `.outer`, both operands are contiguous along the outer dimensions m and
+n. On a CPU, sums always have the layouts of A and B.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of leaf rates in a calibration
 LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt may use
 
-# Types that the leaf `tile` multiplies with gemm_simt.cuh or gemm_mma_f64.cuh. Both kernels can also form sums.
+# Types that the leaf `tile` multiplies with gemm_simt.cuh or gemm_mma_f64.cuh. The kernels gemm_simt.cuh and
+# gemm_mma_f64.cuh can also form sums.
 TILED_TYPES = tuple(FUSED_SIZES)
 WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wgmma.cuh, which cannot form sums
 # Block strategies of the kernel gemm_simt.cuh, as options of the leaf `tile`. The tuner's search tries the strategies
@@ -100,8 +102,8 @@ TILE_LEAF = Leaf(
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
     # Types that the leaf `tile` multiplies faster than the vendor. Measured on an H200: in float64, `tile` has 0.95 of
-    # cuBLAS's speed, and 0.78 with sums inside the kernel. TF32 needs transposed sums, and is slower than cuBLASLt's
-    # best algorithm.
+    # cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums, and is slower than
+    # cuBLASLt's best algorithm.
     candidate_types=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes; the kernel reads rows without this alignment one entry at a time
     forms=("inside", "alone", "one pass", "outer"),

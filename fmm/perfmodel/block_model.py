@@ -1,12 +1,13 @@
 """Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
-The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Counts
-cite the numbers of the paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the slowest
-resource determines the time. The model extends the paper's model in three respects. Reads of shared memory and other
-instructions need issue slots, like multiply-adds. A warp waits at every tile while other warps of the multiprocessor
-run. In the last round a multiprocessor has fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks computes the
-paper's bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks that
-fall at the power limit. For float64 the model counts only whole rounds of tiles over the multiprocessors.
+The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). The
+docstrings of counts name the paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the
+slowest resource determines the time. The model extends the paper's model in three respects. First, reads of shared
+memory and other instructions take issue slots from the multiply-adds. Second, a warp waits at every tile, and other
+warps of the multiprocessor run meanwhile. Third, a multiprocessor may run fewer thread blocks than fit in the last
+round of tiles. fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the
+sharing of the L2 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model
+counts only the number of rounds of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from fmm.kernels.cuda.products.split_k import (
 from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
-OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): numbers of blocks of A, B and C that one product touches
+# (W_A, W_B, W_C): the number of blocks of A, of B and of C that one product touches
+OperandBlocks = tuple[int, int, int]
 # the dimensions ("inner" or "outer") along which A and B are contiguous
 ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]
 Shape = tuple[int, int, int]  # (m, k, n)
@@ -50,7 +52,7 @@ FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32 number; float32 n
 
 # The next three numbers are counted in the machine code for sm_90.
 COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
-LOOP_INSTRUCTIONS = 50  # further instructions of a thread for each tile
+LOOP_INSTRUCTIONS = 50  # all other instructions of a thread for each tile
 UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does not count
 
 
@@ -88,18 +90,18 @@ def global_memory_elements(s: TileSizes, w: OperandBlocks, k: int) -> int:
 def shared_memory_elements(s: TileSizes, k: int) -> int:
     """Return the elements that move to and from shared memory (Equation 14).
 
-    Blocks are added on the way to shared memory, so that W_A and W_B are no factors.
+    Blocks are added on the way to shared memory, so the count does not depend on W_A and W_B.
     """
     return sum(tile_load_elements(s, k)) + sum(fragment_load_elements(s, k))
 
 
 def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
-    """Return the registers of accumulator, fragments and prefetched A and B, in elements (left side of Equation 16)."""
+    """Return the registers for accumulator, fragments and prefetched A and B, in elements (left-hand side of (16))."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
 def shared_tile_elements(s: TileSizes) -> int:
-    """Return the number of elements of the tiles of A and B in shared memory (left side of Equation 17)."""
+    """Return the number of elements of the tiles of A and B in shared memory (left-hand side of Equation 17)."""
     return (s.m_s + s.n_s) * s.k_s
 
 
@@ -111,11 +113,11 @@ class OperandTile:
     """A tile of A or B: its size, its layout, and the number of blocks that are added up in the tile.
 
     Blocks of a sum are copied to shared memory one by one, read again and added; then the sum is written to shared
-    memory. Lines along the inner dimension are padded in shared memory, so that a write takes two passes. A thread
-    reads four steps of a line along the inner dimension at once.
+    memory. Lines along the inner dimension are padded in shared memory; because of the padding a write takes two
+    passes. A thread reads four consecutive elements of a line along the inner dimension in one access.
     """
 
-    tile: int  # elements of the tile
+    tile: int  # number of elements of the tile
     piece: int  # number of rows of A's tile, or of columns of B's tile, that one thread multiplies
     blocks: int
     inner: bool  # True if lines of the tile are contiguous along the inner dimension
@@ -124,19 +126,19 @@ class OperandTile:
 
     @property
     def copies_per_thread(self) -> int:
-        """The number of wide memory accesses of a thread to copy its share of one block's tile."""
+        """The number of wide memory accesses by which a thread copies its share of one block's tile."""
         return -(-self.tile // WIDE_ACCESS_FLOATS // self.threads)
 
     @property
     def instructions_per_thread(self) -> int:
-        """The instructions of a thread for copies of the tile, and for sums the reads, additions and writes."""
+        """The number of a thread's instructions to copy the tile, and for a sum also to read, add and write."""
         stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)
 
     @property
     def shared_memory_elements(self) -> int:
-        """The elements that move to and from shared memory until the tile can be used."""
+        """The number of elements that move to and from shared memory until the tile can be used."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
@@ -146,7 +148,7 @@ class OperandTile:
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_read_count(self, depth: int) -> int:
-        """Return the number of a thread's reads of shared memory for fragments of `depth` steps."""
+        """Return the number of reads of shared memory that a thread needs for fragments of `depth` steps."""
         width = (
             WIDE_ACCESS_FLOATS if self.has_burst_reads or self.piece % WIDE_ACCESS_FLOATS == 0 else 2 - self.piece % 2
         )
@@ -170,8 +172,8 @@ def operand_tiles(
 def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) -> int:
     """Return the number of thread blocks that a multiprocessor holds at a time.
 
-    Equation 16 and UNCOUNTED_REGISTERS count the registers. Equation 17 counts the shared memory of each stage and
-    copy.
+    A thread needs the registers of Equation 16 and UNCOUNTED_REGISTERS more. A thread block needs the shared memory of
+    Equation 17 for each stage, and more for copies of summed blocks.
     """
     registers = min(registers_needed(s, w) + UNCOUNTED_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
@@ -186,8 +188,8 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
 def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
-    The cycles are the number of instructions, or the time of the multiply-adds if the chip has too few multiply-add
-    lanes.
+    The cycles equal the number of instructions, or the time of the multiply-adds if the chip has few multiply-add
+    units.
     """
     adds = s.m_r * s.n_r * s.k_s
     slots = (
@@ -199,10 +201,10 @@ def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Ch
 
 
 def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float) -> float:
-    """Return the cycles that a single warp on a scheduler waits at every tile; `touched` is the bytes of all operands.
+    """Return the cycles that a single warp on a scheduler waits at every tile; `touched`: bytes of all operands.
 
-    Fragments of four steps that a thread reads at once must arrive during one step of multiply-adds. The warp waits
-    longer where the reads take longer than the multiply-adds.
+    If a thread reads the fragments of four steps at once, the fragments must arrive during one step of multiply-adds.
+    The warp waits longer if the reads take longer than one step of multiply-adds.
     """
     step = ceil(s.thread_count / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
@@ -278,7 +280,7 @@ def launch_seconds(
     """Return the seconds of `count` equal products in one launch; operands are in the L2 cache if they fit.
 
     The launch ends when the multiprocessor with the most tiles ends. A multiprocessor computes as many tiles at a time
-    as fit, and then writes C (Equation 10).
+    as fit, and then writes their entries of C (Equation 10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:
@@ -309,18 +311,19 @@ def fastest_float32_tile(
     triangle: bool = False,
     of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` float32 products, or with `triangle` for their triangles."""
+    """Return the fastest tile sizes for `count` float32 products; with `triangle` one triangle of each is computed."""
     fitting = [s for s in of if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
 
 
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
-    """Return the entries of C that the busiest multiprocessor computes; fewer entries mean less time in float64.
+    """Return the number of entries of C that the busiest multiprocessor computes; fewer take less time in float64.
 
-    The count leaves out the beginning and end of tiles, and all memory traffic.
+    The number leaves out the time to begin and end a tile, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
-    # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as with MIN_BUSY_SM_THREADS.
+    # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as one with MIN_BUSY_SM_THREADS
+    # threads.
     alone = max(last, MIN_BUSY_SM_THREADS / s.thread_count) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
@@ -342,7 +345,7 @@ FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes,
 
 
 def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product by the TMA kernel; the rate is that of strategy Square times `s.rate`."""
+    """Return the seconds of a product by the TMA kernel; its rate is the rate of strategy Square times `s.rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
@@ -364,7 +367,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model in the form of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
+    """The block model, as an implementation of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
@@ -385,5 +388,5 @@ BLOCK_MODEL = BlockModel()
 
 @lru_cache(maxsize=256)
 def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
-    """Return the target for recording plans on this chip; the block model selects open tile sizes."""
+    """Return the target for recording plans on this chip; the block model selects tile sizes that plans leave open."""
     return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

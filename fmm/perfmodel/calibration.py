@@ -21,52 +21,55 @@ from fmm.problem import Problem
 class ProductRate:
     """The rate of products of one element type, and the corrections of this rate for sizes and alignment.
 
-    A batch of b vendor products m x k x n takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n) seconds. F is
-    the batch's flops over the field `flops`, with m and n rounded up to whole tiles. fmm.perfmodel.predict describes
-    the whole formula.
+    A batch of b products m x k x n by the vendor takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n)
+    seconds. F is the batch's flops divided by the field `flops`, with m and n rounded up to whole tiles.
+    fmm.perfmodel.predict describes the whole formula.
     """
 
-    flops: float  # flop/s of a product so large that starting, filling the device and reading operands cost nothing
-    fill: float  # number of entries of C with which the device is half busy
-    pipe: float  # steps along the inner dimension with which half of the time is start-up
+    # flop/s of a very large product: the time to start, to fill the device and to read operands is negligible
+    flops: float
+    fill: float  # number of entries of C with which a product reaches half of the rate `flops`
+    pipe: float  # number of steps along the inner dimension with which start-up takes half of the time
     rows: float = 0.0  # number of rows of C with which reading B takes as long as multiplying
     cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
     # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
     memory: float = 0.0
     # `unaligned`, `odd`, `alone` and `copied` are factors on the time of a product; 1 means no loss.
-    # factor if all rows begin at multiples of 4 bytes, but not all rows at multiples of 16 bytes
+    # factor on the time of a product if all rows begin at multiples of 4 bytes, but some rows do not begin at multiples
+    # of 16 bytes
     unaligned: float = 1.0
-    odd: float = 1.0  # factor on the time of a product if not all rows begin at multiples of 4 bytes
+    odd: float = 1.0  # factor on the time of a product if some rows do not begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of products of aligned copies of unaligned operands. (Measured on an H200 for `copied`: 0.9 in
-    # bfloat16, 0.94 in float64, 0.99 in float32. A device at its power limit clocks higher after a slow product of
-    # unaligned operands.)
+    # Factor on the time of products of aligned copies of unaligned operands. On an H200 `copied` is 0.9 in bfloat16,
+    # 0.94 in float64 and 0.99 in float32. A device at its power limit clocks higher after a slow product of unaligned
+    # operands.
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
-    tile: float = 1.0  # rows and columns of a tile of the kernel; C is computed in whole tiles
-    width: float = 0.0  # columns of a tile of the kernel; 0: as many columns as rows
+    tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles
+    width: float = 0.0  # number of columns of a tile of the kernel; 0: as many columns as rows
     # `slots` tiles run at a time: fewer tiles take as long as `slots` tiles, since one thread block computes each tile.
     # `slots` is 0 for the vendor's kernels, which cut a product along the inner dimension to fill the device.
     slots: float = 0.0
     # The number of multiprocessors. The vendor computes C in tiles of several sizes, one tile on each multiprocessor at
-    # a time. Where C has few rounds of tiles, the model counts whole rounds instead of `fill`. `sms` is 0 if measured
+    # a time. If C takes few rounds of tiles, the model counts whole rounds instead of `fill`. `sms` is 0 if measured
     # times show no whole rounds.
     sms: float = 0.0
     # The number of thread blocks that run at a time in the kernel of three float16 products. Each thread block computes
-    # tile after tile, so that the model counts whole rounds of tiles instead of `fill`, `tile` and `slots`. `blocks` is
-    # 0 if the vendor multiplies the planes.
+    # tile after tile; the model therefore counts whole rounds of tiles instead of `fill`, `tile` and `slots`. `blocks`
+    # is 0 if the vendor multiplies the planes.
     blocks: float = 0.0
-    start: float = 0.0  # additional seconds of each start of a leaf with several kernels, which fills the device slowly
-    # The time of the tiled kernel over the vendor's time for a very large product. If `tiled` is 0, the kernel was not
-    # measured, and no plan with the tiled kernel is chosen.
+    # additional seconds at each start of a leaf with several kernels, since the leaf fills the device slowly
+    start: float = 0.0
+    # The time of the tiled kernel divided by the vendor's time, for a very large product. If `tiled` is 0, the kernel
+    # was not measured, and no plan with the tiled kernel is chosen.
     tiled: float = 0.0
     # Factor on the time of the tiled kernel for rows that do not begin at multiples of the kernel's widest access. If
     # `tiled_odd` is 0, the factor was not measured, and no plan is chosen in which the tiled kernel reads unaligned
     # rows.
     tiled_odd: float = 0.0
-    waves: float = 0.0  # number of tiles of the tiled kernel with which the device is half busy
-    # The number of multiply-adds that take the time of one addition inside the tiled kernel, to an operand or to a
-    # block of C.
+    waves: float = 0.0  # number of tiles with which the tiled kernel reaches half of its rate
+    # The number of multiply-adds that take as long as one addition inside the tiled kernel, to an operand or to a block
+    # of C.
     inside: float = 0.0
     # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole
     # product's time. (On an H200 the share is 0.50 in float32 and 0.63 in float64.)
@@ -74,11 +77,12 @@ class ProductRate:
     # With fewer than `half_least` steps along the inner dimension, the share is `half_below` instead of `half`.
     half_least: float = 0.0
     half_below: float = 1.0
-    # For several triangles one after the other: with this number of rows a triangle takes twice as long, since its last
-    # round has few tiles.
+    # With `half_apart` rows, each of several consecutive triangles takes twice as long, since its last round has few
+    # tiles.
     half_apart: float = 0.0
-    # `half_by_tiles` is the share of a very large triangle by fmm's own kernels; 1 means not measured. With `half_edge`
-    # rows, whole tiles on the diagonal and an incomplete last round double the time of the triangle.
+    # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
+    # 1 means not measured. With `half_edge` rows, whole tiles on the diagonal and an incomplete last round double the
+    # time of the triangle.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 
@@ -102,30 +106,30 @@ class Calibration:
     source: str
     rates: Mapping[str, ProductRate] = field(hash=False)
     stream: float  # bytes/s that sums read and write
-    small: float = 0.0  # bytes of traffic with which one pass of a sum reaches half of `stream`
+    small: float = 0.0  # bytes of traffic with which one pass of a sum reaches half of the rate `stream`
     launch: float = 0.0  # seconds of each launch of a product or sum
-    overlap: float = 0.0  # share of the time of sums below an overlapped level that is hidden behind products
+    overlap: float = 0.0  # share of the time of sums that products hide, for sums below an overlapped level
     batches: bool = False  # True if equal products of a batched level start together, as on a GPU
-    # A plan is chosen only if its predicted time is below the vendor's by the share `margin`. For products by fmm's own
-    # kernels the share is `tiled_margin`, since their predicted time is less certain.
+    # A plan is chosen only if its predicted time is below the vendor's time by at least the share `margin`. For
+    # products by fmm's own kernels the share is `tiled_margin`, since their predicted time is less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
-    # `sequential`, `ragged`, `scalar`, `parts` and `deep` are the shares of the rate `stream` that slower kinds of sums
-    # reach.
+    # Some kinds of sums are slower than the rate `stream`: they reach the share `sequential`, `ragged`, `scalar`,
+    # `parts` or `deep` of `stream`.
     sequential: float = 1.0  # share for the sums of sequential levels
-    ragged: float = 1.0  # share for sums on rows that do not begin on cache lines
+    ragged: float = 1.0  # share for sums on rows that do not begin at the beginning of a cache line
     scalar: float = 1.0  # share for sums on rows that a kernel must move one number at a time
     parts: float = 1.0  # share for sums of real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # share for sums of three levels in one pass, which leave registers for few threads
-    host: float = 0.0  # smallest number of seconds of the host to start one product
-    # The fields that begin with `call` are the smallest numbers of seconds of the host for a user's call. A recurring
-    # call takes at least the host's seconds, however short the device's work is. The tuner measures launches alone; a
+    host: float = 0.0  # shortest time of the host to start one product, in seconds
+    # The fields that begin with `call` are the shortest times of the host for a user's call, in seconds. A recurring
+    # call takes at least the host's time, even if the device finishes earlier. The tuner measures launches alone; a
     # user's call also runs Python code.
     call_of_library: float = 0.0  # host seconds for the library's own product
     # host seconds for plans with levels or with a leaf of several launches: a CUDA graph is replayed with new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
-    # host seconds for the leaf `small`: a look-up, and one launch without the vendor's library
+    # host seconds for the leaf `small`, which needs one look-up, and one launch without the vendor's library
     call_of_small: float = 0.0
     # shortest allowed side of leaf products in rows; the formula is wrong for shorter sides
     least: float = 0.0
@@ -133,8 +137,8 @@ class Calibration:
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
-    # Measured bounds on the number of levels, by baseline; plans above another baseline have no bound. The thresholds
-    # in a config contain the bounds on the number of levels.
+    # Measured bounds on the number of levels, by baseline, the plan without its levels; plans with another baseline
+    # have no bound. The thresholds in a config contain the bounds on the number of levels.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
@@ -159,8 +163,8 @@ class Calibration:
     def find_rate(self, dtype: str) -> ProductRate | None:
         """Return the rate of an element type, or None if the calibration has no such rate.
 
-        A flop of a real product takes about as long as a flop of a complex product of the same precision. A rate of the
-        complex type therefore serves the real type, except for the tiled kernel.
+        A flop of a real product takes about as long as a flop of a complex product of the same precision. A rate of a
+        complex type also serves its real type, without the tiled kernel's numbers.
         """
         if (found := self.rates.get(dtype)) is not None:
             return found

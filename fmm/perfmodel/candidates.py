@@ -1,8 +1,8 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A form of plans combines a level and a leaf in several patterns. Each level names the forms in which the level is
-compared; the file of an algorithm does so in the line `consider`. Each leaf names the forms that the leaf may end. New
-levels and leaves are therefore compared without a change of this module.
+A form of plans combines a level and a leaf in several patterns. Each level names its forms; an algorithm's file names
+the forms in the line `consider`. Each leaf names the forms that may end in the leaf. New levels and leaves are
+therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -36,9 +36,9 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A form of plans: text patterns with a level, which a leaf ends.
+    """A form of plans: text patterns that contain a level; a leaf is appended to each pattern.
 
-    `{a}` in a pattern stands for the level; the leaf follows at the end. Texts that are no valid plans are skipped.
+    `{a}` in a pattern stands for the level; the leaf is appended at the end. Texts that are no valid plans are skipped.
     """
 
     name: str
@@ -82,9 +82,9 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
         7**3,
-        # Several levels in one pass compute every sum separately. Winograd's shared sums then save no traffic and cost
-        # registers. On an H200 Winograd's levels in one pass are never faster than Strassen's; three levels are half as
-        # fast.
+        # If one pass runs several levels, the pass computes every sum separately. In one pass, Winograd's shared sums
+        # save no traffic and need more registers. On an H200 Winograd's levels in one pass are never faster than
+        # Strassen's levels, and three of them are half as fast.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -120,10 +120,10 @@ CANDIDATE_FORMS: Final = (
 )
 
 
-# Patterns of levels that may be put above any candidate on a GPU. Levels that run one product after the other need the
+# These patterns of levels may be put above any candidate on a GPU. Levels that run one product after the other need the
 # smallest workspace. On an H200 in float32 at n = 65536, one sequential, two overlapped and three one-pass levels have
-# 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three levels in one pass have 1.67
-# times cuBLAS's speed with 31 GiB. Plans without sequential levels need 156 GiB.
+# 1.96 times cuBLAS's speed and 51 GiB of workspace. Two sequential levels above three levels in one pass have 1.67
+# times cuBLAS's speed and 31 GiB of workspace. Plans without sequential levels need 156 GiB of workspace.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -137,9 +137,9 @@ OUTER_LEVEL_PATTERNS: Final = (
 
 
 def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
-    """Return the candidates of a GPU, which starts batches of products together, or with `batches` False of a CPU.
+    """Return the candidates of a GPU, or of a CPU if `batches` is False; a GPU starts the products of a batch together.
 
-    With `gram` the candidates are those for self-adjoint products such as A^T A.
+    If `gram` is True, the candidates are plans for self-adjoint products such as A^T A.
     """
     device = "cuda" if batches else "cpu"
     return gram_candidates(device) if gram else candidate_plans(device)
@@ -171,10 +171,10 @@ def peer_plans(device: str) -> tuple[Plan, ...]:
 
 
 def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
-    """Yield the given plans, each below a level such as `3m` that replaces complex or scaled numbers.
+    """Yield each of `plans` below a level that changes the type or scale of numbers, such as `3m` for complex numbers.
 
-    A level with a batch of products is followed by a leaf alone. On a CPU all traversals of the level run alike, except
-    the traversal with the smallest workspace.
+    A level with a batch of products is only put above plans without levels. On a CPU no plan has a level with a batch
+    or with extra streams, since a CPU runs such a level like other traversals.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.is_batched or first.needs_extra_streams):
@@ -197,7 +197,7 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans of all forms with this name; `leaf_forms` returns the names of the forms that a leaf may end."""
+    """Return the plans of all forms with this name; `leaf_forms` returns the forms that may end in a leaf."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -209,13 +209,13 @@ def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[s
 # ---- candidates of self-adjoint products
 
 
-# The numbers of cuts of a self-adjoint product that are tried, by device. A CPU's BLAS gains nothing from more cuts
-# into small blocks.
+# For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
+# more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
 # names of the forms of plans for the products below the diagonal
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
-# The form of a leaf that computes a whole triangle of C, but not the blocks of a triangle.
+# The name of the form for a leaf that computes a whole triangle of C, but not the blocks of a triangle.
 TRIANGLE_ONLY_FORM: Final = "half"
 
 
@@ -258,7 +258,7 @@ def device_leaves(device: str) -> list[Leaf]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def candidate_levels() -> tuple[CandidateLevel, ...]:
-    """Return the levels of which candidates consist; levels that need less workspace come last."""
+    """Return the levels that candidates use; levels that need less workspace come last."""
     levels = [level for kind in LEVEL_KINDS for level in kind.candidates()]
     return tuple(sorted(levels, key=lambda level: level.lean))
 
@@ -295,30 +295,31 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 
 # ---- levels above candidates, until the workspace suffices
 
-# A level that runs one product after the other holds the temporaries of one product. The products below a level with
-# halved sides are an eighth as large. Thousands of compositions of levels are possible. Compositions are built level by
-# level from the outermost level inwards. Among compositions that leave products of equal size, a composition is dropped
-# if another composition is better in time, workspace and error.
+# A level that runs one product after the other holds the temporaries of one product at a time. Below a level that
+# halves all sides, each product has an eighth of the flops. Thousands of compositions of levels are possible.
+# Compositions are built level by level from the outermost level inwards. Of two compositions that leave products of
+# equal size, one is dropped if the other is better in time, workspace and error.
 
 MAX_OUTER_LEVELS = 3
 MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predicts the time
-# If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly. Step
-# tables have the second share, since step tables need up to 1.4 times the estimate if blocks at the edge are smaller.
+# If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly.
+# STEP_TABLE_EXACT_COUNT_SHARE applies to step tables, which need up to 1.4 times the estimate if blocks at the edge are
+# smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
-# The product of the error growths of outer levels and inner plan may exceed a composition's growth by up to this
-# factor.
+# Outer levels and an inner plan are composed if the product of their error growths exceeds the limit by at most this
+# factor. The composition's own error growth may be smaller than the product.
 ERROR_GROWTH_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
 class OuterLevels:
-    """Levels from the outermost inwards, the products below these levels, and the cost of the levels themselves."""
+    """A sequence of levels, outermost first, with the cost of the levels and the sides of the products below them."""
 
     levels: tuple[Level, ...]
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden_sum_share` is the hidden share
+    # seconds that a second stream may hide, included in `seconds`; `InnerPlan.hidden_sum_share` is the hidden share
     overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
@@ -326,7 +327,7 @@ class OuterLevels:
     has_tables: bool = False  # True if one of the levels is a step table
 
     def is_dominated_by(self, other: OuterLevels) -> bool:
-        """Return True if `other` is at least as good in every quantity, for any share of hidden sums."""
+        """Return True if `other` is at least as good in every quantity, whatever share of the sums is hidden."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
         better = faster and other.workspace <= self.workspace and other.streams <= self.streams
@@ -338,14 +339,14 @@ class InnerPlan(NamedTuple):
 
     plan: Plan
     seconds: float
-    overlappable: float  # the part of `seconds` that a second stream may hide
-    hidden_sum_share: float  # the share of the overlappable seconds of inner plan and outer levels that is hidden
+    overlappable: float  # seconds that a second stream may hide, included in `seconds`
+    hidden_sum_share: float  # the hidden share of the overlappable seconds, for inner plan and outer levels
     workspace: float
     error_growth: float
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast compositions by number."""
+    """Outer levels above an inner plan; compositions are sorted by `seconds`, and by `number` if equally fast."""
 
     seconds: float
     number: int
@@ -397,7 +398,7 @@ def compose_levels(
 def _append_level(
     outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration
 ) -> Iterator[OuterLevels]:
-    """Yield the outer levels with `level` as the innermost level, if `level` can run there."""
+    """Yield `outer` with `level` added as its innermost level, if `level` can run below `outer`."""
     with suppress(PlanError):
         levels = (*outer.levels, level)
         if (growth := _levels_error_growth(levels, problem.dtype)) is None:
@@ -423,7 +424,7 @@ def _append_level(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
-    """Return the error growth of a sequence of levels for all sides; None if the levels cannot follow each other."""
+    """Return the error growth of a sequence of levels, which holds for all sides; None if the sequence is invalid."""
     try:
         return expected_error_growth(Plan(levels), dtype)
     except PlanError:
@@ -431,7 +432,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the outer levels that no others with products of equal size dominate; the first of equally good ones."""
+    """Return the elements that no other element dominates, among elements with products of equal size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

@@ -32,7 +32,7 @@ LeafCounts = tuple[tuple[Shape, int], ...]  # pairs of a shape (m, k, n) and the
 class Cost:
     """The exact counts of one plan on one problem; bytes are counted with the problem's item size."""
 
-    # sum of 2mkn over the leaf products of any type; about half of 2mkn where one triangle of C is computed
+    # sum of 2mkn over the leaf products of any type; about half of 2mkn for a product with one computed triangle of C
     flops: int
     additions: int  # number of elements that sums add or subtract
     bytes_read: int  # number of bytes that the sums of all levels read
@@ -43,7 +43,8 @@ class Cost:
     leaves: LeafCounts
     workspace: int  # bytes of temporaries at the peak
     depth: int  # number of levels of the plan
-    triangles: LeafCounts = ()  # self-adjoint leaf products: a leaf computes one triangle of each product
+    # shapes and numbers of the self-adjoint leaf products; a leaf computes one triangle of each product
+    triangles: LeafCounts = ()
 
     @property
     def total_bytes(self) -> int:
@@ -52,7 +53,7 @@ class Cost:
 
     @property
     def arithmetic_count(self) -> int:
-        """The operations as Li, Ranka and Sahni count: 2mkn - mn for each product, and the additions of the sums."""
+        """The number of operations as Li, Ranka and Sahni count: 2mkn - mn for each product, plus additions of sums."""
         starts = sum(m * n * times for (m, k, n), times in self.leaves if k)
         starts += sum(triangle_elements(m) * times for (m, k, _), times in self.triangles if k)
         return self.flops - starts + self.additions
@@ -134,7 +135,7 @@ class _CountingRules(NamedTuple):
 
 
 class _CostTally(NamedTuple):
-    """The counts of one level of a plan with everything below; the fields have the meaning of the fields of `Cost`."""
+    """The counts of one level of a plan and of all levels below; the fields have the meaning of `Cost`'s fields."""
 
     additions: int
     bytes_read: int
@@ -191,8 +192,8 @@ def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Coun
 def _fused_level_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     """Return the counts of a fused level: the product kernels compute the sums and apply alpha and beta.
 
-    Repeated reads of a block mostly hit a cache and are not counted. Where products add to C atomically, one launch
-    first multiplies C by beta.
+    Repeated reads of a block mostly hit a cache and are not counted. If products add to C atomically, one launch first
+    multiplies C by beta.
     """
     level, c = count_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
@@ -237,11 +238,11 @@ def _merge_leaf_counts(found: Sequence[tuple[LeafCounts, int]]) -> LeafCounts:
 def _launches_saved_by_batches(
     plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool
 ) -> int:
-    """Return the number of launches that batches save: of the leaf products of each shape, all but one."""
+    """Return the number of launches that batches save: all but one of the leaf products of each shape."""
     if not plan.levels or plan.inner_plan.levels:
         return 0
     first = plan.levels[0]
-    if first.has_fused_sums:  # empty blocks are not launched
+    if first.has_fused_sums:  # empty blocks need no launch
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
         return max(calls - first.launch_count, 0)
     if not (first.is_batched or (batched and first.has_independent_products)):

@@ -1,12 +1,12 @@
-"""Estimate the error growth of a plan on given matrices: the ratio of its expected error to the vendor's error.
+"""Estimate the error growth of a plan on given matrices: the plan's expected error divided by the vendor's error.
 
 Errors are measured in the Frobenius norm. A leaf product is modelled as a classical product in which every partial sum
-is rounded. The variance of its error is then the sum of the squares of all partial sums. Random vectors estimate the
-squares of partial sums without a product of matrices. The estimate includes the effects of sums of blocks:
-cancellation, large rows added to small rows, and positive numbers that lose their sign.
+is rounded. The variance of a leaf product's error is therefore the sum of the squares of all partial sums. Random
+vectors estimate the squares of partial sums without a product of matrices. The estimate includes the effects of sums of
+blocks: cancellation, large rows added to small rows, and positive numbers that lose their sign.
 fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal size. The
-model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product.
-Rows and columns beyond the last whole block are left out too.
+model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product. The
+model also leaves out rows and columns beyond the last whole block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DataTransform = Scheme | None  # a scheme; None for a level that replaces a comp
 # Number of terms that a product adds up before a new partial sum begins; complex products have half this number. (A
 # complex product has the errors of its four real products, and each real product has its own partial sums.)
 PARTIAL_SUM_TERMS = 256
-SAMPLED_SUM_STEP = 32  # step between the partial sums that are estimated
+SAMPLED_SUM_STEP = 32  # number of terms between two estimated partial sums
 RANDOM_VECTOR_COUNT = 4  # number of random vectors of an estimate
 
 
@@ -69,7 +69,7 @@ def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, piec
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
         p, q, r = (_variance_of_error(rest, *pair, piece, rng) for pair in pairs)
-        return 2 * p + 2 * q + r  # the real part is P - Q, the imaginary part R - P - Q
+        return 2 * p + 2 * q + r  # the real part of C is P - Q, the imaginary part is R - P - Q
     lefts, rights = _split_blocks(a, first.m, first.k), _split_blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)

@@ -1,7 +1,7 @@
 """Build the default calibrations of untuned devices: of a CPU from conservative ratios, of a GPU from its datasheet.
 
-Choices on a device use the default calibration until the device is tuned. The numbers come from measurements on a few
-machines, and comments name the machine. `with_integer_rates` also completes the calibration of a tuned CPU.
+fmm chooses plans by the default calibration until the device is tuned. The numbers come from measurements on a few
+machines, and the comments name these machines. `with_integer_rates` also completes the calibration of a tuned CPU.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 # ---- CPUs
 
 # The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. Two cores of a server have the ratio 9 in
-# float64 and 18 in float32. The values of the table are higher, so that a chosen plan pays on machines with slow memory
-# too.
+# float64 and 18 in float32. The values in BLAS_FLOPS_PER_BYTE are higher, so that a chosen plan is also faster on
+# machines with slow memory.
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices depend on ratios of rates only
 # NumPy's loops over every second number use no vector instructions: two cores with AVX-512 reach 0.49 to 0.73 of the
-# rate.
+# rate of contiguous sums.
 CPU_COMPLEX_PARTS_SHARE = 0.5
-# The time of syrk with fmm's copy of the triangle, as a share of gemm's time. (Measured in float64: 0.545 at 4096 and
-# 0.51 at 8192; in float32: 0.65 at 4096.)
+# The time of syrk with fmm's copy of the triangle, as a share of gemm's time. The measured share in float64 is 0.545 at
+# 4096 and 0.51 at 8192, and in float32 0.65 at 4096.
 CPU_SYRK_TIME_SHARES = {"float64": 0.53, "float32": 0.65}
 BUILT_IN_SOURCE_TEXT = "built-in recursion point, device not tuned"
 
@@ -90,14 +90,14 @@ def with_integer_rates(found: Calibration) -> Calibration:
     return replace(found, rates=MappingProxyType(rates))
 
 
-# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS passes a step to a
-# thread, IDLE_SECONDS begins and ends a plan, and SPIN_SECONDS is lost to OpenBLAS's other thread. OpenBLAS's other
-# thread spins for 2^28 clock ticks after a product, which is 0.1 s of half a core.
+# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS is the time to pass a
+# step to a thread. IDLE_SECONDS is the time to begin and end a plan. SPIN_SECONDS is the time lost to OpenBLAS's other
+# thread. OpenBLAS's other thread spins for 2^28 clock ticks after a product, and takes half of a core for 0.1 s.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
 def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
-    """Return a CPU's calibration with `lanes` products at a time, the starting values of a fit."""
+    """Return a CPU's calibration for `lanes` products at a time, with the starting values of a fit."""
     return (
         replace(found, lanes=lanes, launch=HAND_OVER_SECONDS, idle=IDLE_SECONDS, spin=SPIN_SECONDS)
         if lanes > 1
@@ -109,7 +109,8 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 
 # The shares of the datasheet's peak and bandwidth that the vendor's products and the sums reach on large problems. On
 # an H200 products reach 0.76 to 0.80 of the peak in float32 and 0.80 to 0.94 in float64. Products reach 0.70 to 0.78 of
-# the peak in bfloat16 and 0.68 to 0.73 in TF32. Splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.
+# the peak in bfloat16 and 0.68 to 0.73 in TF32. Splitting operands reaches 0.65 to 0.8 of the bandwidth, and joining
+# results 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
 # The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
@@ -120,19 +121,19 @@ SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
 MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
 LAUNCH_SECONDS = 4e-6
-# The host's seconds for a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another
-# leaf. On the hosts of three H200s the vendor's product takes 13 to 23 us, another leaf 43 to 60 us. A plan with levels
-# takes 60 to 74 us in the first few calls, which launch one kernel after the other. Later calls replay a CUDA graph in
-# 17 to 31 us, or in 35 to 60 us with operands at new addresses. results/nvidia-h200/host.json has the times in the
-# table `host`. No tuning measures the host's seconds. Choices for products below 0.1 ms may therefore be poorer on a
-# slower host.
+# The host's seconds for a recurring call of torch or CuPy: LIBRARY_CALL_SECONDS for the vendor's product,
+# PLAN_CALL_SECONDS for a plan with levels, LEAF_CALL_SECONDS for another leaf. On the hosts of three H200s the vendor's
+# product takes 13 to 23 us, and another leaf takes 43 to 60 us. A plan with levels takes 60 to 74 us in the first few
+# calls, which launch one kernel after the other. Later calls replay a CUDA graph in 17 to 31 us, or in 35 to 60 us with
+# operands at new addresses. results/nvidia-h200/host.json has the times in the table `host`. No tuning measures the
+# host's seconds. Choices for products that take less than 0.1 ms may therefore be poorer on a slower host.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s a call with 64
-# or 256 rows takes 17 to 30 us. With cuBLAS's syrk a call for 1024 rows in float64 takes 66 to 78 us, and the device
-# works for 42 us. results/nvidia-h200/host-transposed.json has the times.
+# or 256 rows takes 17 to 30 us. With cuBLAS's syrk, a call for 1024 rows in float64 takes 66 to 78 us, although the
+# device works for only 42 us. results/nvidia-h200/host-transposed.json has the times.
 SMALL_LEAF_CALL_SECONDS = 25e-6
-# The share of the time of overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1
-# to 5 % of a plan's time.)
+# The share of the time of overlapped sums that products hide. On an H200 an overlapped outer level saves 1 to 5 % of a
+# plan's time.
 HIDDEN_SUMS_SHARE = 0.25
 # The factors on the time of products with unaligned rows, and of TF32's products in a batch, measured on an H200.
 UNALIGNED_TIME_FACTORS = {
@@ -145,28 +146,30 @@ UNALIGNED_TIME_FACTORS = {
 }
 ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
-# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. For
-# held-out float32 products on an H200, of middle size and thin, the formula with rounds has a median error of 3 % and a
-# third quartile of 7 %. Without rounds the median error is 5 % and the third quartile 10 %. In float64 and bfloat16 the
-# errors are equal with and without rounds.
+# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. On an
+# H200, for held-out float32 products of middle size or thin shape, the formula with rounds has a median error of 3 %
+# and a third quartile of 7 %. The formula without rounds has a median error of 5 % and a third quartile of 10 %. In
+# float64 and bfloat16 the errors are equal with and without rounds.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. With FILLING_TILES_PER_SM tiles for each multiprocessor the device is idle for half the time of one tile.
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
-PIPE_STEPS = 32.0  # steps along the inner dimension with which half of a product's time is start-up
+PIPE_STEPS = 32.0  # number of steps along the inner dimension with which half of a product's time is start-up
 # The time of syrk as a share of gemm's time, measured on an H200 at 8192 (in float64 the share is 0.63 at 16384).
 SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
-# For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, with the copy of the
-# triangle, 3020 rows of 170 numbers take 2.2 times as long as gemm. In float64, 16933 rows of 355 numbers take 1 / 1.4
-# of gemm's time. Shorter inner dimensions were not measured in float64; the model assumes gemm's time.
+# For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, syrk and the copy of the
+# triangle take 2.2 times as long as gemm for 3020 rows of 170 numbers. In float64, syrk takes 1 / 1.4 of gemm's time
+# for 16933 rows of 355 numbers. Shorter inner dimensions were not measured in float64; for them the model assumes
+# gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
-# The number of rows with which a triangle takes twice as long, if several triangles run one after the other. (Measured
-# in float32: 0.65 of gemm's time with 4096 rows, 0.69 with 2048 rows.)
+# With this number of rows a triangle takes twice as long, if several triangles run one after the other. The measured
+# time in float32 is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
 # 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
-# and 16384. In float64 four triangles of 2048 rows take about 0.75, and 16 triangles of 1024 rows 0.9, derived from the
-# times of cuts. In float32 two triangles of 4096 rows take 0.52 if they read a copy in the kernel's own layout.
+# and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take
+# 0.9. Both shares are derived from times of products that were cut. In float32 two triangles of 4096 rows take 0.52 of
+# gemm's time if they read a copy in the kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -254,41 +257,44 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 
 # The smallest compute capability for `f16x3` with the vendor's float16 products.
 F16X2_MIN_CAPABILITY = 8.0
-# Seconds of a thread block of the leaf `small` for SMALL_TILE_SIDE steps of the inner dimension, if two thread blocks
-# share the multiprocessor. (Derived from the time for 512 rows and columns without the launch: 26 us in float32 and
-# bfloat16, 37 us in float64.)
+# The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
+# blocks share the multiprocessor. The seconds are derived from products of 512 rows and columns without the launch: 26
+# us in float32 and bfloat16, 37 us in float64.
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
-# The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension.
-# (Measured on an H200: 7 us for the beginning and end, 0.9 us for 64 steps. The kernel also has tiles of half the
-# width, so that half the number of wide tiles fills the device.)
+# The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
+# an H200 the beginning and end take 7 us, and 64 steps take 0.9 us. The kernel also has tiles of half the width, so
+# that half the number of wide tiles fills the device.
 F16X3_PIPE_STEPS = 512.0
-# The additional seconds of a start of `f16x3`, and its rate as a multiple of a third of the vendor's float16 rate. (The
-# two numbers are fitted together with the times of tiles in fmm.perfmodel.predict.)
+# F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
+# by a third of the vendor's float16 rate. Both constants are fitted together with the times of tiles in
+# fmm.perfmodel.predict.
 F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
-# Factor on the time of `f16x3` for a batch of 7 or 49 products. (With this factor the predicted time of one level is 5
-# % too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.)
+# Factor on the time of `f16x3` for a batch of 7 or 49 products. With this factor the predicted time of one level is 5 %
+# too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.
 F16X3_BATCH_FACTOR = 1.08
-# The time of a very large triangle by `f16x3` as a share of the whole product's, and the rows that double this share.
+# The time of a very large triangle by `f16x3` as a share of the whole product's time, and the number of rows that
+# doubles this share.
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
-PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
+PLANE_FILL_FACTOR = 12  # factor on `fill` if the vendor multiplies the planes
 
 # ---- GPUs: constants of the products of float64 and integers by residues
 
 MODULI_INNER_DIMENSION = 8192  # inner dimension for which the number of moduli is determined
-# The time to split and join one number without its residues, as bytes of memory traffic, by the number of inner levels.
-# (Measured in float64 at 8192. With two levels many sums share few registers.)
+# The time to split or join one number without its residues, in bytes of memory traffic, for each number of inner
+# levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes, since many
+# sums share few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
-# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes. Numbers of A
-# and B are read two or three times, and numbers of C are written once.
+# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
+# Numbers of A and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
-# The additional seconds of a product by residues that do not grow with the sides, by the number of inner levels. The
-# seconds are measured with 14 moduli; the value for two levels is a guess. A level halves the inner dimension. int8
-# products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
+# RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
+# inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
+# the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# Number of columns of a tile of int8 products. (The kernel also has narrower tiles, but two narrow tiles take longer
+# Number of columns of a tile of int8 products. The kernel also has narrower tiles, but two narrow tiles take longer
 # than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10
-# to 25 % too short.)
+# to 25 % too short.
 INT8_TILE_COLUMNS = 256.0
 # `half_by_tiles` and `half_edge` of ProductRate for triangles by residues, with splitting and joining.
 RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
@@ -297,7 +303,7 @@ INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
-    """Return the rates of integers and of the leaves that have their own rate, by name as in a calibration."""
+    """Return the rates of integers and of the leaves with their own rates, under the names of `Calibration.rates`."""
     found = {
         SMALL_RATE.format(t): _small_leaf_rate(gpu, seconds)
         for t, seconds in SMALL_LEAF_STEP_SECONDS.items()
@@ -319,8 +325,8 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
-    """Return the rate of the leaf `small`: one thread block computes each tile on and below the diagonal."""
-    # number of tiles at a time, on both sides of the diagonal; half of the tiles are computed
+    """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
+    # number of tiles at a time, including the skipped half of the tiles above the diagonal
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)
@@ -329,7 +335,8 @@ def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
 def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products made of three float16 products, each as fast as the vendor's product.
 
-    Before the products every number is read twice and written once, in a time that grows with the operands only.
+    Before the products every number is read twice and written once; the time for reads and writes grows with the
+    operands only.
     """
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
@@ -344,8 +351,8 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
     """Return the rate of float32 products if the vendor computes the three float16 products.
 
     C is read and written for every section of the inner dimension, and each of the vendor's calls fills the device
-    anew. (Measured on an H200 at 1024, 4096 and 8192: 0.61, 1.79 and 2.21 times SGEMM's speed; predicted 0.6, 1.7 and
-    2.0.)
+    anew. On an H200 at 1024, 4096 and 8192, the speed is 0.61, 1.79 and 2.21 times SGEMM's speed (predicted 0.6, 1.7
+    and 2.0).
     """
     own, flop = (
         _f16x3_rate(float16, stream),
@@ -361,7 +368,7 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
 def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
-    The number of moduli of an integer type is the number that products with a long inner dimension need.
+    The number of moduli for an integer type is large enough for products with a long inner dimension.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
@@ -373,8 +380,9 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
 def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, item: int = 8) -> ProductRate:
     """Return the rate of products of `item`-byte numbers by one int8 product for each modulus.
 
-    int8 products are twice as fast as float16 products. The kernels read the numbers of A and B twice and write their
-    residues, then read the residues of C and write C. The time for residues grows with A, B and C.
+    int8 products are twice as fast as float16 products. The kernels read each number of A and B twice and write its
+    residues; then they read the residues of C and write C. The time for residues grows with the number of elements of
+    A, B and C.
     """
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels

@@ -1,9 +1,9 @@
 """Bound the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
-A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 only plans without
-levels are candidates, up to tau2 plans with one level, up to tau3 with two. The model chooses within the bound. A model
-that is too optimistic about deep plans can therefore not lose time. Rectangular products are compared by their
-effective side.
+A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 candidates have no
+level, up to tau2 at most one level, and up to tau3 at most two levels. The model chooses among the plans within the
+bounds. The bounds therefore prevent losses by a model that is too optimistic about deep plans. A rectangular product is
+compared with the bounds by its effective side.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import lru_cache
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
-NO_LEVEL_BOUND = 99  # number of levels that no plan exceeds
+NO_LEVEL_BOUND = 99  # a number of levels that no plan exceeds
 NEVER_WINS_SIDE = float(1 << 20)  # side that stands for the crossover of a number of levels that never wins
-# The additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
+# The number of additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
 
 def effective_side(shape: Shape) -> float:
-    """Return the effective side: one level gains the same share of time for the square product with this side.
+    """Return the side of the square product for which one level gains the same share of time as for this shape.
 
-    By Equation 2 of D'Alberto and Nicolau, a level's additions over its saved multiplications are proportional to 4/n +
-    4/m + 7/k. An empty product has the effective side 0.
+    By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
+    proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.
     """
     m, k, n = shape
     if not min(shape):
@@ -47,9 +47,9 @@ def baseline_text(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class LevelBounds:
-    """The crossovers of plans above one baseline, as effective sides; None: not measured, so that there is no bound."""
+    """The crossovers of plans above one baseline, as effective sides; None means not measured, and sets no bound."""
 
-    baseline: str  # text of the baseline, as `baseline_text` returns
+    baseline: str  # text of the baseline, as returned by `baseline_text`
     tau1: float | None = None
     tau2: float | None = None
     tau3: float | None = None

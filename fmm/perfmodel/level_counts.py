@@ -1,8 +1,8 @@
 """Count the cost of one level of a plan: the level's sums, temporaries and calls of products.
 
 A sum at a fringe is cut into regions. In each region an array is either present or absent; absent arrays are neither
-added nor read. Sums have one region if the sizes leave no remainder. If the steps of a level depend only on the level's
-cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once.
+added nor read. A sum has one region if the level's cut divides all sizes. If the steps of a level depend only on the
+level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once and cached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RectangleShape = tuple[int, int]  # rows, columns
 MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
-# The counts use the function without its cache: the cache is for the sizes of plans that run.
+# Counting calls `lower_level` without its cache, since the cache is for the sizes of plans that run.
 _lower_level_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
@@ -46,7 +46,7 @@ class LevelCounts(NamedTuple):
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
-    """Return the counts of a plan's first level, from polynomials where blocks are large enough; None for a leaf."""
+    """Return the counts of a plan's first level, from polynomials if blocks are large enough; None for a leaf."""
     first, (alpha, beta) = plan.levels[0] if plan.levels else None, params[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
     if first and cut and (powers := _side_digit_powers(cut, shape)):
@@ -78,7 +78,8 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
         launches += (any(stores) and not key.fused) * times
-        skipped = int(key.fused)  # The kernel already reads the first array as the product's operand.
+        # The kernel already reads the first array as the product's operand, so the sum does not read it again.
+        skipped = int(key.fused)
         for counter, sizes, below in ((read, loads, key.reads_below), (written, stores, key.writes_below)):
             for moved in list(zip(sizes, below, strict=True))[skipped:]:
                 counter[moved] += times * (moved[0] > 0)
@@ -119,7 +120,7 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return for each array whether it has the products' type, like temporaries and parts of complex numbers."""
+    """Return True for each array with the products' element type, like temporaries and parts of complex numbers."""
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 
@@ -153,7 +154,7 @@ def _written_regions(
 def _region_counts(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the additions for each element of a region, and the numbers of the inputs that the region needs."""
+    """Return the additions for each element of a region, and the indices of the inputs that the region needs."""
     left = restricted_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
@@ -161,9 +162,9 @@ def _region_counts(
 
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 
-# A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. The counts of a level are
-# polynomials in the three block sizes q; sides with equal remainders have equal polynomials. The counts of one problem
-# give all coefficients by Kronecker substitution. The sides q of this problem are powers of DIGIT_BASE, so that the
+# A level that cuts a side into p parts has blocks of about q = side // p rows. The counts of a level are polynomials in
+# the three block sizes q; sides with equal remainders have equal polynomials. The counts of one problem give all
+# coefficients by Kronecker substitution. The sides q of the counted problem are powers of DIGIT_BASE, so that the
 # coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
@@ -173,7 +174,7 @@ BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coeffici
 
 
 def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of DIGIT_BASE for each side; None with padding or empty blocks, which have no polynomials.
+    """Return the power of DIGIT_BASE for each side; None if the cut pads or leaves empty blocks: no polynomials exist.
 
     If the steps depend on the order of the block sizes, the powers keep this order.
     """
@@ -228,7 +229,7 @@ class _LevelPolynomials(NamedTuple):
 
 
 def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
-    """Return the sums of the counts of equal keys, since different polynomials may have equal values."""
+    """Return the counts with one item for each key; different polynomials may give equal keys."""
     found: dict[KeyT, int] = {}
     for key, times in pairs:
         found[key] = found.get(key, 0) + times

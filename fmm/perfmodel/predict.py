@@ -2,25 +2,26 @@
 
 The predicted time is T = P + S + L + E - H, with products P, sums S, launches L, ends E and hidden sums H.
 
-P (products) adds count * max(F * s, M) + count / batch * start over the shapes m x k x n of leaf products. A shape has
-`count` products, and `batch` products start together. F is the flops of one product over `rate.flops`. M is the bytes
-of A, B and C of one product over `rate.memory`. s is the slowdown. For b concurrent products by the vendor's kernels, s
-is (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s
-for the tiled kernel, for whole rounds of tiles, and for the kernel `f16x3`.
+P (products) is the sum of count * max(F * s, M) + count / batch * start over the shapes m x k x n of leaf products. A
+plan has `count` products of a shape, and `batch` products start together. F is the flops of one product divided by
+`rate.flops`. M is the bytes of A, B and C of one product divided by `rate.memory`. s is the slowdown, the factor by
+which one product takes longer than F seconds. For b concurrent products by the vendor's kernels, s is (1 + fill / (b m
+n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s for the tiled
+kernel, for whole rounds of tiles, and for the kernel `f16x3`.
 
 S (sums) is (traffic * itemsize + small * passes) / stream. If the share p of the traffic moves at the share r of the
 rate `stream`, the traffic is multiplied by 1 - p + p / r.
 
 H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
 
-L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the time by
-which the host starts the products more slowly than the device does all the work.
+L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the additional
+time if the host starts the products more slowly than the device does all the work.
 
 E (ends) is 0, or with c products at a time on a CPU idle + min(spin, (P + S + idle) (c - 1) / (c + 1)).
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
-on a CPU, a leaf product counts as one of a batch of c products. P and S are then the times in which all threads are
-busy. The check of A and B for overflow counts as a sum.
+on a CPU, a leaf product counts as one of a batch of c products. With c products at a time, P and S are the times in
+which all threads are busy. The check of A and B for overflow counts as a sum.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ from fmm.perfmodel.work import (
 from fmm.problem import Problem
 
 OMITTED_EFFECTS = (
-    "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
+    "caches between steps, clocks that fall under load, a last wave of tiles that the model does not count, "
+    "page faults of a first call"
 )
 
 
@@ -100,7 +102,7 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 
 
 def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Return the predicted time of a plan from estimated counts, which takes microseconds."""
+    """Return the predicted time of a plan from estimated counts; the estimate takes microseconds."""
     return predict_from_work(plan, problem, estimated_work(plan, problem), calibration)
 
 
@@ -142,15 +144,16 @@ def concurrent_product_count(plan: Plan, problem: Problem, calibration: Calibrat
 
 
 def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
-    """Return the share of the time of sums below an overlapped level that is hidden behind the plan's products.
+    """Return the share of the time of sums that the plan's products hide, for sums below an overlapped level.
 
-    The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done.
-    (Measured on an H200: 61 plans with `f16x3` below overlapped and batched levels, which take 0.8 to 52 ms. With the
-    share 0.58 of the vendor's products, the median ratio of predicted to measured time is 0.79. With the share 0 the
-    median ratio is 0.93, and 1.0 for plans of at least 5 ms.)
+    The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done. The
+    share was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels.
+    With the share 0.58 of the vendor's products, the median ratio of predicted to measured time is 0.79. With the share
+    0 the median ratio is 0.93, and 1.0 for plans of at least 5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
-    by_own_kernel = rate is not None and rate.blocks > 0  # False: the vendor multiplies the leaf's planes
+    # True if fmm's own kernel multiplies the leaf's planes; False if the vendor does
+    by_own_kernel = rate is not None and rate.blocks > 0
     return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
 
@@ -176,16 +179,19 @@ def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration
 
 # ---- P: leaf products
 
-# Rows of C with this alignment in bytes let `f16x3` write two numbers at a time.
+# If rows of C have this alignment in bytes, `f16x3` writes two numbers at a time.
 PAIRED_WRITE_BYTES = 8
-# Factor on the time of the tiled kernel with a column-major B, for types in which the layout of B matters. (Measured on
-# an H200 in float32: x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans of six other products
-# take 1.20 to 1.36 times as long as with a row-major B, see tried-choices.md.)
+# Factor on the time of the tiled kernel with a column-major B, for types in which the layout of B matters. On an H200
+# in float32, x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans of six other products take
+# 1.20 to 1.36 times as long as with a row-major B, see tried-choices.md.
 COLUMN_MAJOR_B_FACTOR = 1.36
 
 
 class LeafTerm(NamedTuple):
-    """Equal leaf products; P has number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
+    """The term of P for equal leaf products.
+
+    The term is number * max(flops / rate * slowdown, moved / memory) + number / batch * start seconds.
+    """
 
     size: tuple[float, float, float]  # m, k, n
     number: float  # number of equal leaf products
@@ -200,7 +206,7 @@ class LeafTerm(NamedTuple):
 
     @property
     def start_count(self) -> float:
-        """The number of starts: `number` products, `batch` at a time."""
+        """The number of starts of batches: `number` products start in batches of `batch` products."""
         return self.number / self.batch
 
     @property
@@ -216,7 +222,7 @@ def leaf_terms(
     """Yield the terms of P, one for each shape of leaf products; whole products come before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.require_rate(dtype.name)
-    # Unaligned rows have a factor on the time of the vendor's kernels, of aligned copies, and of the tiled kernel.
+    # The time of the vendor's kernels, of aligned copies and of the tiled kernel has a factor for unaligned rows.
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
@@ -282,9 +288,9 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 # ---- s of the vendor's kernels
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
-# steps. (Measured on an H200 at 1077 x 15493 x 179: the prediction is 1.3 times the measured time in TF32 and 1.1 times
-# in bfloat16. Without the cut in the model the ratios are 1.7 and 1.4. The times of the vendor's other kernels in TF32
-# and bfloat16 show no cut.)
+# steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
+# bfloat16. Without the cut in the model, the prediction is 1.7 times the measured time in TF32 and 1.4 times in
+# bfloat16. The times of the vendor's other kernels in TF32 and bfloat16 show no cut.
 SPLIT_K_STEPS = 4096
 
 
@@ -294,8 +300,8 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     `unaligned` is the factor on the time of multiply-adds with unaligned rows. The terms `rows` and `cols`, for
     repeated reads of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the
     square root of `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted
-    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13
-    and 7 %.
+    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root, the median errors
+    are 13 % in TF32 and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -318,19 +324,19 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 # leaves little of the device idle, and `fill` predicts the time better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
-# SMALLER_TILE_LOSS to the time of an entry. (The values are fitted to products of five H200s.)
+# SMALLER_TILE_LOSS to the time of an entry of C. The values are fitted to products of five H200s.
 ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
-# A tile is cut along the inner dimension into at most this number of sections, so that the last round is less idle.
-# (For 203 products on H200s the median error of the formula is 4.1 % and the ninth decile 9.9 %. Without this cut the
-# errors are 5.0 and 12.5 %.)
+# A tile is cut along the inner dimension into at most this number of sections, so that the last round is less idle. For
+# 203 products on H200s the median error of the formula is 4.1 %, and the ninth decile is 9.9 %. Without this cut the
+# median error is 5.0 %, and the ninth decile is 12.5 %.
 MAX_SPLIT_K_PARTS = 4
 
 
 def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
-    """Return the slowdown s in the fastest tile size if each multiprocessor computes one tile at a time.
+    """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
-    A cut along the inner dimension may fill a round: tiles are cut into up to MAX_SPLIT_K_PARTS sections. Fewer tiles
-    than multiprocessors are cut into as many sections as there are multiprocessors for each tile.
+    A cut along the inner dimension may fill a round: tiles are cut into up to MAX_SPLIT_K_PARTS sections. If there are
+    fewer tiles than multiprocessors, a tile may have as many sections as there are multiprocessors for each tile.
     """
     return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _split_k_options(rate.sms, m, n, together))
 
@@ -339,7 +345,7 @@ def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
     """Return pairs (slowdown for a very long k, number of sections of each tile), fewer sections first.
 
-    Options with more sections that are not faster are left out.
+    An option with more sections is left out if it is not faster.
     """
     found: list[tuple[float, float]] = []
     for rows, cols in ROUND_TILE_SHAPES:
@@ -357,12 +363,13 @@ def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[t
 
 # ---- s of the tiled kernel
 
-# Factor on the time of products that wait for each other, since they add to the same block of C. (Measured on two H200s
-# for products with sums inside, as ratio of measured to predicted time. With up to 132 tiles the ratio is 1.04 to 1.34,
-# with the median 1.14 of 12 shapes. With more tiles the ratio is 0.95 to 1.11, with the median 0.99 of 65 shapes.)
+# Factor on the time of products that wait for each other, since they add to the same block of C. The factor was
+# measured on two H200s for products with sums inside, as the ratio of measured to predicted time. With up to 132 tiles
+# the ratio is 1.04 to 1.34; the median of 12 shapes is 1.14. With more tiles the ratio is 0.95 to 1.11; the median of
+# 65 shapes is 0.99.
 WAITING_FACTOR = 1.14
-# A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. (Without
-# TILE_WRITE_STEPS, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.)
+# A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. Without
+# TILE_WRITE_STEPS, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.
 TILE_WRITE_STEPS = 30.0
 
 
@@ -390,20 +397,21 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 # the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
-# The time of a tile of half the width, as a share of a wide tile's time: for the steps, and for beginning and end. (The
-# two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` are fitted to 289 products of an
-# H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile. Without rounds and these
-# constants the errors are 12 and 31 %.)
+# NARROW_TILE_STEP_SHARE and NARROW_TILE_END_SHARE compare a tile of half the width with a wide tile: the time of the
+# steps, and of beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3`
+# are fitted to 289 products of an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile.
+# Without rounds and without the fitted constants, the error is 12 % at the median and 31 % at the ninth decile.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
-# Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. The kernel then
-# writes each number separately.
+# Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
+# not aligned to 8 bytes, the kernel writes each number separately.
 UNPAIRED_WRITE_FACTOR = 1.5
 # Factor on the time of a tile if the thread block shares no operands with a neighbouring thread block.
 UNSHARED_BLOCK_FACTOR = 1.05
-# Additional share of a product's time for each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns. The
-# thread blocks of a round then read lines that are farther apart in memory. (Measured on an H200 for 25 plans with leaf
-# products of 4096 to 65536 rows, see results/nvidia-h200/f16x3-leaves.json. Without FAR_LINES_FACTOR, sides of 65536
-# take 1.27 to 1.36 times the prediction, 16384 take 1.00 to 1.14 times, and 4096 and 8192 take 1.06 times.)
+# Additional share of a product's time for each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns. With
+# longer sides, the thread blocks of a round read lines that are farther apart in memory. The share was measured on an
+# H200 for 25 plans with leaf products of 4096 to 65536 rows, see results/nvidia-h200/f16x3-leaves.json. Without
+# FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times the predicted time. Products with sides of
+# 16384 take 1.00 to 1.14 times the predicted time, and with sides of 4096 and 8192 1.06 times.
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
@@ -439,7 +447,7 @@ def _triangle_terms(
 
 
 def _triangle_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtype: DType, batches: bool) -> float:
-    """Return the time of one triangle as a share of the whole product's time on aligned rows."""
+    """Return the time of one triangle as a share of the time that the whole product takes on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time
     # If the leaf has no triangle kernel, the vendor computes the product.

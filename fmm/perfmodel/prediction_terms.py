@@ -43,7 +43,7 @@ class PredictionTerms:
     small: float  # additional bytes for each pass, `Calibration.small`
     stream: float  # rate of the sums in bytes/s
     overlapped: float  # p_overlapped: share of S that is below an overlapped level
-    overlap: float  # share of the overlapped sums that is hidden behind P
+    overlap: float  # share of the overlapped sums that products hide
     launches: float  # number of launches of products and sums
     launch: float  # seconds of each launch on the device
     calls: float  # number of times that the host starts products
@@ -81,7 +81,7 @@ class PredictionTerms:
 
 
 def prediction_terms(prediction: Prediction, calibration: Calibration) -> PredictionTerms:
-    """Return the terms of a prediction; the prediction was made with this calibration from estimated counts."""
+    """Return the terms of a prediction that was made with this calibration from estimated counts."""
     plan, problem = prediction.plan, prediction.problem
     work, lanes = estimated_work(plan, problem), concurrent_product_count(plan, problem, calibration)
     products = tuple(leaf_terms(plan, problem, work, calibration, lanes))

@@ -2,11 +2,12 @@
 
 Each measured number is multiplied by a ratio of the two datasheets. Rates of products scale with the peaks, rates of
 sums and reads of operands with the bandwidths, `fill` and `sms` with the multiprocessors. Numbers that no datasheet
-predicts, such as the rate shares of slow kinds of sums, keep their measured values. The choices were evaluated for
-shapes that were measured on an H100. With the H200's models, scaled to the H100, the chosen plans have 0.997 of the
-best speed in TF32, 0.986 in float32 and 0.988 in float64. With the H100's own models the chosen plans have 0.999, 0.981
-and 0.991 of the best speed. With the datasheet alone the chosen plans have 0.93 in TF32 and 0.96 in float32. The
-section "Another card" of results/nvidia-h200/tried-choices.md has the table.
+predicts, such as the rate shares of slow kinds of sums, keep their measured values. The choices with scaled
+calibrations were evaluated for shapes that were measured on an H100. With the H200's models, scaled to the H100, the
+chosen plans have 0.997 (TF32), 0.986 (float32) and 0.988 (float64) of the best speed. With the H100's own models the
+chosen plans have 0.999 (TF32), 0.981 (float32) and 0.991 (float64) of the best speed. With calibrations from the
+datasheet alone, the chosen plans have 0.93 of the best speed in TF32 and 0.96 in float32. The section "Another card" of
+results/nvidia-h200/tried-choices.md has the table.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 
 
 def scale_to_relative(measured: Calibration, measured_name: str, relative_name: str, dtype: str) -> Calibration | None:
-    """Return a measured calibration scaled to a relative's datasheet; None if one of the datasheets lacks the type.
+    """Return a measured calibration scaled to another GPU's datasheet; None if one of the datasheets lacks the type.
 
     Parameters
     ----------
     measured
         The calibration of the device `measured_name`, measured for the element type `dtype`.
     measured_name, relative_name
-        Names of fmm.hardware.datasheets, of devices of one architecture.
+        The names of two devices of one architecture in fmm.hardware.datasheets.
     dtype
         The element type.
     """
@@ -64,7 +65,7 @@ def _scaled_rate(
 
     `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
     """
-    # The factor on the rows or columns of C with which reading an operand takes as long as multiplying.
+    # The ratio for `rows` and `cols`, the sides of C with which reading an operand takes as long as multiplying.
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}

@@ -1,11 +1,12 @@
 """Compute the error of a plan before the plan runs: a bound in the maximum norm, and the expected growth on average.
 
 The bound f means |C^ - C| <= f u |A| |B| + O(u^2), with the computed result C^ and the unit roundoff u. |X| is the
-largest absolute entry of X. A walk over the sums that a plan runs computes f, with the rounding, the order and the
-sharing of additions. This is Brent's analysis, for any plan. The bound says nothing about the average error. Winograd's
-variant, with the factor 18 for each level, is worse than Strassen's (12) by every measure of this module. The variant
-`dps` has the factor 13, but is better than Strassen's by two measures. For each level the error grows by 1.47 against
-1.73 on independent random data, and by 12.2 against 14.8 in the Frobenius norm.
+largest absolute entry of X. A walk over the sums that a plan runs computes f from the rounding, the order and the
+sharing of additions. The walk is Brent's analysis, extended to any plan. The bound f says nothing about the average
+error. Winograd's variant, with the factor 18 for each level, is worse than Strassen's algorithm (12) by every measure
+of this module. The variant `dps` has the factor 13, but is better than Strassen's algorithm by two other measures. On
+independent random data, the error grows 1.47 times with each level of `dps`, and 1.73 times with each level of
+Strassen's algorithm. In the Frobenius norm, the factors are 12.2 for `dps` and 14.8 for Strassen's algorithm.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _BlockValue:
 
 
 class _ErrorWalk:
-    """Arithmetic on the bounds and errors of blocks; atoms are input blocks and products with bound and error."""
+    """Arithmetic on block values; atoms are input blocks and products, each with a magnitude bound and an error."""
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
@@ -128,7 +129,7 @@ class _ErrorWalk:
                 )
                 origin = step.dest.origin
                 self.held[origin] = self.add_values(self.held[origin], value) if step.reads_dest else value
-        errors: dict[tuple[int, int], float] = {}  # error of the real and the imaginary part together
+        errors: dict[tuple[int, int], float] = {}  # error of a block of C, of the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
                 errors[row, col] = hypot(errors.get((row, col), 0.0), self.accumulated_error(value))
@@ -185,17 +186,17 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
     have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth for
-    Strassen's levels on a CPU (Scheme.error_growth_one_sign) and for complex products made of three real products. The
+    Strassen's levels on a CPU (Scheme.error_growth_one_sign), and for complex products from three real products. The
     growth does not depend on the sizes: the thin strips of a fringe count as if their error grew too. In types that are
-    summed up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). These
-    growths include the rounding inside the products. In other types the rounding inside products is small compared with
-    the rounding of stored numbers.
+    summed up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). The
+    growths of levels include the rounding inside the products. In other types the rounding inside products is small
+    compared with the rounding of stored numbers.
 
-    `in_pieces` is True if the vendor's product adds up long sums in pieces, as BLAS does on a CPU. With pieces the
-    vendor's error grows slowly with k, and the shorter products of a plan gain less accuracy. (Measured with OpenBLAS
-    for three levels of Winograd's variant in float32 at n = 4096: 14.4. The expected growth is 18.5 with `in_pieces`
-    and 9.5 without pieces. cuBLAS adds up all k terms in one sum: three levels of Strassen's algorithm have an error
-    growth of 2.8 on a GPU.)
+    `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
+    partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
+    OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The
+    expected growth is 18.5 with `in_pieces` and 9.5 without partial sums. cuBLAS adds up all k terms in one sum; on a
+    GPU three levels of Strassen's algorithm have an error growth of 2.8.
     """
     if DTYPES[dtype].exact:
         return 1.0  # integer arithmetic is exact
@@ -220,15 +221,16 @@ class _ErrorGrowths(NamedTuple):
     positive: float
 
 
-# The largest ratio of a real product's error to a complex product's: BLAS adds up complex products in shorter pieces.
-# At k = 32 to 2048, complex products by four real products have up to 1.6 times the error on random numbers, and 2.3
-# times on positive numbers. With three real products the ratio is up to 5.9 on positive numbers. The maximum is at k =
-# 291, where a complex product adds two pieces and a real product has a single sum.
+# The factors by which a real product's error exceeds a complex product's error: BLAS adds up complex products in
+# shorter partial sums. At k = 32 to 2048, a complex product from four real products has up to 1.6 times the vendor's
+# error on random numbers. On positive numbers, a complex product from four real products has up to 2.3 times the
+# vendor's error. A complex product from three real products has up to 5.9 times the vendor's error on positive numbers.
+# The maximum is at k = 291, where a complex product adds up two partial sums and a real product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 
 def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
-    """Return the variance of a plan's error as a multiple of the vendor's, computed from the leaf outwards.
+    """Return the variance of a plan's error as a multiple of the vendor's variance, computed from the leaf outwards.
 
     The function `level` returns the variance of one level from the shares of its scheme and the variance of its
     products.
@@ -257,8 +259,8 @@ def _variance_rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
 class _VarianceShares(NamedTuple):
     """The variance of C's relative error, averaged over C's blocks, if each product of a scheme has the variance 1.
 
-    `plain_left` and `plain_right` are the parts from products with a single block as left or right operand, which is
-    not rounded.
+    `plain_left` is the share from products with a single block as left operand, which is not rounded. `plain_right` is
+    the share from products with a single block as right operand.
     """
 
     all: float
@@ -295,8 +297,8 @@ def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 def has_componentwise_bound(plan: Plan) -> bool:
     """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as for the vendor.
 
-    Plans that check entries have the componentwise bound: a product without a certain bound is computed again. Plans
-    that save products lack the componentwise bound: their errors are small relative to the largest entries only.
+    Plans that check entries have the componentwise bound: if the bound is not certain, the product is computed again.
+    Plans that save products lack the componentwise bound: their errors are small relative to the largest entries only.
     """
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)

@@ -44,7 +44,7 @@ class TriangleProducts(NamedTuple):
 
 
 class LeafTiles(NamedTuple):
-    """The tiles in which the tiled kernel computes leaf products, and the blocks in each operand."""
+    """The tiles in which the tiled kernel computes leaf products, and the average number of blocks in each operand."""
 
     height: int  # rows of C in a tile
     width: int  # columns of C in a tile
@@ -65,7 +65,7 @@ class PlanWork:
     leaves: tuple[LeafProducts, ...]
     traffic: float  # number of elements that the sums read and write
     passes: float  # number of passes of the sums over memory; each pass is a launch on a GPU
-    # `sequential` to `parts` are shares of the traffic, from 0 to 1.
+    # The fields from `sequential` to `parts` are shares of the traffic, from 0 to 1.
     sequential: float = 0.0  # share of the traffic that sequential levels move
     ragged: float = 0.0  # share of the traffic on rows of A, B or C that do not begin on cache lines
     overlapped: float = 0.0  # share of the traffic that levels below an overlapped level move
@@ -73,10 +73,11 @@ class PlanWork:
     deep: float = 0.0  # share of the traffic that three levels in one pass move
     parts: float = 0.0  # share of the traffic of levels that replace complex products by real products
     # `unaligned`, `odd` and `copied` are shares of the leaf products, from 0 to 1.
-    # share of leaf products with rows of A, B or C at multiples of 4 bytes, but not all at multiples of 16 bytes
+    # share of leaf products with all rows at multiples of 4 bytes, but not all rows at multiples of 16 bytes
     unaligned: float = 0.0
-    odd: float = 0.0  # share of leaf products with rows of A, B or C that do not all begin at multiples of 4 bytes
-    copied: float = 0.0  # share of leaf products on aligned temporaries where A, B or C has unaligned rows
+    odd: float = 0.0  # share of leaf products on A, B or C with some rows that do not begin at multiples of 4 bytes
+    # share of leaf products on aligned temporaries if A, B or C has unaligned rows; 0 if all rows are aligned
+    copied: float = 0.0
     alone: bool = False  # True if A has unaligned rows and B has aligned rows
     tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
@@ -86,7 +87,7 @@ class PlanWork:
 
     @property
     def smallest_leaf_side(self) -> float:
-        """The number of rows of the shortest side of all leaf products."""
+        """The shortest side of all leaf products, in rows."""
         found = [min(leaf[:3]) for leaf in self.leaves]
         return min(found + [min(x.rows, x.k) for x in self.triangles]) if self.triangles else min(found)
 
@@ -95,7 +96,7 @@ class PlanWork:
 
 
 def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work of a plan as if all blocks had equal size; the counts are exact if a level has no footprint."""
+    """Return the work of a plan for blocks of equal size; if a level has no footprint, the counts are exact."""
     return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
@@ -248,7 +249,7 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return for A, B and C whether every row begins at a multiple of `unit` bytes, given that the first row does."""
+    """Return True for each of A, B and C if all rows begin at multiples of `unit` bytes when the first row does."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
@@ -262,15 +263,15 @@ def sum_access_bytes(products: float, itemsize: int) -> int:
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:
-    """Return the number of elements moved to and from A, B and C, counting unaligned matrices alone."""
+    """Return the number of elements that are moved to and from the unaligned matrices among A, B and C."""
     return sum([x for x, is_aligned in zip(moved, aligned, strict=True) if not is_aligned])
 
 
 def _vendor_row_alignment(itemsize: int) -> int:
     """Return the alignment in bytes that the vendor's fast kernels need for rows: at least two numbers.
 
-    On an H200 in complex128, products with an odd number of columns take 1.21 times as long as others, relative to the
-    prediction.
+    On an H200 in complex128, the ratio of measured to predicted time is 1.21 times as large for products with an odd
+    number of columns.
     """
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
@@ -376,7 +377,7 @@ class _GramParts:
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def add_parts(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
-        """Add the parts of a product by the plan; `together` products of this size start together."""
+        """Add the parts into which the plan cuts a product; `together` products of this size start together."""
         steps = lower_level(plan, *size, *params) if params.op != "product" else None
         if params.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1

@@ -1,6 +1,6 @@
-"""The record of this thread's latest product: its decision, and the plan that ran.
+"""The record of the calling thread's latest product: the decision, and the plan that ran.
 
-Products are recorded only while RECORDING_SWITCH is on. Another plan than the decided plan runs if memory ran out, if
+Products are recorded only while RECORDING_SWITCH is on. The plan that ran is not the decided plan if memory ran out, if
 numbers may overflow, or if a stream is being captured.
 """
 
@@ -14,7 +14,7 @@ from fmm.runtime.decisions.decide import Decision
 
 
 class CallRecord(NamedTuple):
-    """A product's decision, the plan that ran (None: the library's own product), and the reason for another plan."""
+    """A product's decision, the plan that ran (None: the library's own product), and the reason if the plans differ."""
 
     decision: Decision
     plan: Plan | None
@@ -30,7 +30,7 @@ class _ThreadRecord(threading.local):
     why = ""
 
 
-# on while any thread counts products; a plain attribute, since every product reads the switch
+# `on` is True while any thread counts products; it is an attribute without a lock, since every product reads it
 RECORDING_SWITCH = _RecordingSwitch()
 _thread_record = _ThreadRecord()
 
@@ -41,17 +41,20 @@ def clear_record() -> None:
 
 
 def last_record() -> CallRecord | None:
-    """Return this thread's record; None if no decision was made, as for small products."""
+    """Return this thread's record; None if no decision was made. (Small products are declined without a decision.)"""
     return _thread_record.record
 
 
 def record_call(decision: Decision, plan: Plan | None) -> None:
-    """Record that the plan ran, unless `record_fallback` was called meanwhile."""
+    """Record that the plan ran.
+
+    If `record_fallback` was called for the same product, record that the library computed it.
+    """
     _thread_record.record = CallRecord(decision, None if _thread_record.why else plan, _thread_record.why)
 
 
 def record_measured_call(decision: Decision) -> None:
-    """Record a product of an online measurement, in which the plan and the vendor run in turn."""
+    """Record a product of an online measurement. The measurement runs the plan and the vendor in turn."""
     record = _thread_record.record
     if record is not None:
         turn = "it was the library's turn to be measured" if record.plan in (None, VENDOR) else ""

@@ -1,4 +1,4 @@
-"""Runs one named plan on CuPy's current device, for the tuner, tests and benchmarks.
+"""Run one named plan on CuPy's current device, for the tuner, tests and benchmarks.
 
 This module makes no decision. By default a result with inf or NaN is not computed again.
 """
@@ -56,7 +56,7 @@ class CapturedGraph(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceBackend:
-    """Runs launch lists on CuPy's current device and stream."""
+    """A backend that runs launch lists on CuPy's current device and stream."""
 
     _graphs: OrderedDict[Any, CapturedGraph] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -72,10 +72,10 @@ class DeviceBackend:
         flag: int = 0,
         count: int = 0,
     ) -> None:
-        """Compute C = alpha A B + beta C on device pointers.
+        """Compute C = alpha A B + beta C; the arguments are device pointers to A, B, C and the workspace.
 
-        A list recorded with a flag gets the addresses of the flag and of the host's counter. If the pointers have
-        another alignment than the launch list, the plan is recorded again.
+        If the list was recorded with a flag for inf and NaN, the kernels get the addresses of the flag and of the
+        host's counter. If the alignment of the pointers is not that of the launch list, the plan is recorded again.
         """
         if stream is not None:
             with stream:
@@ -91,7 +91,7 @@ class DeviceBackend:
         return cached_player(launches, device)
 
     def captured_graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
-        """Return the launch list on these pointers as a captured CUDA graph; MAX_GRAPHS graphs are cached."""
+        """Return the launch list as a CUDA graph captured with these pointers; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
             if key in self._graphs:
@@ -103,7 +103,7 @@ class DeviceBackend:
             return made
 
     def _capture_graph(self, launches: LaunchList, addresses: Addresses) -> CapturedGraph:
-        player = self.player_for_addresses(launches, addresses)  # compiles before the capture
+        player = self.player_for_addresses(launches, addresses)  # kernels must be compiled before the capture
         scratch = cupy.empty(GRAPH_SCRATCH_BYTES * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         counters = player.new_counters(stream.ptr)
@@ -143,7 +143,7 @@ class DeviceBackend:
 
 
 def matrix_layout(x: Any) -> Layout | None:
-    """Return a matrix's layout; None if neither rows nor columns are contiguous, or rows overlap."""
+    """Return a matrix's layout; None if neither rows nor columns are contiguous, or if rows or columns overlap."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     if (cols <= 1 or right == item) and (rows <= 1 or (down % item == 0 and down >= cols * item)):
         return Layout("C", max(down // item if rows > 1 else cols, cols, 1))

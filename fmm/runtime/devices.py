@@ -1,4 +1,4 @@
-"""The devices that decisions are made for: this CPU with a number of threads, or a CUDA device."""
+"""The devices for which decisions are made: this CPU with a number of threads, or a CUDA device."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from fmm.runtime.probe import measured_calibration, probed_calibration
 
 @dataclass(frozen=True)
 class Device:
-    """A CPU or a GPU. Devices of the same identity get the same decisions."""
+    """A CPU or a GPU. Decisions for devices with the same identity are equal."""
 
     identity: Identity  # the device's key and name in a config
     guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
-    # Function that measures rates for a type in this process; called if only `guess` predicts a gain of a plan.
+    # Function that measures the rates for a type in this process. It is called if `guess`, which is not measured,
+    # predicts a gain of a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     # Function that returns the rates that the probe measured for a type; None before the measurement.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)
-    threads: int = 0  # number of threads of the CPU's BLAS; 0 for a GPU
+    threads: int = 0  # number of BLAS threads of the CPU; 0 for a GPU
     # the GPU's properties that kernels depend on; None for a CPU
     chip: Chip | None = field(default=None, compare=False)
 
     @property
     def error_growth(self) -> float:
-        """The default limit of the expected error, as a multiple of the vendor's."""
+        """The default limit of the expected error, as a multiple of the vendor's expected error."""
         return default_error_growth_limit(not self.threads)
 
 
 def get_device(processor: Processor, number: int) -> Device:
-    """Return this CPU with `number` threads, or the CUDA device of that number."""
+    """Return this CPU with `number` threads, or the CUDA device with the index `number`."""
     return cpu_device(number) if processor == "cpu" else cuda_device(number)
 
 
@@ -72,7 +73,7 @@ MAX_DEVICE_INDEX = (1 << 31) - 1  # CUDA device numbers are C ints
 
 
 def parse_cuda_index(device: object) -> int:
-    """Return the number of a CUDA device written 0, "cuda" or "cuda:0"; ValueError for anything else."""
+    """Return the index of a CUDA device, which is written 0, "cuda" or "cuda:0"; ValueError for anything else."""
     if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MAX_DEVICE_INDEX:
         return int(device)
     if isinstance(device, str):
@@ -84,7 +85,7 @@ def parse_cuda_index(device: object) -> int:
 
 
 def _datasheet_hint(device: object) -> str:
-    """Return a hint to `fmm-tune predict` if the text names a device with a datasheet; else an empty text."""
+    """Return a text that recommends `fmm-tune predict` if `text` names a GPU with a datasheet; else an empty text."""
     if not isinstance(device, str):
         return ""
     try:
@@ -97,13 +98,13 @@ def _datasheet_hint(device: object) -> str:
 
 @lru_cache(maxsize=64)
 def cuda_device(index: int) -> Device:
-    """Return the device of this number; ValueError without such a device, ImportError without CuPy."""
+    """Return the CUDA device with this index; ValueError if there is no such device, ImportError without CuPy."""
     import cupy
 
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:  # no driver, or one that this CuPy does not support
+    except runtime.CUDARuntimeError as error:  # no driver is installed, or this CuPy does not support the driver
         raise ValueError(f"there is no device cuda:{index}: {error}") from error
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
@@ -122,7 +123,7 @@ def cuda_device(index: int) -> Device:
 def gpu_from_description(
     name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
 ) -> Device:
-    """Return a CUDA device by its name, compute capability and number of multiprocessors."""
+    """Return the CUDA device with this name, compute capability and number of multiprocessors."""
     found = Identity(gpu_device_key(name, capability, sms), name, versions or {})
     return Device(found, find_datasheet_calibration(name, capability, sms), chip=chip)
 
@@ -130,9 +131,10 @@ def gpu_from_description(
 def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibration | None:
     """Return the calibration from a GPU's datasheet; None if the table has no such datasheet.
 
-    Capability and number of multiprocessors must match too: cards of one name exist with fewer multiprocessors, and MIG
-    splits a device. All words of the datasheet's name must be in the device's name, in this order: "A100 40GB" in
-    "NVIDIA A100-SXM4-40GB". If several datasheets match, the name with the most words counts.
+    The compute capability and the number of multiprocessors must also match: cards of one name can have fewer
+    multiprocessors, and MIG splits a device. The device's name must contain all words of the datasheet's name in the
+    same order, as "NVIDIA A100-SXM4-40GB" contains "A100 40GB". If several datasheets match, the datasheet whose name
+    has the most words is used.
     """
     words = name.upper().replace("-", " ").split()
     found: list[str] = []
@@ -145,13 +147,19 @@ def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibrat
 
 
 def datasheet_model(key: str, name: str) -> Calibration | None:
-    """Return the datasheet's model of the GPU with this key and name; None for a CPU or a GPU without a datasheet."""
+    """Return the calibration from the datasheet of the GPU with this key and name.
+
+    Return None for a CPU or a GPU without a datasheet.
+    """
     parts = parse_gpu_device_key(key)
     return find_datasheet_calibration(name, *parts) if parts else None
 
 
 def chip_with_tuned_terms(device: Device) -> Chip | None:
-    """Return the GPU's chip with the block model's constants from its tuning, if there are any; None for a CPU."""
+    """Return the GPU's chip, with the constants of the block model from the GPU's tuning, if there are any.
+
+    Return None for a CPU.
+    """
     if device.chip is None:
         return None
     tuned = None if tuning_mode() == "off" else active_configs().find_tuning(device.identity, "float32")

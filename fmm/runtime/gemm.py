@@ -1,8 +1,9 @@
-"""fmm.gemm, C = alpha op(A) op(B) + beta C, for arrays of any library: by a plan or by the library's own functions.
+"""fmm.gemm, C = alpha op(A) op(B) + beta C, computed by a plan or by the library's own functions, for any library.
 
-alpha and beta are coefficients of a plan's last sums. The addend is the old C, which the result overwrites, or another
-array, which the sums read in its own memory (perhaps one row for all rows of C). If inf or NaN could require a second
-computation, the old C is copied first (fmm.kernels.cuda.record).
+alpha and beta are coefficients of a plan's last sums. The addend is either the old C, which the result overwrites, or
+another array, which the sums read without a copy. The other array may be broadcast, for example one row for all rows of
+C. If inf or NaN in the result could require a second computation, the old C is copied before the first one
+(fmm.kernels.cuda.record).
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "
 
 
 class BlasGemmParams(NamedTuple):
-    """The scalars and operand modes of BLAS's gemm: N unchanged, T transpose, C conjugate transpose."""
+    """The scalars of BLAS's gemm, and an op for each operand.
+
+    The op is "N" (unchanged), "T" (transposed) or "C" (conjugate transpose).
+    """
 
     alpha: complex = 1
     beta: complex = 0
@@ -47,12 +51,12 @@ class BlasGemmParams(NamedTuple):
 
     @property
     def plan_params(self) -> GemmParams:
-        """alpha and beta as the parameters of plans."""
+        """alpha and beta as a GemmParams."""
         return GemmParams(self.alpha, self.beta)
 
 
 class GemmOperands(NamedTuple):
-    """The matrices A and B, a flag for each if it is conjugated, the array for C, and the addend.
+    """The matrices A and B, a flag for each (True: to be conjugated), the array for C (the target), and the addend.
 
     Without a target, C is a new array. If `addend` is None, the target holds the addend.
     """
@@ -94,8 +98,8 @@ def run_gemm(
 def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
     """Return A B, or A B + C, of small matrices of CuPy or torch by the library's own function.
 
-    Few checks come first, since a small product takes less time than the checks of a large product. Return None for all
-    other calls, and for calls that the library rejects.
+    This function makes few checks, since a small product takes less time than the checks of a large product. Return
+    None for calls with other operands, and for calls that the library rejects.
     """
     if type(alpha) not in (int, float) or type(beta) not in (int, float):
         return None
@@ -111,7 +115,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
         if not beta:
             return library.fast_vendor_product(a, b)
         return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
-    except (RuntimeError, TypeError, ValueError):  # run_gemm then raises its own error, or computes the product
+    except (RuntimeError, TypeError, ValueError):  # run_gemm then raises the error, or computes the product
         return None
 
 
@@ -140,7 +144,10 @@ def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
 def explain_gemm(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision of `run_gemm`; the decision depends on the memory layout of c, not on its numbers."""
+    """Return the decision that `run_gemm` makes.
+
+    The decision depends on the memory layout of `c`, but not on the entries of `c`.
+    """
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_explained_operands(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
@@ -160,7 +167,7 @@ def explain_gemm(
 
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
-    """Return the constraints of `run_gemm`'s prepared call without constraints of the caller."""
+    """Return the constraints with which `run_gemm` prepares a call if the caller sets no constraints."""
     operands = _arrange_explained_operands(library, a, b, c, out, params)
     return _constraints_with_params(library, operands, params, NO_CONSTRAINTS)
 
@@ -169,7 +176,10 @@ def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params:
 
 
 def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Return transposed views of A and B, and a flag for each if it is conjugated; ValueError for vectors."""
+    """Return A and B, as transposed views where `params` requires it, and a flag for each operand.
+
+    The flag is True if the operand must be conjugated. Raise ValueError for vectors.
+    """
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
@@ -179,7 +189,7 @@ def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams
 
 
 def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call; ValueError if shapes do not match."""
+    """Return the operands of a call; ValueError if the shapes do not match."""
     a, b, conjugates = transposed_operands(library, a, b, params)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
     if shape is None:
@@ -212,18 +222,18 @@ def _arrange_explained_operands(
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
         return operands
-    if library.broadcast_view(c, shape) is None:  # without a view of c, the call computes the product in a copy of c
+    if library.broadcast_view(c, shape) is None:  # run_gemm then computes in a copy of c
         return operands._replace(target=c)
     return operands._replace(addend=readable_addend(library, operands.a, operands.b, c, shape))
 
 
-ADDEND_ALIGNMENT = 16  # alignment in bytes of addends that kernels read
+ADDEND_ALIGNMENT = 16  # alignment, in bytes, of the addends that kernels can read
 
 
 def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
-    """Return the addend as a view of C's shape; None if plans cannot read the addend in its own memory.
+    """Return a view of the addend, broadcast to C's shape; None if plans cannot read the addend without a copy.
 
-    Return None also for a stack times one matrix, since all rows of the stack are one product.
+    Return None also for a stack times one matrix: one product computes all rows of the stack.
     """
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
@@ -236,7 +246,7 @@ def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, 
 
 
 def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
-    """Return the addend's strides in elements, 0 along an axis of one number; None without an addend."""
+    """Return the addend's strides in elements, with 0 for each axis of length 1; None without an addend."""
     if addend is None:
         return None
     strides = library.describe_operand(addend).strides
@@ -274,7 +284,10 @@ def _is_same_array(library: Library, x: Any, y: Any) -> bool:
 
 
 def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
-    """Return C by the call's plan, else by the library; a new array if the plan cannot write into the target."""
+    """Return C, computed by the call's plan, else by the library.
+
+    C is a new array if the plan cannot write into the target.
+    """
     if _is_empty_product(operands, constraints.params.alpha):
         return _run_library_gemm(library, operands, constraints)
     call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
@@ -282,7 +295,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        # with vendor_advantage, a call with equal shapes may be decided differently
+        # if vendor_advantage is set, the decision holds for these arrays only, and must not be cached for their shapes
         if not call.setting.vendor_advantage:
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
@@ -298,14 +311,19 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
 
 
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
-    """Return True if A and B are not read (alpha is 0, or A is empty); then not even the caller's plan runs."""
+    """Return True if A and B are not read, because alpha is 0 or A is empty.
+
+    In this case no plan runs, not even the caller's.
+    """
     return alpha == 0 or 0 in operands.a.shape
 
 
 def _run_conjugating_plan(
     library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
 ) -> Any:
-    """Return C of conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
+    """Return C for operands that must be conjugated.
+
+    The call's plan conjugates them if its levels can; else conjugated copies are multiplied.
 
     No other plan may replace a conjugating plan: the other plan would multiply the operands without conjugation.
     """
@@ -332,7 +350,7 @@ def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperan
 
 
 def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
-    """Return C by the library's own functions, in the target if there is one."""
+    """Return C, computed by the library's own functions, in the target if there is one."""
     if operands.addend is not None:  # the library's functions read the addend from the target
         target, addend = operands.target, operands.addend
         if target is None:

@@ -148,7 +148,7 @@ class LetterSet:
 
 
 @dataclass(frozen=True)
-class WordUnion:
+class SymbolicWordSet:
     """The union of several sets of words."""
 
     parts: frozenset[WordSet]
@@ -169,15 +169,15 @@ class Repetition:
     part: WordSet
 
 
-WordSet = LetterSet | WordUnion | Concatenation | Repetition
-EMPTY_SET: WordSet = WordUnion(frozenset())
+WordSet = LetterSet | SymbolicWordSet | Concatenation | Repetition
+EMPTY_SET: WordSet = SymbolicWordSet(frozenset())
 EMPTY_WORD_SET: WordSet = Repetition(EMPTY_SET)  # the set that contains only the word without letters
 
 
 def union_of_words(x: WordSet, y: WordSet) -> WordSet:
     """Return the union of two sets of words, in normal form."""
-    parts = (x.parts if isinstance(x, WordUnion) else {x}) | (y.parts if isinstance(y, WordUnion) else {y})
-    return next(iter(parts)) if len(parts) == 1 else WordUnion(frozenset(parts))
+    parts = (x.parts if isinstance(x, SymbolicWordSet) else {x}) | (y.parts if isinstance(y, SymbolicWordSet) else {y})
+    return next(iter(parts)) if len(parts) == 1 else SymbolicWordSet(frozenset(parts))
 
 
 def concatenation(x: WordSet, y: WordSet) -> WordSet:
@@ -194,7 +194,7 @@ def repetition(x: WordSet) -> WordSet:
 
 def has_empty_word(x: WordSet) -> bool:
     """Return True if the set of words contains the word without letters."""
-    if isinstance(x, WordUnion):
+    if isinstance(x, SymbolicWordSet):
         return any(has_empty_word(part) for part in x.parts)
     if isinstance(x, Concatenation):
         return has_empty_word(x.first) and has_empty_word(x.then)
@@ -206,7 +206,7 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
     """Return sets with this union: the rests, without `letter`, of all words of x that begin with `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
-    if isinstance(x, WordUnion):
+    if isinstance(x, SymbolicWordSet):
         return frozenset(y for part in x.parts for y in letter_derivatives(part, letter))
     if isinstance(x, Repetition):
         return frozenset(concatenation(y, x) for y in letter_derivatives(x.part, letter))

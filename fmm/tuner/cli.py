@@ -13,7 +13,7 @@ import fmm
 from fmm.tuner import tune
 from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
 
-EXIT_BROKEN_PIPE = 128 + 13  # a shell reports this code for a process that SIGPIPE ends
+EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process killed by SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
 
     `ignored` has the environment variables that the caller removed before importing NumPy.
     """
-    for stream in ("stdout", "stderr"):  # sys.stdout is None after `fmm-tune show >&-`
+    for stream in ("stdout", "stderr"):  # sys.stdout is None if the shell has closed stdout, as in `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     code = 0
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of the pipe, for example `head`, has ended
+    except BrokenPipeError:  # the process that reads the pipe, for example `head`, has ended
         _drop_output()
         return EXIT_BROKEN_PIPE
-    # stdout cannot be written, for example on a full disk; commands report errors of other files themselves
+    # writing to stdout failed, for example on a full disk; each command reports errors of other files itself
     except OSError as error:
         _drop_output()
         if not code:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
 
 
 def _drop_output() -> None:
-    """Redirect stdout to os.devnull, so that Python does not write the buffered text again at its exit."""
+    """Redirect stdout to os.devnull: otherwise Python writes the buffered text again when the interpreter exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

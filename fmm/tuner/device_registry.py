@@ -1,6 +1,6 @@
-"""Find devices by name: tunable devices of this machine, and devices of configs and datasheets.
+"""Find devices by name: local devices that can be tuned, and devices described by configs and datasheets.
 
-The name of a local GPU is its number (0 or cuda:0). The name of a device in a config is its key
+The name of a local GPU is its index: `0` or `cuda:0`. The name of a device in a config is its key
 (cuda-9.0-132sm-nvidia-h200). The name of any other GPU is the name of its datasheet. CuPy is imported only for a local
 GPU.
 """
@@ -28,11 +28,11 @@ from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fa
 
 
 class UnknownDeviceError(ValueError):
-    """Raised for a name that is no device of this machine; the message lists the valid names."""
+    """Raised for a name that names no device of this machine; the message lists the valid names."""
 
 
 def select_devices(name: str | None) -> list[TunableDevice]:
-    """Return the devices to tune for a name (0, 1, ..., cpu or all); without a name, GPU 0 if usable, else the CPU."""
+    """Return the devices that a name selects (0, 1, ..., cpu or all); without a name, GPU 0 if usable, else the CPU."""
     count = gpu_count()
     valid = [*map(str, range(count)), "cpu", "all"]
     if name is None:
@@ -55,7 +55,7 @@ def gpu_count() -> int:
     """Return the number of usable CUDA devices; 0 without CuPy or a driver."""
     try:
         return _cuda_device_count()
-    except Exception:  # after any error of the import or the driver, no GPU is usable
+    except Exception:  # no GPU is usable if the import or the driver raises any error
         return 0
 
 
@@ -75,7 +75,7 @@ def _gpu_failure_text() -> str:
 
 # ---- devices whose decisions can be predicted
 
-LOCAL_DEVICE_NAMES = ("cpu", "0")  # valid names of this machine's devices; 0 stands for any GPU number
+LOCAL_DEVICE_NAMES = ("cpu", "0")  # the names of this machine's devices in messages; 0 stands for the index of any GPU
 
 
 def valid_device_names() -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def find_device_identity(name: str) -> Identity:
 
 
 def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
-    """Return the key of the only tuned card with this datasheet; the name itself for no or several such cards."""
+    """Return the key of the tuned card with this datasheet; return the name itself for no or several tuned cards."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
         models = {key: devices.datasheet_model(key, device_name(key, section)) for key, section in sections.items()}
@@ -140,7 +140,7 @@ def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
 
 def tuning_from_config(name: str, dtype: str) -> Tuning | None:
     """Return the tuning of a device in the active configs; None without a tuning."""
-    own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integers use the tuning of float64
+    own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integer matrices use the tuning of float64
     return (
         None
         if environment.tuning_mode() == "off"

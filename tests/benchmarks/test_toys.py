@@ -237,6 +237,7 @@ def test_a_toy_level_computes_ab() -> None:
         unregister_level("halves")
 
 
+@pytest.mark.slow
 def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
     import optuna

@@ -135,6 +135,31 @@ def test_subscripts_that_do_not_match_raise_what_numpy_raises(expression: str, s
         fmm.einsum(expression, *arrays)
 
 
+def test_arrays_of_other_libraries_and_subclasses_are_their_own_einsums() -> None:
+    class Labeled:
+        """An array that answers NumPy's functions by itself, and has no strides."""
+
+        shape, ndim, dtype = (2, 2), 2, np.dtype("float64")
+
+        def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> str:
+            return f"own {function.__name__}"
+
+    assert fmm.einsum("ij,jk->ik", Labeled(), Labeled()) == "own einsum"
+    matrix = np.ma.masked_array(np.ones((2, 2)), [[True, False], [False, False]])
+    np.testing.assert_array_equal(fmm.einsum("ij,jk->ik", matrix, matrix), np.einsum("ij,jk->ik", matrix, matrix))
+
+
+def test_numpys_path_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = noted_products(monkeypatch)
+    arrays = random_arrays("ab,bc,cd->ad")
+    path, _ = np.einsum_path("ab,bc,cd->ad", *arrays)
+    for given in (path, [(1, 2), (0, 1)]):
+        np.testing.assert_allclose(
+            fmm.einsum("ab,bc,cd->ad", *arrays, optimize=given), arrays[0] @ arrays[1] @ arrays[2]
+        )
+    assert products[2][0].shape == arrays[1].shape
+
+
 # ---- which products run
 
 

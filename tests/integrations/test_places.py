@@ -98,7 +98,7 @@ def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: py
     monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", slow)
     with pytest.raises(KeyboardInterrupt), fmm.installed("numpy", "slow"):
         pass
-    assert not slow.is_wanted and np.dot is DOT
+    assert not slow.is_target_selected and np.dot is DOT
 
 
 def test_many_threads_install_and_multiply() -> None:

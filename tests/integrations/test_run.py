@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fmm
@@ -52,6 +54,7 @@ def test_a_module_runs_and_its_status_is_the_programs(program: Path) -> None:
     assert "numpy.matmul, int64, 3 x 3 by 3 x 3: left alone: NumPy answers: a side of integers" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
     cases: list[tuple[tuple[str, ...], str]] = [
         (("--install", "nunpy", str(program)), "'nunpy' is none of torch"),
@@ -61,12 +64,27 @@ def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
         (("--report", "--install", "numpy"), "no program"),
         (("--report=", str(program)), "--report=: no file is named"),
         ((), "no program"),
+        (("--verbose", str(program)), "options of --version"),
+        (("--json",), "options of --version"),
     ]
     for arguments, said in cases:
         done = python("-m", "fmm", *arguments)
         assert done.returncode == 2 and said in done.stderr
     done = python("-m", "fmm", "no_such_script.py")
     assert done.returncode == 2 and "can't open file" in done.stderr and "Errno 2" in done.stderr  # as Python says it
+
+
+def test_the_version_is_printed_in_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without installing fmm anywhere, and without a program."""
+    printed = []
+    for options in (["--version"], ["--version", "--verbose"], ["--version", "--json"]):
+        assert run.main(options) == 0
+        printed.append(capsys.readouterr().out)
+    short, verbose, as_json = printed
+    assert short == f"fmm {fmm.__version__}\n"
+    assert verbose.startswith(f"fmm {fmm.__version__}") and "\nBLAS: " in verbose
+    assert json.loads(as_json)["fmm"]["version"] == fmm.__version__
+    assert type(np.dot).__name__ == "_ArrayFunctionDispatcher"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,15 +13,17 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import (
     COUNTED_ROUNDS_MARGIN_SHARE,
     FEW_TILES_MARGIN,
-    MIN_COMPLEX_SIDE,
     MIN_COMPLEX_TILE_SIDE,
     OTHER_TYPE_MARGIN_SHARE,
+    SHORTEST_COMPLEX_SIDES,
+    SHORTEST_EMULATED_SIDES,
+    SHORTEST_TILED_SIDES,
     TRIANGLE_CUT_MARGIN,
     few_tiles_margin,
     filter_candidates,
     required_margin,
 )
-from fmm.problem import Problem
+from fmm.problem import Problem, Shape
 
 MARGIN, TILED = 0.01, 0.08
 SIDE, TILE = 12800, 128.0
@@ -136,13 +139,33 @@ def test_thin_bfloat16_products_are_still_copied() -> None:
     )
 
 
-@pytest.mark.parametrize(("gpu", "shortest", "allowed"), [(True, 127, False), (True, 128, True), (False, 16, True)])
-@pytest.mark.parametrize("position", range(3))
-def test_no_short_complex_product_is_split_on_a_gpu(gpu: bool, shortest: int, allowed: bool, position: int) -> None:
-    sides = [20000, 20000, 20000]
-    sides[position] = shortest
+@pytest.mark.parametrize(
+    ("plan", "shortest"),
+    [
+        ("3m > vendor", SHORTEST_COMPLEX_SIDES),
+        ("f16x3", SHORTEST_EMULATED_SIDES),
+        ("tile", SHORTEST_TILED_SIDES),
+        ("3m > f16x3", SHORTEST_COMPLEX_SIDES),
+    ],
+)
+def test_a_product_that_is_too_thin_for_the_model_is_the_vendors_on_a_gpu(plan: str, shortest: Shape) -> None:
+    dtype = "complex64" if plan.startswith("3m") else "float32"
+    emulated = replace(device(gpu=True).rates["float32"], blocks=132.0)
+    gpu = replace(device(gpu=True), rates=MappingProxyType({**device(gpu=True).rates, "f16x3": emulated}))
+    plans = [VENDOR, Plan.parse(plan)]
+
+    def accepted(sides: Sequence[int], calibration: Calibration) -> list[Plan]:
+        m, k, n = sides
+        return list(filter_candidates(Problem(m, k, n, dtype), calibration, plans))
+
+    long = [max(side, 20000) for side in shortest]
+    for i, side in enumerate(shortest):
+        thin, allowed = [*long], [*long]
+        thin[i], allowed[i] = max(side - 4, 64), max(side, 64)
+        assert accepted(thin, gpu) == ([VENDOR] if side else plans)
+        assert accepted(allowed, gpu) == plans
+
+
+def test_no_side_is_too_short_for_complex_products_on_a_cpu() -> None:
     plans = [VENDOR, Plan.parse("3m > vendor")]
-    m, k, n = sides
-    found = list(filter_candidates(Problem(m, k, n, "complex64"), device(gpu=gpu), plans))
-    assert found == (plans if allowed else [VENDOR])
-    assert MIN_COMPLEX_SIDE == 128
+    assert list(filter_candidates(Problem(16, 20000, 20000, "complex64"), device(gpu=False), plans)) == plans

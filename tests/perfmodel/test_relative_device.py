@@ -88,6 +88,7 @@ def shipped_model(key: str, name: str, dtype: str) -> Calibration:
 SCALED_SHARE = {"float32": 0.991, "float64": 0.991, "bfloat16": 0.996, "tf32": 0.999, "float16": 0.98}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SCALED_SHARE)
 @pytest.mark.parametrize(("known", "relative"), [("H100", "H200"), ("H200", "H100")])
 def test_one_cards_model_chooses_better_for_the_other_card_than_the_datasheet(

@@ -161,8 +161,13 @@ def test_python_examples_run(path: Path) -> None:
     assert not runner.summarize(verbose=False).failed
 
 
-def test_public_docstrings_have_examples_that_run() -> None:
-    api = import_module("fmm.api")
+@pytest.mark.parametrize(
+    "module", ["fmm.api", "fmm.linalg.triangular", "fmm.linalg.cholesky_factors", "fmm.linalg.inverse"]
+)
+def test_public_docstrings_have_examples_that_run(module: str) -> None:
+    if "linalg" in module:
+        pytest.importorskip("scipy")
+    api = import_module(module)
     results = doctest.testmod(api, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert not results.failed
 

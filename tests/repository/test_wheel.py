@@ -1,15 +1,19 @@
-"""The wheel, alone in a clean environment: it imports, multiplies and carries its data files."""
+"""The wheel, alone in a clean environment: it imports, multiplies, has types, and carries its data files."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import fmm
 from tests.support import ROOT
 
 LINKS = ("kernels", "perfmodel", "tuner")
@@ -30,19 +34,77 @@ assert fmm.__version__ == version("fmm-tune"), (fmm.__version__, version("fmm-tu
 rng = np.random.default_rng(0)
 a, b = rng.standard_normal((257, 130)), rng.standard_normal((130, 65))
 np.testing.assert_allclose(fmm.matmul(a, b), a @ b, rtol=1e-10, atol=1e-10)
+np.testing.assert_allclose(fmm.matmul(a, b, plan="winograd > winograd > vendor"), a @ b, rtol=1e-10, atol=1e-10)
+np.testing.assert_allclose(fmm.gram(a), a.T @ a, rtol=1e-10, atol=1e-10)
+fmm.show_config()
 assert list(scheme_names()), "the wheel carries no scheme"
 assert list(step_table_names()), "the wheel carries no step table"
 installed = {d.metadata["Name"].lower() for d in distributions()}
 assert installed <= {"fmm-tune", "numpy", "pip", "setuptools"}, installed
 """
 
+# A user's program for mypy --strict. Each `type: ignore` has the error that mypy must find: if fmm's types were not
+# found, or were Any, then mypy would report the comment as unused.
+USER_PROGRAM = """
+from typing import assert_type
+
+import numpy as np
+
+import fmm
+
+a = np.ones((64, 64))
+fmm.matmul(a, a, max_error_growth=3, workspace=10**8, componentwise=True)
+fmm.matmul(a, a, workspace="1 GB")  # type: ignore[arg-type]
+fmm.gemm(a, a, a.copy(), alpha=2, beta=1, transpose_b=True)
+fmm.gemm(a, a, alpha="2")  # type: ignore[arg-type]
+fmm.gram(a, fill="lower")
+fmm.gram(a, fill="half")  # type: ignore[arg-type]
+fmm.shortest_paths(a, method="auto")
+fmm.shortest_paths(a, method="dijkstra")  # type: ignore[arg-type]
+fmm.minplus(a, a, argmin="yes")  # type: ignore[arg-type]
+fmm.einsum("ij,jk->ik", a, a)
+fmm.tensordot(a, a, axes=1)
+fmm.multi_dot([a, a, a])
+fmm.multi_dot(3)  # type: ignore[arg-type]
+decision = assert_type(fmm.explain(a, a), fmm.Decision)
+assert_type(fmm.explain_gemm(a, a), fmm.Decision)
+assert_type(fmm.explain_gram(a), fmm.Decision)
+assert_type(fmm.plan(512, 512, 512, dtype="float32"), fmm.Decision)
+fmm.plan("512", 512, 512)  # type: ignore[arg-type]
+assert_type(decision.plan, fmm.Plan)
+assert_type(decision.reason, str)
+assert_type(decision.kernels, tuple[str, ...])
+decision.speed  # type: ignore[attr-defined]
+fmm.matmul(a, a, plan=decision)
+operand = assert_type(fmm.prepare(a, side="left"), fmm.PreparedOperand)
+assert_type(operand.nbytes, int)
+fmm.prepare(a, side="above")  # type: ignore[arg-type]
+assert_type(fmm.Plan.parse("winograd > vendor"), fmm.Plan)
+assert_type(fmm.install("numpy"), tuple[str, ...])
+fmm.install(np)  # type: ignore[arg-type]
+fmm.uninstall()
+with fmm.installed("numpy"):
+    pass
+assert_type(fmm.report().share, float)
+for product in fmm.report().products:
+    assert_type(product.times, int)
+fmm.release_workspace()
+fmm.show_config()
+assert_type(fmm.__version__, str)
+errors: tuple[type[ValueError], ...] = (fmm.PlanError, fmm.NegativeCycleError)
+fmm.no_such_function  # type: ignore[attr-defined]
+"""
+
 
 def run(command: list[str | Path], folder: Path) -> str:
     """The command's output; its failure fails the test with everything that it printed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout}"
+    done = subprocess.run(command, cwd=folder, env=plain_environment(), text=True, capture_output=True)
+    assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +127,14 @@ def clean_bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder / "env")
     python = folder / "env" / "bin" / "python"
-    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    run([*pip, "install", "--quiet", "--no-compile", wheel], folder)
+    run([*pip_install(python), wheel], folder)
     return python.parent
+
+
+def pip_install(python: Path) -> list[str | Path]:
+    """The command that installs packages into the environment of this Python, which has no pip of its own."""
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    return [*pip, "install", "--quiet", "--no-compile"]
 
 
 def test_wheel_holds_all_of_the_package_and_nothing_else(wheel: Path) -> None:
@@ -90,6 +157,76 @@ def test_sdist_leaves_the_links_out(built: Path) -> None:
 @pytest.mark.slow
 def test_wheel_works_alone(clean_bin: Path, tmp_path: Path) -> None:
     run([clean_bin / "python", "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
+
+
+def lowest_version(name: str) -> str:
+    """The lowest version of a requirement that pyproject.toml declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (version,) = [line.removeprefix(f"{name}>=") for line in project["dependencies"] if line.startswith(f"{name}>=")]
+    return str(version)
+
+
+def oldest_available(name: str, lowest: str, python: Path) -> str | None:
+    """The oldest version from `lowest` on with a wheel for this Python; None if pip finds none."""
+    # No package has this version, so that pip lists the versions that it finds, the oldest first.
+    command = [*pip_install(python), "--dry-run", "--only-binary", ":all:", f"{name}==0.0.0.dev0"]
+    done = subprocess.run(command, env=plain_environment(), text=True, capture_output=True)
+    found = re.search(r"from versions: ([^)]*)", done.stderr)
+    versions = found[1].split(", ") if found else []
+    finished = [version for version in versions if re.fullmatch(r"[\d.]+", version)]
+    return next((x for x in finished if version_numbers(x) >= version_numbers(lowest)), None)
+
+
+def version_numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+@pytest.mark.slow
+def test_wheel_works_with_the_oldest_numpy(wheel: Path, tmp_path: Path) -> None:
+    """The lowest version that pyproject.toml declares, or the oldest later one that has a wheel for this Python."""
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    numpy = oldest_available("numpy", lowest_version("numpy"), python)
+    if numpy is None:
+        pytest.skip("pip finds no NumPy: the package index does not answer")
+    run([*pip_install(python), "--only-binary", "numpy", wheel, f"numpy=={numpy}"], tmp_path)
+    run([python, "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
+    assert f"NumPy {numpy}," in run([python, "-m", "fmm", "--version", "--verbose"], tmp_path)
+
+
+def test_the_users_program_has_every_public_name() -> None:
+    assert [name for name in fmm.__all__ if f"fmm.{name}" not in USER_PROGRAM] == []
+
+
+@pytest.mark.slow
+def test_types_are_complete_in_a_users_program(clean_bin: Path, tmp_path: Path) -> None:
+    """mypy finds the types in the installed wheel, away from the source tree."""
+    (tmp_path / "program.py").write_text(USER_PROGRAM, encoding="utf-8")
+    mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--python-executable", clean_bin / "python"]
+    assert "Success" in run([*mypy, "--cache-dir", tmp_path / "cache", "program.py"], tmp_path)
+
+
+@pytest.mark.slow
+def test_two_builds_of_one_commit_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    """Of clones in folders with other names, whose files have other times, under another umask."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("the source tree is no clone")
+    archives = []
+    for name, umask, time in (("first", 0o022, 1_000_000_000), ("the second", 0o077, 1_500_000_000)):
+        clone, built = tmp_path / name, tmp_path / f"{name} built"
+        before = os.umask(umask)
+        try:
+            run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], tmp_path)
+            for path in (clone / "fmm").rglob("*"):
+                os.utime(path, (time, time))
+            run([sys.executable, "-m", "build", "--no-isolation", "--outdir", built, clone], tmp_path)
+        finally:
+            os.umask(before)
+        archives.append({path.name: path.read_bytes() for path in built.iterdir()})
+    first, second = archives
+    assert sorted(Path(name).suffix for name in first) == [".gz", ".whl"]
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fmm.config.files import SHIPPED_CONFIG, Configs
+from fmm.hardware import nvml
 from fmm.runtime.decisions import limits
 from fmm.runtime.devices import gpu_from_description
 
@@ -46,7 +47,7 @@ class Nvml:
 
 def test_processes_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML counts devices in an order of its own: they are found by the bus."""
-    monkeypatch.setattr(limits, "_nvml_library", lambda: Nvml({b"0000:02:00.0": 5, b"0000:01:00.0": 0}))
+    monkeypatch.setattr(limits, "nvml_library", lambda: Nvml({b"0000:02:00.0": 5, b"0000:01:00.0": 0}))
     monkeypatch.setattr(limits, "_pci_bus_id", lambda number: f"0000:0{number + 1}:00.0")
     limits._nvml_handle.cache_clear()
     assert [limits.count_gpu_processes(number) for number in (0, 1, 2)] == [1, 5, 1]
@@ -54,11 +55,11 @@ def test_processes_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_nvml_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits._nvml_library.cache_clear()
-    monkeypatch.setattr(limits, "NVML_FILE", "libnothing-of-that-name.so")
+    nvml.nvml_library.cache_clear()
+    monkeypatch.setattr(nvml, "NVML_FILE", "libnothing-of-that-name.so")
     limits._nvml_handle.cache_clear()
     assert limits.count_gpu_processes(0) == 1
-    limits._nvml_library.cache_clear()
+    nvml.nvml_library.cache_clear()
     limits._nvml_handle.cache_clear()
 
 

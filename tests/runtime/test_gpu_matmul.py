@@ -78,7 +78,7 @@ def forget() -> None:
     """Prepared calls of other tests, or for this one only."""
     for module, name in (("fmm.arrays.cupy_library", "CUPY"), ("fmm.arrays.torch_library", "TORCH")):
         if module in sys.modules:
-            getattr(sys.modules[module], name).calls.clear()
+            getattr(sys.modules[module], name).cached_calls.clear()
 
 
 # ---- values

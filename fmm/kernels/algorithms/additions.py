@@ -1,9 +1,10 @@
 """Straight-line programs of additions: the sums of a scheme, with common sums computed once.
 
-The values of a program are numbered. Values 0 to `inputs` - 1 are read; every line defines the next value as a linear
-combination of earlier values. `outputs` lists the numbers of the values that the program returns. The CPU executes
-programs on panels of matrices. The cost model counts the lines of programs. The symbolic proof executes programs on
-symbols. The CUDA generator prints programs as source code. A scheme's sums have no other description than its programs.
+Every value of a program has a number. Values 0 to `inputs` - 1 are the inputs of the program. Every line defines the
+next value as a linear combination of earlier values. `outputs` lists the numbers of the values that the program
+returns. The CPU executes programs on panels of matrices. The cost model counts the lines of programs. The symbolic
+proof executes programs on symbols. The CUDA generator prints programs as source code. The programs are the only
+description of a scheme's sums.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class AdditionProgram:
 
     @property
     def addition_count(self) -> int:
-        """Return the number of additions and subtractions. A line of t terms counts t - 1; scalings do not count."""
+        """Return the number of additions and subtractions.
+
+        A line of t terms counts as t - 1 additions; scalings do not count.
+        """
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
     def coefficient_matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
-        """Return the matrix of the program's linear map: row o holds the coefficients of output o in the inputs."""
+        """Return the matrix of the program's linear map: row o holds the coefficient of each input in output o."""
         rows: list[list[Coefficient]] = [[int(i == j) for j in range(self.inputs)] for i in range(self.inputs)]
         for terms in self.lines:
             rows.append([sum((c * rows[v][j] for c, v in terms), 0) for j in range(self.inputs)])
@@ -52,15 +56,16 @@ class AdditionProgram:
 
 
 def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program with one line for each output and no shared sums, as papers print the equations of a scheme."""
+    """Return a program with one line for each output and no shared sums: the form in which papers print a scheme."""
     return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program that computes common sums once, by greedy elimination of the most frequent pair of terms.
 
-    Greedy elimination of pairs is not optimal in general, but deterministic. For the shipped schemes, the number of
-    additions is the number known from the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
+    Greedy elimination of pairs is deterministic, but does not always find the smallest number of additions. For the
+    shipped schemes, the number of additions is the number known from the literature: 15 for Winograd's variant, 18 for
+    Strassen's scheme.
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
@@ -83,7 +88,8 @@ def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int,
             for y in values[i + 1 :]:
                 counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Of equally frequent pairs, take the pair with the lowest numbers: a scheme then always has the same program.
+    # Of equally frequent pairs, take the pair with the lowest numbers: this rule always gives a scheme the same
+    # program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
@@ -94,7 +100,7 @@ def _coefficient_ratio(y: Coefficient, x: Coefficient) -> Coefficient:
 
 
 def integral_as_int(c: Coefficient) -> Coefficient:
-    """Return an integral Fraction as an int, any other coefficient as it is: ints are faster to hash and compare."""
+    """Return an integral Fraction as an int (faster to hash and compare), and any other coefficient unchanged."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
@@ -108,7 +114,7 @@ def _complete_program(
         if len(terms) == 1 and next(iter(terms.values())) == 1:
             names.append(next(iter(terms)))
             continue
-        # If a line begins with a positive term, its execution needs no negation.
+        # If a line begins with a positive term, no negation is needed to compute the line.
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
@@ -118,7 +124,7 @@ def _complete_program(
 def chain_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return one program that runs the programs `first`, and then the programs `then` on the outputs of `first`.
+    """Return one program that runs the programs in `first`, and then the programs in `then` on the outputs of `first`.
 
     The result has the inputs of all programs in `first`, and the outputs of all programs in `then`.
     `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
@@ -137,7 +143,10 @@ def chain_programs(
 
 
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
-    """Return the program with every line directly before its first use, so that fewer values exist at a time."""
+    """Return the program with every line moved directly before the first line that uses its value.
+
+    In the new order of lines, fewer values exist at a time.
+    """
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
@@ -173,8 +182,8 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """Return the program that computes alpha * output + beta * old for each output of `program`.
 
-    The old values are further inputs, one for each output. If `program` joins A B from products, the result computes
-    C = alpha A B + beta C.
+    For each output, the returned program has one more input: the old value of the output. If `program` joins A B from
+    products, the returned program computes C = alpha A B + beta C.
     """
     if (alpha, beta) == (1, 0):
         return program
@@ -193,8 +202,8 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
     """Return the program with zeros for absent inputs, without unwanted outputs, and without unused lines.
 
-    Inputs keep their numbers, so that the caller's list of arrays stays valid. An output that becomes zero is a line
-    without terms.
+    Every input keeps its number, so the caller's list of arrays stays valid. If an output becomes zero, a line without
+    terms defines the output.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
     lines: list[Terms] = []
@@ -210,7 +219,7 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
 def _remove_unused_lines(
     inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
 ) -> AdditionProgram:
-    """Return the program of these lines, without lines that no output depends on."""
+    """Return the program of the given lines, without the lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:

@@ -45,7 +45,10 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the scheme is a candidate). Skip files with an invalid line `consider`."""
+    """Yield the name of each scheme with the forms of plans in which the scheme is a candidate.
+
+    Skip files with an invalid line `consider`.
+    """
     for name, (file, _) in sorted(_scheme_catalogue().items()):
         if (forms := SCHEME_FILES.plan_forms(file)) is not None:
             yield name, forms
@@ -56,7 +59,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 def _scheme_catalogue() -> dict[str, tuple[str, str]]:
     """Return a dict from the names of all schemes to (file, order of the sizes m, k, n).
 
-    A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
+    If a name ends in three sizes, such as hk223, the dict has a name for each order of the sizes.
     """
     files = sorted(SCHEME_FILES.algorithm_names())
     names = {name: (name, "mkn") for name in files}
@@ -151,12 +154,15 @@ def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the rows of coefficients, one for each block of a grid, in the order of the transposed grid."""
+    """Return the rows of coefficients in the order of the transposed grid; each block of a grid has one row."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 
 def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
-    """Return the composition (Kronecker product) of schemes. Each scheme multiplies the blocks of the previous one."""
+    """Return the composition (Kronecker product) of schemes.
+
+    Each scheme multiplies the blocks of the previous scheme.
+    """
     first, *rest = factors
     for second in rest:
         first = _kronecker_product(first, second)

@@ -1,26 +1,27 @@
 """Products by digits: exact products of integer matrices, computed by a CPU's BLAS as products of float matrices.
 
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
-Every partial sum is then an integer that the type represents exactly, in any order of additions. A and B are therefore
-cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies planes over blocks
-of the inner dimension, with at most `inner` terms in a block.
+Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. A and
+B are therefore cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies
+planes over blocks of the inner dimension, with at most `inner` terms in a block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
 read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits. Let o_i be
 the offset of digit i: the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all
-digits but the last. The bits of x + H are cut at the offsets. The field at o_i, less 2^(w_i - 1), is digit i; the
-magnitude of digit i is at most 2^(w_i - 1). The bits above the last offset are the last digit. The sum of all digits,
-weighted by 2^(o_i), is x modulo 2^bits. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1, and at
-most 2^(bits - 1 - o).
+digits but the last. The bits of x + H are cut at the offsets. Digit i is the field of w_i bits at o_i, minus 2^(w_i -
+1). The magnitude of digit i is at most 2^(w_i - 1). The bits above the last offset are the last digit. The sum of all
+digits, weighted by 2^(o_i), is x modulo 2^bits. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1,
+and at most 2^(bits - 1 - o).
 
 Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity. The identity is
-a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products.
-Products with a weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1 b_2, a_2
-b_1 and a_2 b_2 vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The
-products a_0 b_2 and a_2 b_0 have equal weights. If their planes are adjacent, one BLAS call of twice the inner length
-computes their sum. The total is five products. A product of two polynomials modulo x^3 needs five products over any
-field. Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k
-bits of a product.
+a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits give nine products of
+digits. Products with a weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1
+b_2, a_2 b_1 and a_2 b_2 vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2
+b_0. The products a_0 b_2 and a_2 b_0 have equal weights. If the planes of a_0 and a_2 are adjacent, and also the planes
+of b_2 and b_0, one BLAS call of twice the inner length computes a_0 b_2 + a_2 b_0. Three digits by three digits
+therefore need five products. Over any field, a product of two polynomials modulo x^3 needs at least five products.
+Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a
+product.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ DigitSum = tuple[int, ...]  # indices of the digits that are added to form a pla
 
 @dataclass(frozen=True)
 class OperandPlanes:
-    """The digits of an operand: the widths of all digits but the last in bits, and the planes in memory order."""
+    """The digits of an operand: the width in bits of every digit except the last, and the planes in memory order."""
 
     widths: tuple[int, ...] = ()
     order: tuple[DigitSum, ...] = ((0,),)
@@ -53,7 +54,7 @@ class OperandPlanes:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """Return the largest magnitude in each plane, given the largest magnitude of the operand."""
+        """Return the largest magnitude in each plane; `magnitude` is the largest magnitude in the operand."""
         top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
@@ -62,7 +63,7 @@ class OperandPlanes:
 
 @dataclass(frozen=True)
 class PlaneProduct:
-    """One BLAS product: weight times the sum over i < count of (plane left + i of A) times (plane right + i of B)."""
+    """One BLAS product: weight * sum of A[left + i] B[right + i] over i < count, where A[p] is plane p of A."""
 
     left: int
     right: int
@@ -110,7 +111,10 @@ def _cut_one_operand(width: int, digits: int, left: bool) -> DigitProducts:
 
 
 def _two_digit_product(bits: int) -> DigitProducts:
-    """Return the product of two digits by two digits modulo 2^bits. The product of the upper digits vanishes."""
+    """Return the product of two digits by two digits modulo 2^bits.
+
+    The product of the upper digits is a multiple of 2^bits and is left out.
+    """
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
     return DigitProducts(
@@ -142,7 +146,7 @@ def _karatsuba_product(left: int, right: int) -> DigitProducts:
 
 
 def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
-    """Yield the candidate products modulo 2^bits, for these largest magnitudes of A and B."""
+    """Yield the candidate products modulo 2^bits, given the largest magnitudes in A and in B."""
     yield DigitProducts("float32")
     yield DigitProducts("float64")
     for digits in (2, 3):
@@ -158,9 +162,9 @@ def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[Digi
 
 @lru_cache(maxsize=1024)
 def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest exact product modulo 2^bits, and the length of its blocks of the inner dimension.
+    """Return the fastest exact product modulo 2^bits, and the inner length of the product's blocks.
 
-    `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of the whole product.
+    `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of A B.
     """
     best: tuple[float, DigitProducts, int] | None = None
     for candidate in _candidate_digit_products(left, right, bits):
@@ -177,5 +181,5 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
 
 
 def safe_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product that is exact for all integers of `bits` bits, and the length of its inner blocks."""
+    """Return the fastest product that is exact for all integers of `bits` bits, and the inner length of its blocks."""
     return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -1,17 +1,17 @@
 """Residues: products of integer matrices, computed modulo pairwise coprime moduli (Chinese remainder theorem).
 
 Let M be the product of pairwise coprime moduli p_1, ..., p_r. If M > 2 bound, the residues modulo p_1, ..., p_r
-determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. If their
-magnitudes are at most `bound`, they differ by at most 2 bound < M, so they are equal. Let C = A B with |a| <= 2^x, |b|
-<= 2^y and inner dimension k. Then the magnitude of every entry of C is at most k 2^(x + y).
+determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. If both
+magnitudes are also at most `bound`, the two integers differ by at most 2 bound < M, so the integers are equal. Let C =
+A B with |a| <= 2^x, |b| <= 2^y and inner dimension k. Then the magnitude of every entry of C is at most k 2^(x + y).
 
-Reconstruction of c from its residues c_i. Let M_i = M / p_i, and let e_i be the inverse of M_i modulo p_i. The weight
-w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore has the same residues
-as c, and c = s - q M for an integer q. The sum of all c_i w_i / M is q + c / M. Rounding this sum gives q, if |c / M|
-is less than 1/2 by a margin larger than the rounding errors of the sum. `moduli_count_for_bound` requires M >= 2 bound
-(1 + 2^-8), so that the margin is 2^-10. In float64, the rounding errors of the sum are below 2^-29. Proof: the sum has
-at most 48 terms. A term is w_i / M < 1 times a residue of at most 2^7, or times a sum of residues below 2^12. The
-additions therefore round by at most 48^2 2^12 2^-53.
+The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p_i, and let e_i be the inverse of M_i
+modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore
+has the same residues as c, and c = s - q M for an integer q. The sum of all c_i w_i / M is q + c / M. Rounding this sum
+gives q, if |c / M| is less than 1/2 by a margin larger than the rounding errors of the sum. `moduli_count_for_bound`
+requires M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the rounding errors of the sum are below 2^-29.
+Proof: the sum has at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of
+residues below 2^12. The additions therefore round by at most 48^2 2^12 2^-53.
 
 Integer types keep only the lowest 64 bits of a product. For integer types, s - q M may be computed modulo 2^64 from w_i
 and M modulo 2^64, because reduction commutes with sums and products. Unsigned integers are read as signed integers with

@@ -30,7 +30,7 @@ class SchemeError(ValueError):
 
 @dataclass(frozen=True)
 class SchemePrograms:
-    """The additions of a scheme, as three programs: of left operands, of right operands, and of blocks of C."""
+    """The additions of a scheme, as three programs: for left operands, for right operands, and for blocks of C."""
 
     left: AdditionProgram
     right: AdditionProgram
@@ -45,7 +45,7 @@ class SchemePrograms:
 class Scheme:
     """A scheme <m,k,n;r>. Rows of u, v and w are the blocks of A, B and C in row-major order; columns are products.
 
-    `factors` are the schemes of a composition; empty otherwise.
+    `factors` are the schemes of a composition; for any other scheme, `factors` is empty.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Scheme:
     def addition_programs(self) -> SchemePrograms:
         """Return the programs of the additions, with common sums computed once.
 
-        The programs of a composition run the additions of one factor after the other.
+        The programs of a composition run the additions of its schemes one after the other.
         """
         if self.factors:
             return _composed_programs(self.factors)
@@ -109,7 +109,7 @@ class Scheme:
         """Return the scheme in the text form that fmm.kernels.algorithms.scheme_text reads."""
         return "\n".join(_text_lines(self)) + "\n"
 
-    # ---- error growth of one level. The growth of a composition is the product of its factors' growths.
+    # ---- error growth of one level. The growth of a composition is the product of the growths of its schemes.
 
     @cached_property
     def stability_factor(self) -> Fraction:
@@ -129,10 +129,10 @@ class Scheme:
     def error_growth(self) -> float:
         """Return the expected error of one level, as a multiple of the classical product's error.
 
-        The entries are random and of equal magnitude. The error of a sum of length k is assumed to grow like k (its
-        variance like k^2), independently in each product. The variance of block c of C is then sum_p w_cp^2 |u_p|_2^2
-        |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores the rounding of the
-        additions, the smaller errors of blocked sums, and structure in the data.
+        The estimate assumes random entries of equal magnitude. The error of a sum of length k is assumed to grow like k
+        (its variance like k^2), independently in each product. Under these assumptions, the variance of block c of C is
+        sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores
+        the rounding of the additions, the smaller errors of blocked sums, and structure in the data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -142,7 +142,8 @@ class Scheme:
     def error_growth_blocked_sums(self) -> float:
         """Return the error growth for blocked sums, as a CPU's BLAS computes them, averaged over the blocks of C.
 
-        BLAS adds short sums first, and then adds their results. The error of a sum of length k then grows like sqrt(k).
+        BLAS computes short sums first, and then adds the results of the short sums. With blocked sums, the error of a
+        sum of length k grows like sqrt(k).
         """
         if self.factors:
             return prod(f.error_growth_blocked_sums for f in self.factors)
@@ -153,9 +154,10 @@ class Scheme:
     def error_growth_one_sign(self) -> float:
         """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
-        The partial sums of a product grow with their length, so that the error of a sum of length k has a variance
-        like k^3. The entries of an operand are proportional to the sum of its coefficients. The result is 1.22 for
-        Strassen's scheme, and 0.5 for Winograd's, where the sums of blocks cancel the mean of the entries.
+        If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
+        a variance like k^3. The entries of a product's operand are proportional to the sum of the coefficients that
+        form the operand. The result is 1.22 for Strassen's scheme, and 0.5 for Winograd's, where the sums of blocks
+        cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.error_growth_one_sign for f in self.factors)
@@ -165,8 +167,8 @@ class Scheme:
     def error_growth_one_sign_blocked(self) -> float:
         """Return the error growth on entries of one sign for blocked sums, as a CPU's BLAS computes them.
 
-        The error of a sum of length k then has a variance like k. The result is 2.45 for Strassen's scheme and 1.0 for
-        Winograd's.
+        With blocked sums and entries of one sign, the error of a sum of length k has a variance like k. The result is
+        2.45 for Strassen's scheme and 1.0 for Winograd's.
         """
         if self.factors:
             return prod(f.error_growth_one_sign_blocked for f in self.factors)
@@ -208,7 +210,7 @@ def _column_square_sums(x: Matrix) -> list[Fraction]:
 
 
 def _as_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """Return (x times its common denominator, the denominator). The proof is exact, since it uses only integers."""
+    """Return the integers x * d, and d, the common denominator of all entries of the matrix x."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
 
@@ -248,7 +250,7 @@ def _sum_text(letter: str, coefficients: list[Rational], columns: int | None) ->
 
 # ---- additions of a composition
 
-GridSize = tuple[int, int]  # numbers of rows and columns of blocks
+GridSize = tuple[int, int]  # number of rows of blocks, and number of columns of blocks
 
 
 def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
@@ -269,7 +271,7 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 def _compose_splits(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms the outer sums of every inner position, then the inner sums of every outer product.
+    """Return the program that forms outer sums at every inner position, and then inner sums for every outer product.
 
     An inner position is the place of a block within a block of the outer grid.
     """
@@ -282,7 +284,7 @@ def _compose_splits(
 def _compose_joins(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that joins the inner products of every outer product, then joins the outer products."""
+    """Return the program that joins the inner products of every outer product, and then joins the outer products."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chain_programs([first] * rank, [then] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)

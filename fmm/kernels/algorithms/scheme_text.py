@@ -56,7 +56,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts: from words of the head to their values, and from left to right sides of equations."""
+    """Return a dict from each word of the head to its value, and a dict from left sides of equations to right sides."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -117,5 +117,5 @@ def _read_block_equation(equations: dict[str, str], block: str, rank: int) -> tu
 
 
 def _integral_as_int(c: Fraction) -> Rational:
-    """Return an integral Fraction as an int, any other Fraction as it is: ints are faster to compare and to hash."""
+    """Return an integral Fraction as an int (faster to compare and to hash), and any other Fraction unchanged."""
     return c.numerator if c.denominator == 1 else c

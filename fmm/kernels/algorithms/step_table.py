@@ -3,7 +3,8 @@
 A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
 and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
 product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
-with `fringe unequal` is correct if blocks differ by one row or column. Other tables run on padded blocks.
+with `fringe unequal` is correct even if blocks differ by one row or column. Tables without `fringe unequal` run on
+padded blocks.
 
 Reading a step table proves that the table computes A B on blocks of equal size. For unequal blocks, the tests prove the
 shipped tables, and the first use proves a user's table. Lowering computes the sizes of a table's blocks. The walk, the
@@ -26,7 +27,7 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that a user's process
+# Names of the shipped tables that declare `fringe unequal`. The tests prove these shipped tables; a user's process
 # spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
@@ -57,7 +58,10 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return the formal blocks whose old values the assignments read. Operands of the product do not count."""
+        """Return each formal block that the assignments read before they first write the block.
+
+        The result does not include the operands of the kernel's product.
+        """
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -162,7 +166,10 @@ class TableStep:
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """Return the operands of the step's product that the step also writes. A table with such a step is wrong."""
+        """Return the operands of the step's product that the step also writes.
+
+        A table is wrong if a step overwrites an operand of the step's own product.
+        """
         return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.written_blocks)))
 
     def __str__(self) -> str:
@@ -189,7 +196,7 @@ class StepTable:
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """Return a dict from names of kernels to their numbers of calls, in the order of first calls."""
+        """Return a dict from the name of each kernel to the number of its calls, in the order of first calls."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
@@ -242,7 +249,7 @@ class ParsedTable(NamedTuple):
 def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The head must contain all `words`, and may contain words of `more`.
+    The table's head must have all words in `words`, and may have words in `more`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []
@@ -387,7 +394,10 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (name, forms of plans in which the table is a candidate). Skip files with an invalid line `consider`."""
+    """Yield the name of each step table with the forms of plans in which the table is a candidate.
+
+    Skip files with an invalid line `consider`.
+    """
     for name in step_table_names():
         if (forms := STEP_TABLE_FILES.plan_forms(name)) is not None:
             yield name, forms

@@ -32,7 +32,7 @@ _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 def parse_considered_forms(text: str) -> tuple[str, ...]:
     """Return the forms of plans in the line `consider` of a text; raise ValueError for an unknown form.
 
-    Other lines of the text are ignored.
+    Lines other than `consider` are ignored.
     """
     line = _CONSIDER_LINE.search(text)
     if line is None:
@@ -56,7 +56,7 @@ class RegisteredText(NamedTuple):
 class AlgorithmTexts:
     """The texts of algorithms: the .txt files of a folder, named without the suffix, and registered texts.
 
-    `except_for` is the name of a file in the folder that holds no algorithm.
+    The folder may hold one file without an algorithm: `except_for` is the name of this file.
     """
 
     def __init__(self, folder: str, noun: str, except_for: str = "") -> None:

@@ -1,17 +1,17 @@
-"""Compute sums in compiled loops, which load and store every element once; this needs llvmlite, a part of Numba.
+"""Compute sums in compiled loops that load and store every element once. The compiler is llvmlite, a part of Numba.
 
 NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
 cache line of a result is fetched before NumPy writes the line. This module compiles a schedule of elementwise calls to
-one LLVM function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results.
-Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the same
-order as in NumPy, so the results are bitwise equal.
+one LLVM function. The LLVM function loads a 64-byte cache line of each array, computes in registers, and stores the
+results. Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the
+same order as in NumPy, so the results are equal to NumPy's bit for bit.
 
 Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
 store.
 
-NumPy computes sums with complex coefficients, sums of other arrays with gaps within a row, and small sums. If little
-address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet. LLVM would abort the process
-for lack of memory.
+NumPy still computes small sums, sums with complex coefficients, and sums of arrays with any other gaps within a row. If
+little address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet. Without enough memory,
+LLVM would abort the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmm.kernels.cpu.sum_schedule import CallSchedule
 
 CACHE_LINE_BYTES = 64
 MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
-MIN_STREAMED_BYTES = 4 << 20  # smallest size of the results for which stores bypass the caches
+MIN_STREAMED_BYTES = 4 << 20  # smallest number of bytes of the results for which stores bypass the caches
 BYTES_PER_TASK = 1 << 20  # number of bytes of a result that one task writes
 LLVM_ADDRESS_BYTES = 512 << 20  # address space in bytes that must be free before LLVM starts or compiles
 REAL_PART_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
@@ -44,7 +44,7 @@ _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls on a window of the arrays; none if NumPy must run the calls."""
+    """Return tasks that run the schedule's calls in one rectangle; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
         return []
@@ -74,7 +74,7 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
 
 
 def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
-    """Return the pairs of slots that are real and imaginary parts of a complex matrix, both read or both written."""
+    """Return pairs of slots: the real and the imaginary parts of one complex matrix, both read or both written."""
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
     return tuple(
@@ -87,7 +87,7 @@ def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> S
 
 
 def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
-    """Yield a task for each band of rows, which calls the compiled function."""
+    """Yield a task for each band of rows; each task calls the compiled function."""
     rows = len(views[0])
     height = max(BYTES_PER_TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
@@ -144,7 +144,8 @@ def _compiler_engine() -> tuple[Any, Any]:
     """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
-    with suppress(RuntimeError):  # later versions of llvmlite initialize LLVM themselves, and raise RuntimeError
+    # newer versions of llvmlite initialize LLVM themselves, and this call raises RuntimeError
+    with suppress(RuntimeError):
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -160,9 +161,9 @@ def compiled_function(
 ) -> Callable[..., None]:
     """Return a compiled function that runs the schedule.
 
-    The function's arguments are the number of rows, the number of elements in a row, and two arrays. The arrays contain
-    the addresses and the row strides in bytes of the used slots, in order. MemoryError is raised if LLVM lacks address
-    space.
+    The function's arguments are the number of rows, the number of elements in a row, and two arrays. The two arrays
+    hold the address and the row stride in bytes of each used slot, in order. MemoryError is raised if LLVM lacks
+    address space.
     """
     from llvmlite import binding
 
@@ -179,7 +180,7 @@ def compiled_function(
 
 
 class _SumFunction:
-    """A builder of one LLVM function: for each row a loop over cache lines, then a loop over the other elements."""
+    """A builder of one LLVM function: for each row, a loop over whole cache lines, and a loop over the rest."""
 
     def __init__(
         self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs, name: str
@@ -265,7 +266,7 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Load a slot's cache line or element; if the slot is a part of a complex matrix, load both parts."""
+        """Load a slot's cache line or element; for the real or imaginary part of a complex matrix, load both."""
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
@@ -274,7 +275,7 @@ class _SumFunction:
         return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """Return a vector with the elements of two cache lines in this order."""
+        """Return a vector with these elements of two cache lines; `order` holds the indices of the elements."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)
@@ -283,7 +284,7 @@ class _SumFunction:
         build = self.builder
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
-        if op == "negate":  # computed as 0 - x, as in numpy_backend.py
+        if op == "negate":  # a negation is computed as 0 - x, as in numpy_backend.py
             return build.fsub(self._ir_constant(kind, 0.0), value(first))
         if op == "scale":
             return build.fmul(value(first), self._ir_constant(kind, float(factor)))

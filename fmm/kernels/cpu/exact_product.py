@@ -3,8 +3,8 @@
 fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
 (submatrices), which limits the memory of the planes. The planes of a block of A and of B are written in panels of rows
 and multiplied in tiles. The products of a tile are added to C immediately. If BLAS can be limited to one thread, each
-worker multiplies and adds its own tile. Otherwise BLAS uses all threads for a product, and the workers share the panels
-between two products.
+worker multiplies and adds its own tile. Otherwise BLAS uses all threads for one product at a time. Between two
+products, the workers share the work on the panels.
 
 A product of bool matrices uses `or` and `and`. One float32 product suffices, because a rounded sum of zeros and ones is
 zero only if all terms are zero.
@@ -32,7 +32,7 @@ BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
 PLANE_DEPTH = 4096  # largest total number of columns of A's planes in memory, and of rows of B's planes
 TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
-PANEL_BYTES = 256 * 1024  # bytes of a panel, the rows of an array that one task splits or adds
+PANEL_BYTES = 256 * 1024  # bytes of a panel: the band of rows that one task splits or adds
 MIN_THREADED_ELEMENTS = 1 << 18  # smallest total number of elements of A and B for which several threads are used
 MAX_PLANES = 4  # largest number of planes of an operand
 WIDEST_ITEMSIZE = 8  # bytes of the largest element type of the planes
@@ -128,7 +128,7 @@ class _BlockedProduct:
             self._multiply_block(self.c[rows, cols], depth, start == 0)
 
     def _split_tasks(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[TileTask]:
-        """Return tasks that split the panels of an operand's block into planes, which are adjacent along the axis."""
+        """Return tasks that split an operand's block into planes, panel by panel; planes are adjacent along `axis`."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _is_column_major(x):
@@ -136,7 +136,7 @@ class _BlockedProduct:
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
     def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
-        """Add a product to a block of C; the first product of a block overwrites the block."""
+        """Add a product to a block of C; if `first`, overwrite the block with the product."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
@@ -162,7 +162,7 @@ class _BlockedProduct:
 
 
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
-    """Yield the tiles of a block: bands of rows, as many for each thread, or bands of columns if the rows are few."""
+    """Yield the tiles of a block: bands of rows, equally many for each thread; bands of columns for few rows."""
     high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
@@ -174,7 +174,7 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
 
 
 def _equal_part_length(side: int, most: int) -> int:
-    """Return the length of the equal parts into which a side is divided, where each part is at most `most` long."""
+    """Return the length of a part if a side is divided into equal parts that are at most `most` long."""
     return -(-side // -(-side // most)) if side else 1
 
 
@@ -227,7 +227,7 @@ def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
 
 
 def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
-    """Write c = weight p if `first`, else c += weight p, modulo 2^bits; the numbers in p are integers."""
+    """Write c = weight * p if `first`, else c += weight * p, modulo 2^bits; the numbers in p are integers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return

@@ -1,4 +1,4 @@
-"""Run a plan on arrays, with a backend that adds and multiplies and a workspace for temporaries."""
+"""Run a plan on arrays. A backend adds and multiplies arrays; a workspace holds the temporaries."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def execute_plan(
 class ArrayMachine(DefaultMachine):
     """The machine that runs a walk on arrays.
 
-    Leaves do not add to C, so every sum is a separate step. Products run one after the other, unless the backend runs
-    products concurrently.
+    The leaves of this machine do not add to C, so every sum is a separate step. Products run one after the other,
+    unless the backend runs products concurrently.
     """
 
     backend: Backend

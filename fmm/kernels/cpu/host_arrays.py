@@ -35,7 +35,10 @@ class Arena:
         self.used_bytes = self.peak = 0
 
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
-        """Return an uninitialised rows x cols array, column-major if `fortran`; `dtype` names another type."""
+        """Return an uninitialised rows x cols array, column-major if `fortran`.
+
+        An empty `dtype` means the arena's type.
+        """
         if fortran:
             return self.allocate(cols, rows, dtype=dtype).T
         kind = np.dtype(dtype) if dtype else self.dtype

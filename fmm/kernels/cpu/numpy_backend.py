@@ -19,8 +19,9 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of one array's panel. The panels of all arrays of a sum then fit in a third-level cache. Smaller panels would
-# fit in a second-level cache, but measurements showed that threads then spend their time waiting for the GIL.
+# Bytes of one array's panel. Panels of this size fit in a third-level cache, for all arrays of a sum together. Smaller
+# panels would fit in a second-level cache, but measurements showed that threads then spend their time waiting for the
+# GIL.
 PANEL_BYTES = 256 * 1024
 # Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024
@@ -37,7 +38,7 @@ class NumpyBackend:
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Call a check of A and B; this backend calls the check before any product."""
+        """Call the function that checks A and B; this backend checks before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
@@ -75,7 +76,7 @@ class NumpyBackend:
         self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Compute a step's sums; an array in `reads` that is smaller than `writes` is treated as padded with zeros."""
+        """Compute a step's sums; arrays in `reads` that are smaller than the results count as padded with zeros."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
@@ -85,7 +86,8 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            if not any(wanted):  # for example, the corner of a 2 x 1 array and a 1 x 2 array is in neither array
+            # for example, the last element of a 2 x 2 result is neither in a 2 x 1 array nor in a 1 x 2 array
+            if not any(wanted):
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]

@@ -27,7 +27,7 @@ OWN_THREADS_MODE = 1
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """The OpenBLAS that numpy.matmul calls: functions that return and limit its number of threads."""
+    """The OpenBLAS that numpy.matmul calls: the functions that return and limit OpenBLAS's number of threads."""
 
     count: Callable[[], int]
     limit: Callable[[int], object]
@@ -38,7 +38,7 @@ _paused_threads = 0
 
 
 def paused_blas_threads() -> int:
-    """Return the number of BLAS threads before a running call of fmm limited BLAS to one thread; 0 without a limit."""
+    """Return how many threads BLAS used before a running call of fmm limited BLAS to one; 0 if no call limits BLAS."""
     return _paused_threads
 
 
@@ -91,7 +91,7 @@ def openblas_kernel() -> str:
 def cblas_function(name: str) -> tuple[Any, Any] | None:
     """Return a CBLAS function of NumPy's OpenBLAS, such as `dsyrk`, and the integer type of its arguments.
 
-    Return None if NumPy uses another BLAS.
+    Return None if NumPy uses a BLAS other than OpenBLAS.
     """
     library = _numpy_blas_library()
     if library is None or loaded_openblas() is None:

@@ -38,12 +38,13 @@ MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level'
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
 MIN_PART_ROWS = 384  # smallest number of rows in a part of a product; BLAS packs the other operand for each part
-PART_ROW_UNIT = 192  # products are cut at multiples of BLAS's tile rows, so rounding does not change
+# products are cut at multiples of this number of rows (whole tiles of BLAS), so that rounding does not change
+PART_ROW_UNIT = 192
 
 
 @dataclass(eq=False)
 class PlanTask:
-    """A task of a plan: arrays to read and write, the work, and the unfinished tasks that must run earlier."""
+    """A task of a plan: arrays to read and write, the work, and the unfinished tasks that must end before it starts."""
 
     reads: Sequence[Array]
     writes: Sequence[Array]
@@ -126,7 +127,7 @@ class TaskQueue:
         self.check: PlanTask | None = None  # the check of A and B; large products wait for this task
         self.closed = False
         self.error: BaseException | None = None
-        self.seconds = {False: 0.0, True: 0.0}  # the workers' CPU seconds: False for sums, True for products
+        self.seconds = {False: 0.0, True: 0.0}  # CPU seconds of the workers: key False for sums, key True for products
 
     def add_task(self, task: PlanTask) -> None:
         """Wait until fewer than MAX_QUEUED_TASKS tasks are unfinished, then append a task."""
@@ -147,7 +148,7 @@ class TaskQueue:
         retry_until_done(self._wake_all)
 
     def record_failure(self, error: BaseException) -> None:
-        """Record an error, so that no more tasks start; adding a task and waiting for the end raise the first error."""
+        """Record an error and start no more tasks; adding a task or waiting for the end raises the first error."""
         self.error = self.error or error
         retry_until_done(self._wake_all)
 
@@ -249,7 +250,7 @@ class ConcurrentBackend(NumpyBackend):
 
 @contextmanager
 def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
-    """Divide `count` threads among products; yield the number of concurrent products and of threads for each."""
+    """Divide `count` threads among products; yield the number of concurrent products, and the threads for each."""
     with single_threaded_blas(count if count == CONCURRENT_PRODUCTS else 0) as single_threaded:
         yield (count, 1) if single_threaded else (1, count)
 
@@ -276,7 +277,7 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
 def _running_queue(
     queue: TaskQueue, count: int, each: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
-    """Yield a backend for a queue whose tasks `count` workers run; at the end, wait for the workers."""
+    """Yield a backend that adds tasks to a queue; `count` workers run the tasks, and the exit waits for the workers."""
     workers: list[WorkerShare] = start_on_workers(count, queue.run_tasks)
     if not workers:
         yield NumpyBackend(ThreadGroup(each), on_progress=on_progress)
@@ -295,20 +296,20 @@ def _running_queue(
 
 
 # ---- the times of sums and products
-# The tuner and the probe time sums only with this code. Sums are timed within a plan, because a concurrent product
+# Only this code times sums for the tuner and the probe. Sums are timed within a plan, because a concurrent product
 # changes the time of a sum: the sum has one thread only, and the product uses part of the cache.
 
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`); one second on one of two threads counts as 0.5."""
+    """Seconds of products and of all other steps (`sums`); a second on only one of two threads counts as 0.5."""
 
     sums: float = 0.0
     products: float = 0.0
 
 
 def measure_step_times(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
-    """Run the steps of a product with `flops` flops on `count` threads, like fmm.matmul, and return their times."""
+    """Run the steps of a product with `flops` flops on `count` threads, like fmm.matmul; return the steps' times."""
     return run_on_worker(partial(_measure_steps, count, flops, steps))
 
 

@@ -1,8 +1,8 @@
 """Schedule a program of sums as elementwise calls on numbered array slots.
 
-The calls run on one panel of the arrays after the other. Slot numbers count the reads first, then the writes, then
-scratch panels. In-place sums stay correct, because a write that shares memory with a read follows the last call that
-needs the read.
+All calls run on one panel of the arrays before the first call runs on the next panel. Slot numbers count the reads
+first, then the writes, then scratch panels. In-place sums stay correct, because a write that shares memory with a read
+follows the last call that needs the read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schedule_calls(
 
 
 class _ScheduleBuilder:
-    """A builder of the calls of one program, which processes the program line by line and reuses scratch panels."""
+    """A builder of one program's calls: the builder processes the program line by line and reuses scratch panels."""
 
     def __init__(
         self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
@@ -98,7 +98,7 @@ class _ScheduleBuilder:
         """Return True if the line may be written to the output immediately.
 
         The result is False if a later line reads an input that shares memory with the output, or if this line reads two
-        inputs that do.
+        inputs that share memory with the output.
         """
         overwritten = self.aliases.get(output, set())
         needed_later = any(self.last_use.get(read, -1) > number for read in overwritten)
@@ -147,5 +147,5 @@ class _ScheduleBuilder:
 
 
 def scalar_coefficient(c: Coefficient) -> float | complex:
-    """Return a coefficient as a Python scalar, with which arithmetic on a float32 array stays float32."""
+    """Return a coefficient as a Python scalar: a Python scalar times a float32 array stays float32."""
     return c if isinstance(c, complex) else float(c)

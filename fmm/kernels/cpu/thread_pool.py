@@ -38,8 +38,8 @@ THREAD_VARIABLES = (
 # Largest number of threads for sums. Sums are memory-bound and share the GIL, so more threads are not faster.
 MAX_SUM_THREADS = 8
 # Size of NumPy's iterator buffer during sums. NumPy copies operands whose rows are shorter than the buffer (8192
-# elements by default) into the buffer, even without a cast. Sums of blocks then take two to three times as long. With
-# the smallest buffer, NumPy does not copy.
+# elements by default) into the buffer, even without a cast. With these copies, sums of blocks take two to three times
+# as long. With the smallest buffer, NumPy does not copy.
 NUMPY_BUFFER_ELEMENTS = 16
 # Interruptible tasks run in turns of about TURN_SECONDS seconds; a signal handler can run between turns. A turn has at
 # most MAX_TURN_GROWTH times as many tasks as the previous turn.
@@ -53,8 +53,8 @@ class ThreadGroup:
     """A group of `count` threads that runs independent tasks; each thread that is free takes the next task.
 
     BLAS threads spin for 0.1 seconds after a product, so a worker may get only half the time of a processor. If each
-    thread had an equal share of the tasks, all others would wait for that worker. If no second thread can start, the
-    calling thread runs all tasks.
+    thread had an equal share of the tasks, all other threads would wait for the slow worker. If no second thread can
+    start, the calling thread runs all tasks.
     """
 
     count: int
@@ -113,7 +113,7 @@ def _run_queue(queue: deque[Job]) -> None:
 
 
 class WorkerShare:
-    """A job of one worker, which can be cancelled until the job starts."""
+    """A job of one worker; a caller can cancel the job until the job starts."""
 
     def __init__(self, work: Job) -> None:
         self.work, self.claim, self.ended = work, [True], allocate_lock()
@@ -185,7 +185,7 @@ def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
 
 
 def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
-    """Run the task on `count` workers, each on its own processor; return an empty list if this is impossible."""
+    """Run the task on `count` workers, each on its own processor; return an empty list if the workers cannot start."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)

@@ -1,7 +1,7 @@
 """Compute products A A^H on the CPU: one triangle by BLAS's syrk or herk, then the other triangle as a mirror image.
 
-NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls syrk and herk in the same library, which uses the
-same threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes the
+NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls the syrk and herk of NumPy's OpenBLAS, with the
+same BLAS threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes the
 whole product.
 
 `hermitian_product` is for complex matrices with few rows.
@@ -61,7 +61,7 @@ def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams)
         return
     rank = _rank_update_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
     lower = _is_row_major(dest)
-    if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
+    if not lower:  # compute the upper triangle of the row-major C^T = B^T A^T
         left, right, dest = right.T, left.T, dest.T
     factor = _row_major_factor(left, right)
     if rank is not None and factor is not None and factor.inner_size and _is_row_major(dest):
@@ -95,7 +95,7 @@ def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
 
 @lru_cache(maxsize=len(RANK_FUNCTIONS))
 def _rank_update_function(dtype: str) -> RankUpdateFunction | None:
-    """Return a function that calls syrk or herk for this type; None if no library has one."""
+    """Return a function that calls syrk or herk for this type; None if neither OpenBLAS nor SciPy has the function."""
     name = RANK_FUNCTIONS.get(dtype)
     if name is None:
         return None
@@ -147,16 +147,17 @@ def _leading_dimension(x: Array) -> int:
 
 
 def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[[], None]]:
-    """Yield tasks for dest = alpha source + beta dest in the lower triangle, and for its mirror if `fill` is "full".
+    """Yield tasks for dest = alpha source + beta dest in the lower triangle.
 
-    Each task processes a band of rows, and the tasks are independent.
+    If `fill` is "full", the tasks also write the mirror image of the lower triangle. Each task processes a band of
+    rows, and the tasks are independent.
     """
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
         yield partial(mirror_band, step, source, dest, top)
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
-    """Write the band of rows from row `top` on, in the lower triangle, and the band's mirror if `fill` is "full"."""
+    """Write a band of the lower triangle, from row `top` on; if `fill` is "full", also the band's mirror image."""
     full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
     for row in range(top, bottom, TRANSPOSED_ROWS):
         rows = slice(row, min(row + TRANSPOSED_ROWS, bottom))
@@ -218,7 +219,7 @@ def above_diagonal(rows: int) -> Array:
 #
 # NumPy's whole product is not exactly Hermitian. Therefore the lower triangle is computed in panels of rows, and each
 # panel is mirrored while the panel is in a cache. With few columns, most of the time is spent on writing the result.
-# BLAS's herk with a separate mirror takes longer, because the result passes through the caches three times.
+# BLAS's herk and a separate mirror step take longer, because the result passes through the caches three times.
 
 
 def needs_panels(side: int, inner: int) -> bool:
@@ -227,7 +228,7 @@ def needs_panels(side: int, inner: int) -> bool:
 
 
 def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
-    """Return a a^H, or a^H a if not `rows`, in `out` of the same shape and type or as a new array.
+    """Return A A^H (A^H A if not `rows`) for the matrix `a`, in `out` if possible, else in a new array.
 
     After an exception of a signal handler, `out` is complete or unchanged.
     """
@@ -255,7 +256,7 @@ def _write_in_panels(left: Array, right: Array, out: Array) -> None:
 
     One C function writes all panels, so no signal handler runs between panels.
     """
-    with np.errstate(all="ignore"):  # BLAS's syrk reports no overflow either
+    with np.errstate(all="ignore"):  # BLAS's syrk does not report overflow, and this code does not either
         try:
             run_uninterrupted(_panel_steps(left, right, out))
         except BaseException:

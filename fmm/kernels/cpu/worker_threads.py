@@ -3,14 +3,14 @@
 Python runs signal handlers in the main thread, between two bytecodes. Therefore an exception of a handler (Ctrl-C) can
 interrupt Python code anywhere, even in a `finally` block or just after a lock is acquired. Work that must not stop
 halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call of a C
-function, during which no handler runs. When the exception is raised, the task has not started or is complete, as with
-NumPy's own product.
+function, during which no handler runs. When a handler raises its exception, the task has not started or is complete, as
+with NumPy's own product.
 
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.
 
 An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a thread is still inside a product.
-Therefore `wait_for_tasks_at_exit` waits for the tasks of daemon threads. Python itself waits for all other callers.
+Therefore `wait_for_tasks_at_exit` waits for the tasks of daemon threads. Python itself waits for all other threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
 
 
 class _ThreadState(threading.local):
-    """The state of one worker thread: its inbox, its allowed processors, and whether it ends after its job."""
+    """The state of one worker thread: its inbox, its allowed processors, and whether the thread ends after its job."""
 
     inbox: Callable[[Job], None] | None = None
     processors: set[int] | None = None
@@ -116,7 +116,7 @@ class Worker:
                 job = self.inbox.get()
                 job()
             job = _do_nothing  # frees the job's arrays before the next job comes
-        # Before Python 3.13, the threading module never removes such a thread from `threading._active`.
+        # Before Python 3.13, `threading._active` keeps every thread that the threading module did not start.
         getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
@@ -150,7 +150,7 @@ def retry_until_done(step: Callable[[], object]) -> None:
 
 @lru_cache(maxsize=1)
 def _python_lock_functions() -> Any:
-    """Return CPython's C library with its lock functions, whose calls release the GIL; None in another interpreter."""
+    """Return CPython's C library with the lock functions, which release the GIL; None in any other interpreter."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p
@@ -258,8 +258,8 @@ class CallerTask(Generic[ResultT]):
     def hand_over_and_wait(self) -> bool:
         """Give the task to an idle worker, wait until the task has ended, and call the functions in `last`.
 
-        A single C function does all of this, so no signal handler runs meanwhile. Return False if no worker is idle;
-        nothing has started in this case.
+        A single C function hands over, waits and calls the functions in `last`, so no signal handler runs meanwhile.
+        Return False if no worker is idle; nothing has started in this case.
         """
         hand_task_over = map(call, map(call, (_idle_inboxes.pop,)), (self,))
         wait_for_end = map(call, (self.gate.wait,))
@@ -340,7 +340,7 @@ after_fork_in_child(_running_tasks.clear)
 def wait_for_tasks_at_exit() -> None:
     """Wait for the running tasks of daemon threads, and prevent their later tasks from starting.
 
-    Otherwise OpenBLAS's exit function would hang, waiting for a thread that has missed its signal to end. Python has
+    OpenBLAS's exit function would otherwise wait forever for a thread that has missed the signal to end. Python has
     already waited for all threads except daemon threads. Exit functions that run later may still use the workers.
     """
     _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)

@@ -17,12 +17,12 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# An address in a launch's parameters counts from one of these bases: A, B, C or the workspace ("W"); the flag that
-# kernels raise for an inf or NaN in C; the host's count of recomputed products; the counters of one launch. ADDEND is
-# one more base, for an addend outside C.
+# An address in a launch's parameters is an offset from one of these bases. Matrices are in A, B, C and the workspace
+# ("W"). Kernels raise the flag for an inf or NaN in C. Two more bases are the host's count of recomputed products, and
+# the counters of one launch. ADDEND is one more base, for an addend outside C.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
-MAX_PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
+MAX_PARAMETER_BYTES = 4096  # largest size in bytes of a kernel's parameter that every driver accepts
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
@@ -53,7 +53,7 @@ class Kernel:
 
     @property
     def description(self) -> Any:
-        """The first source argument, which describes the kernel: a `TileKernel`, for example."""
+        """The first source argument, an object that describes the kernel, for example a `TileKernel`."""
         return self.source_arguments[0]
 
 
@@ -78,8 +78,8 @@ class TensorMap(NamedTuple):
     layers: int  # number of matrices in a batch
     leading: int  # elements from one line to the next
     layer: int  # elements from one matrix of a batch to the next
-    box: tuple[int, int]  # size of a copied box: numbers along a line, and number of lines
-    swizzle: int  # bytes of the swizzle pattern that spreads 16-byte chunks over the banks; 0: no swizzle
+    box: tuple[int, int]  # size of a copied box: its length along a line, and its number of lines
+    swizzle: int  # width in bytes of the swizzle pattern of 16-byte chunks in shared memory; 0: no swizzle
 
 
 # ---- steps
@@ -103,11 +103,11 @@ class Launch:
     label: str  # text that `explain` prints: the kernel and its purpose
     kernel: Kernel
     grid: tuple[int, int, int]
-    parameters: bytes  # the kernel's parameter struct, in which every address and tensor map is zero
+    parameters: bytes  # bytes of the kernel's parameter struct, with zeros in place of every address and tensor map
     slots: tuple[AddressSlot, ...]
     # pairs: the index of the parameter word at which a tensor map begins, and the tensor map
     maps: tuple[tuple[int, TensorMap], ...] = ()
-    counters: int = 0  # number of 4-byte counters that the kernel uses; they are zero before and after the launch
+    counters: int = 0  # number of 4-byte counters that the kernel uses; each is zero before and after the launch
     overlaps: bool = False  # True if the launch may start before the previous launch has ended
     aligned: bool = True  # True if the kernel reads and writes 16 bytes at a time
 
@@ -129,14 +129,14 @@ LaunchStep = Launch | VendorCall | StreamSync
 
 @dataclass(frozen=True, eq=False)
 class LaunchList:
-    """The steps of one plan on one problem and chip."""
+    """The launches, vendor calls and synchronizations of one plan for one problem and chip, in order."""
 
     plan: Plan
     problem: Problem
     steps: tuple[LaunchStep, ...]
     streams: tuple[int, ...]  # index of each step's stream; stream 0 is the caller's
     workspace: int  # bytes of workspace
-    alignment: tuple[int, ...]  # powers of two that must divide the bases' addresses, in the order of ADDRESS_BASES
+    alignment: tuple[int, ...]  # for each of ADDRESS_BASES, the power of two that must divide the base's address
 
     @cached_property
     def stream_count(self) -> int:
@@ -158,15 +158,15 @@ class LaunchList:
     def vendor_bases(self) -> tuple[int, ...]:
         """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
-        A captured CUDA graph is valid only for fixed addresses of these bases: the parameters of the vendor's kernels
-        cannot be changed.
+        A captured CUDA graph cannot change the parameters of the vendor's kernels, so the graph is valid only for the
+        captured addresses of these bases.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))
 
     @cached_property
     def needs_tf32_mode(self) -> bool:
-        """True if a vendor call multiplies float32 in TF32. One math mode of cuBLAS serves all calls of the list."""
+        """True if a vendor call multiplies float32 in TF32. cuBLAS runs all calls of the list in one math mode."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
@@ -176,7 +176,7 @@ class LaunchList:
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def step_labels(self) -> tuple[str, ...]:
-        """Return the labels of the steps in order; equal consecutive labels become one line with their count."""
+        """Return the labels of the steps in order; equal consecutive labels share one line with their number."""
         return tuple(_label_lines(self.steps))
 
 

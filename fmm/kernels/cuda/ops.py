@@ -1,7 +1,7 @@
-"""Operations on device memory in BLAS's column-major terms: GEMM, rank update, mirror of a triangle, and their views.
+"""Describe GEMMs, rank updates and mirrors of triangles in BLAS's column-major terms, and views of device memory.
 
 A row-major C = A B is the column-major C^T = B^T A^T. Every address is a base (A, B, C or the workspace) plus an
-offset in bytes. So an operation is recorded before its memory is allocated.
+offset in bytes. So an operation can be recorded before its memory is allocated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.problem import Problem
 
 TriangleExtent = Literal["loose", "lower", "full"]
 OperandSide = Literal["left", "right"]
-MIRROR_TILE_ROW_BYTES = 128  # bytes of one row of a mirrored tile: one line of the second-level cache
+MIRROR_TILE_ROW_BYTES = 128  # size of one row of a mirrored tile in bytes, equal to one line of the L2 cache
 
 
 # ---- views of memory
@@ -50,7 +50,7 @@ class DeviceView(NamedTuple):
         return self.rows, self.cols
 
     def block_view(self, place: Place) -> DeviceView:
-        """Return the view of a submatrix, of the submatrix's transpose, or of its real or imaginary parts."""
+        """Return the view of a submatrix, a transposed submatrix, or its real or imaginary parts, as `place` says."""
         if place.part == "transpose":
             return transposed_view(self.block_view(place.untransposed_place))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
@@ -63,18 +63,18 @@ class DeviceView(NamedTuple):
 
 
 class BlockTerm(NamedTuple):
-    """A submatrix of A, B or C in a tiled product, with its coefficient."""
+    """A submatrix of A, B or C in a tiled product, with the coefficient of the submatrix."""
 
     base: str
     offset: int  # bytes from the base
     rows: int
     cols: int
-    factor: float = 1  # of an operand: coefficient in a sum (1 for the first term); of a destination: of the product
-    keep: float = 0  # of a destination: coefficient of the old value; with 0 the old value is never read
+    factor: float = 1  # operand: coefficient in a sum, 1 for the first term; destination: coefficient of the product
+    keep: float = 0  # destination: coefficient of the old value; if 0, the old value is never read
 
 
 class BlockStrides(NamedTuple):
-    """Strides of an operand's submatrices, in elements."""
+    """Strides of one operand's submatrices, in elements."""
 
     leading: int  # elements from one row or column to the next
     layer: int = 0  # elements from one product of a batch to the next
@@ -96,7 +96,7 @@ def distance_between_views(views: Sequence[DeviceView]) -> int | None:
     Return None if the distances differ, or if the views differ in base, shape or strides.
     """
     base, _, *shape = views[0]
-    if any(v[0] != base or [*v[2:]] != shape for v in views):  # field 1 is the offset
+    if any(v[0] != base or [*v[2:]] != shape for v in views):  # field 1 of a view is its offset
         return None
     steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
     return steps.pop() // views[0].itemsize if len(steps) == 1 else None
@@ -130,7 +130,7 @@ def addend_view(problem: Problem) -> DeviceView | None:
 def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
     """Return True if the addend is contiguous along dest's contiguous axis.
 
-    The stride along the other axis is arbitrary: with stride 0, a bias vector is an addend.
+    The addend's stride along the other axis is arbitrary; a bias vector is an addend with stride 0 along this axis.
     """
     count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
     return count == 1 or step == 1
@@ -143,8 +143,9 @@ def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
 class TriangleOutput:
     """The triangle that a product writes, for a row-major result that is its own adjoint.
 
-    `loose`: the kernel writes the lower triangle and may write anything above the diagonal. `lower`: the kernel writes
-    the lower triangle and leaves the upper one unchanged. `full`: the kernel writes the lower triangle and its mirror.
+    `loose`: the kernel writes the lower triangle and may overwrite elements above the diagonal with any values.
+    `lower`: the kernel writes the lower triangle and does not change the upper triangle. `full`: the kernel writes the
+    lower triangle, and mirrors it into the upper triangle.
     """
 
     extent: TriangleExtent
@@ -153,10 +154,10 @@ class TriangleOutput:
 
 @dataclass(frozen=True)
 class PreparedOperands:
-    """The operands of a product that need no conversion: they already have the leaf's form, such as float16 planes."""
+    """The operands of a product that are already converted to the leaf's form, such as float16 planes."""
 
     prepared_matrix: Literal["A", "B"] | None = None  # the matrix that fmm.prepare has converted
-    written_by_sums: frozenset[OperandSide] = frozenset()  # operands that the preceding sums write in this form
+    written_by_sums: frozenset[OperandSide] = frozenset()  # operands that preceding sums write in the leaf's form
 
 
 NO_PREPARED_OPERANDS = PreparedOperands()
@@ -181,12 +182,12 @@ class GemmOp:
     triangle: TriangleOutput | None = None  # None: the kernel writes the whole result
     checked: bool = False  # True if the kernel raises the flag for entries that may exceed the componentwise bound
     prepared: PreparedOperands = NO_PREPARED_OPERANDS
-    dest_dtype: str | None = None  # the type of dest; None: the operands' type
-    addend: DeviceView | None = None  # the matrix that beta multiplies, with the layout of dest; None: dest
+    dest_dtype: str | None = None  # the element type of dest; None: dest has the operands' type
+    addend: DeviceView | None = None  # matrix that beta multiplies, with the layout of dest; None: beta multiplies dest
 
     @property
     def operands_and_result(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:
-        """The left operand, the right operand and the result."""
+        """The matrices of the product: the left operand, the right operand and the result."""
         return self.left, self.right, self.dest
 
     @property
@@ -202,12 +203,12 @@ class GemmOp:
 
     @property
     def triangle_extent(self) -> TriangleExtent | None:
-        """The triangle that the product writes; None if the product writes the whole result."""
+        """The triangle of the result that the product writes; None if the product writes both triangles."""
         return self.triangle.extent if self.triangle else None
 
     @property
     def single_products(self) -> tuple[GemmOp, ...]:
-        """The products of the batch, as one operation each."""
+        """One operation for each product of the batch."""
         itemsize = DTYPES[self.dtype].itemsize
 
         def operand_of(x: GemmOperand, i: int) -> GemmOperand:
@@ -223,12 +224,12 @@ class GemmOp:
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
-        """The same product with the vendor's GEMM, which reads A and B themselves and writes the whole result."""
+        """The same product by the vendor's GEMM, which reads unconverted operands and writes both triangles."""
         return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
     def as_rank_update(self) -> RankOp:
-        """The lower triangle of the same product A A^T with the vendor's syrk."""
+        """The same product A A^T by the vendor's syrk, which writes only the lower triangle."""
         assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
@@ -245,7 +246,7 @@ def gemm_op(
     scratch: int = 0,
     addend: DeviceView | None = None,
 ) -> GemmOp:
-    """Return one batched operation for products (left, right, dest) of equal size at constant distances."""
+    """Return one operation for products (left, right, dest) of equal size at constant distances in memory."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not is_column_major(dests[0]):
@@ -256,7 +257,7 @@ def gemm_op(
 
 
 def _batch_operand(views: Sequence[DeviceView]) -> GemmOperand:
-    """Return the batched operand whose matrices have these views."""
+    """Return one batched operand for the matrices with these views."""
     x, distance = views[0], distance_between_views(views)
     assert distance is not None and 1 in x.strides
     column_major = is_column_major(x)
@@ -268,7 +269,7 @@ def _batch_operand(views: Sequence[DeviceView]) -> GemmOperand:
 
 @dataclass(frozen=True)
 class RankOp:
-    """One triangle of a column-major dest = alpha X X^H + beta dest; with a transposed factor, of alpha X^H X."""
+    """One triangle of a column-major dest = alpha X X^H + beta dest; X^H X replaces X X^H if X is transposed."""
 
     leaf: str
     dtype: str
@@ -282,7 +283,7 @@ class RankOp:
 
     @property
     def operands_and_result(self) -> tuple[GemmOperand, GemmOperand]:
-        """The factor X and the result."""
+        """The matrices of the rank update: the operand X and the result."""
         return self.factor, self.dest
 
     @property
@@ -337,7 +338,7 @@ class MirrorOp:
 
     @property
     def tile_side(self) -> int:
-        """Rows and columns of a square tile of dest."""
+        """Number of rows, and of columns, in a square tile of dest."""
         return min(max(MIRROR_TILE_ROW_BYTES // self.dest.itemsize, 16), 64)
 
     @property
@@ -349,12 +350,12 @@ class MirrorOp:
 
 @dataclass(frozen=True)
 class MirroredGemm:
-    """A product that writes a lower triangle, then the mirror that writes the upper triangle.
+    """A product that writes a lower triangle, and the mirror operation that then writes the upper triangle.
 
     Some leaves have one kernel that writes both triangles.
     """
 
-    product: GemmOp  # may write anything above the diagonal
+    product: GemmOp  # may write any values above the diagonal
     mirror: MirrorOp
 
     @property
@@ -364,15 +365,15 @@ class MirroredGemm:
 
     @property
     def as_full_product(self) -> GemmOp:
-        """The same result as one product whose kernel writes both triangles."""
+        """One product with the same result, for a kernel that writes both triangles."""
         assert self.product.triangle is not None
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
 
 def mirrored_gemm(op: object, source: DeviceView, mirror: MirrorOp) -> MirroredGemm | None:
-    """Return a product and the in-place mirror that follows as one operation.
+    """Combine a product and the in-place mirror after the product into one operation.
 
-    Return None unless `op` is a single product that writes the mirror's lower triangle.
+    Return None unless `op` is one product that writes the same lower triangle that the mirror reads.
     """
     if not (
         isinstance(op, GemmOp)

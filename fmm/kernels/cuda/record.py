@@ -1,7 +1,7 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-The function `record_launches` does both tasks. The steps of a level depend on sizes only, and temporaries are allocated
-like a stack. So every address is fixed before any memory is allocated.
+The function `record_launches` walks the plan and selects the kernels. The steps of a level depend on sizes only, and
+temporaries are allocated like a stack. So every address is fixed before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | 
 
 @dataclass(frozen=True, eq=False)
 class OperationList:
-    """The operations of one plan on one problem; they do not depend on the chip."""
+    """The operations of one plan for one problem. Operations do not depend on the chip."""
 
     plan: Plan
     problem: Problem
@@ -76,7 +76,7 @@ class OperationList:
 def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList:
     """Return the launch list of a plan on a target.
 
-    Raise PlanError if no kernel can compute one of the plan's sums, or if its leaf does not support the type.
+    Raise PlanError if no kernel can compute one of the plan's sums, or if the plan's leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
     if problem.element_type.exact:  # integers have no inf or NaN
@@ -97,7 +97,8 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
     if recomputes:
-        # A plan of one GEMM has inf and NaN where the vendor's product has them, unless its leaf saves multiplications.
+        # If a plan is one GEMM and its leaf saves no multiplications, its inf and NaN are in the same entries as the
+        # vendor's.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(problem, scanned, target, addend)
         steps += recomputing
@@ -108,7 +109,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
 @clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList | None:
-    """Return the launches that prepare the operand that the problem names; None if the leaf prepares nothing."""
+    """Return the launches that prepare the operand `problem.prepared_side`; None if the leaf prepares nothing."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
     launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
     streams = (0,) * len(launches)
@@ -118,9 +119,9 @@ def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> Laun
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
-    """Return the operations of a plan on a problem, for any chip."""
+    """Return the operations of a plan for a problem. The operations are the same for all chips."""
     check_plan_type(plan, problem.dtype, "cuda")
-    # Only complete operands can be prepared, not the blocks that a leaf below a level multiplies.
+    # `fmm.prepare` converts complete operands only, but a leaf below a level multiplies blocks of operands.
     prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
@@ -132,13 +133,13 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
 
 
-# ---- recomputing where there is an inf or NaN
+# ---- recomputing a product with an inf or NaN
 
 
 def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, int]:
-    """Return the view of a copy of the old C, and the bytes of a workspace that ends with this copy.
+    """Return the view of a copy of the old C, and the size in bytes of a workspace that has this copy at its end.
 
-    The recomputed product is added to this copy.
+    A recomputation adds beta times this copy to the product.
     """
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
@@ -155,20 +156,21 @@ def _recompute_steps(
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
     if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
-    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror C again.
+    # In the recomputed C, rounding makes the triangles differ and leaves small imaginary parts on the diagonal: mirror
+    # C again.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
-    """Return True if the operation mirrors C's lower triangle and thereby checks every number of C."""
+    """Return True if the operation mirrors C's lower triangle; the mirror kernel then also checks every number of C."""
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
 def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
-    """Return True if the operation writes C and cannot raise the flag: a vendor call, or atomic additions.
+    """Return True if the operation writes C by a step that cannot raise the flag: a vendor call or atomic additions.
 
     The last step of an operation writes the result.
     """
@@ -186,10 +188,10 @@ def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
 
 
 class _RecordedSum(NamedTuple):
-    """A step of sums with the operation that was recorded at its first occurrence."""
+    """A step of sums, and the operation that was recorded when the step first occurred."""
 
-    step: Sum  # a reference, so that Python does not reuse the id that is part of the cache key
-    origins: dict[str, int]  # by base: the offset in bytes of the step's first view
+    step: Sum  # this reference keeps Python from reusing the step's id, which is in the cache key
+    origins: dict[str, int]  # for each base, the offset in bytes of the step's first view
     op: SumOp | None  # None if the step writes nothing
 
 
@@ -244,8 +246,8 @@ class LaunchRecorder:
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation of a step of sums; None if the step writes nothing.
 
-        A repeated step gets the earlier operation with shifted offsets. Inner levels repeat their steps hundreds of
-        times, and fitting arrays to hundreds of blocks takes milliseconds.
+        If a step occurs again, the result is the earlier operation with shifted offsets. Inner levels repeat their
+        steps hundreds of times, and finding the arrays for hundreds of blocks takes milliseconds.
         """
         origins: dict[str, int] = {}
         for view in (*reads, *writes):
@@ -266,7 +268,7 @@ class LaunchRecorder:
             self._record(op)
 
     def _record_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
-        """Record dest = beta dest. With k = 0 or alpha = 0, a product is only this scaling."""
+        """Record dest = beta dest. If k = 0 or alpha = 0, the scaling computes the complete product."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
@@ -315,9 +317,10 @@ class LaunchRecorder:
     # ---- results that are their own adjoints
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Record lower triangles: with syrk, with the leaf's kernel, or else as whole products into temporaries.
+        """Record lower triangles by syrk, by the leaf's kernel, or else as complete products into temporaries.
 
-        A batch of small triangles is recorded as a batch of whole products, because one launch is faster.
+        A batch of small triangles is recorded as one batch of complete products, because one launch is faster than
+        many.
         """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(params.alpha).real, complex(params.beta).real
@@ -376,10 +379,10 @@ class LaunchRecorder:
         else:
             self._record(op)
 
-    # ---- products with sums inside
+    # ---- products whose kernels form sums
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Record a product and the sums that use it as one launch, for a kernel of a step table."""
+        """Record a product and the sums that use the product as one launch, as a step table defines."""
         factors, reads, writes = (
             [self.submatrix(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
@@ -392,7 +395,7 @@ class LaunchRecorder:
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Record the products of a fused level; each kernel forms its sums itself and needs no temporaries."""
+        """Record the products of a fused level; the kernel of each product forms its sums without temporaries."""
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:
             return False
@@ -440,7 +443,7 @@ class LaunchRecorder:
 
 
 def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
-    """Return True for "A" or "B" if sums of its blocks are stored column-major, False if row-major.
+    """Map "A" and "B" to True if sums of the operand's blocks are stored column-major, to False if row-major.
 
     The mapping is empty if the leaf of the products has no preference. A leaf that prefers operands contiguous along
     the inner dimension gets a row-major A and a column-major B. A leaf that prefers the outer dimensions gets a

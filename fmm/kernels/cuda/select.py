@@ -1,7 +1,7 @@
 """Select the kernels of each recorded operation on a chip: fmm's kernels with tile sizes, or calls of the vendor.
 
-Selection happens once, when a plan is recorded. The player of a launch list only launches. `explain` prints the labels
-that this module writes. The table `LEAF_SELECTORS` has one function for each leaf.
+Selection happens once, when a plan is recorded. The player of a launch list only launches. This module also writes the
+label of each launch, which `explain` prints. The table `LEAF_SELECTORS` has one function for each leaf.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return launches that read the addend in place; none if no kernel can, or if copying the addend is faster."""
+    """Return launches that read the addend in place; an empty tuple if no kernel can, or if a copy is faster."""
     if not has_matching_layout(addend, op.dest_view):
         return ()
     if op.leaf_use.leaf.name == "f16x3":
@@ -87,7 +87,7 @@ def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> t
 
 
 def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
-    """Return one launch that writes both triangles; if the leaf has no such kernel, the product and then the mirror."""
+    """Return one product launch that writes both triangles; if no kernel can, return product and mirror launches."""
     together = _select_gemm(op.as_full_product, target) if op.product.leaf_use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
@@ -96,7 +96,7 @@ def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
 
 
 def preparation_launches(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that convert the operand named in `op.prepared`; none if the leaf converts nothing."""
+    """Return the launches that convert the operand `op.prepared.prepared_matrix`; none if the leaf prepares nothing."""
     prepare = PREPARATION_SELECTORS.get(op.leaf_use.leaf.kernel_leaf_name)
     return prepare(op, target) if prepare else ((), 0)
 
@@ -112,7 +112,8 @@ def select_vendor_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the gemm3m calls of cuBLAS for the leaf `vendor3m`.
 
-    One call computes a batch if cuBLAS has a batched gemm3m of the type; otherwise each product is a call.
+    One call computes a batch if cuBLAS has a batched gemm3m for the element type; otherwise each product is a separate
+    call.
     """
     label = f"cuBLAS, {op.dtype} by three real products"
     if op.dtype in BATCHED_GEMM3M_TYPES or op.count == 1:
@@ -121,7 +122,7 @@ def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_cublaslt_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the call of cuBLASLt for the leaves `lt0`, `lt1`, ...; the number selects one of its algorithms."""
+    """Return the call of cuBLASLt for the leaves `lt0`, `lt1`, ...; the number is the index of cuBLASLt's algorithm."""
     return (VendorCall(op, batch_label(f"cuBLASLt, candidate {op.leaf_use.number}", op)),)
 
 
@@ -139,7 +140,7 @@ def vendor_fallback(op: GemmOp, reason: str) -> SelectedLaunches:
 
 
 def batch_label(label: str, op: GemmOp) -> str:
-    """Return the label, followed by the number of products of a batch."""
+    """Return the label; for a batch, append the number of products."""
     return f"{label}, a batch of {op.count}" if op.count > 1 else label
 
 
@@ -166,7 +167,7 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if there are none.
+    """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if no kernel can do this.
 
     The TMA kernel cannot read an addend in place. So the tuple is also empty if the TMA kernel is the fastest.
     """
@@ -180,7 +181,7 @@ def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) 
 
 
 def select_tile_launches(op: TileOp | TileGroup, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches of tiled products: of the TMA kernel if it can run and is faster, else of the SIMT kernel."""
+    """Return the launches of tiled products: by the TMA kernel if it can run and is faster, else by the SIMT kernel."""
     op = _with_fastest_strategy(op, target) if isinstance(op, TileOp) else op
     tma = _as_tma_op(op, target)
     if tma is not None:
@@ -194,7 +195,7 @@ def _tile_op(op: GemmOp) -> TileOp:
 
 
 def _with_fastest_strategy(op: TileOp, target: ChipTarget) -> TileOp:
-    """Return the product with the fastest tile sizes, if the leaf names none."""
+    """Return the product with the fastest tile sizes; unchanged if the leaf names tile sizes."""
     return op.with_strategy(target.tiles.fastest_tile_sizes(op, target.chip)) if op.open_strategy else op
 
 
@@ -237,7 +238,8 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
 def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the steps of the leaf `f16x3`.
 
-    The first choice is fmm's kernel, then the vendor's product of float16 planes, then the vendor's float32 product.
+    The first of these three that can run is used: fmm's kernel, the vendor's product of float16 planes, the vendor's
+    float32 product.
     """
     if own := select_f16x3_kernel(op, target):
         return own
@@ -255,7 +257,7 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches that split the operands, then fmm's product kernel; none if the kernel cannot run."""
+    """Return the launches that split the operands and multiply by fmm's kernel; none if the kernel cannot run."""
     op = replace(op, checked=op.checked and target.flagged)
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if product is None:
@@ -265,14 +267,14 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
 
 
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launch that writes the float16 planes of a prepared operand, and its workspace of 0 bytes."""
+    """Return the launch that writes the float16 planes of a prepared operand, and 0, because it needs no workspace."""
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     sides = [x for x in (product.left, product.right) if x.is_prepared] if product else []
     return ((plane_split_launch(sides, target.alignment_by_base),) if sides else ()), 0
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
-    """Return the operations in which sums before a batch of f16x3 products write float16 planes instead of float32.
+    """Return the operations; sums before a batch of f16x3 products are changed to write float16 planes.
 
     The sums of blocks of A and the sums of blocks of B directly precede the batch that multiplies them.
     """
@@ -295,11 +297,11 @@ def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneS
     return changed
 
 
-# ---- residues: a level of residues and its leaf `bytes` are computed together
+# ---- residues: the same kernels compute a level of residues and its leaf `bytes`
 
 
 def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the launches of a product by residues; the vendor's product if fmm's kernels cannot compute it."""
+    """Return the launches of a product by residues; the vendor's calls if fmm's kernels cannot compute the product."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
         return residue_launches(product, target.alignment_by_base, target.flagged)
@@ -310,13 +312,13 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_residue_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that write the residues of a prepared operand, and the bytes of their workspace."""
+    """Return the launches that write the residues of a prepared operand, and the bytes of workspace that they need."""
     product = _residue_product(op, target)
     return residue_preparation_launches(product, target.alignment_by_base) if product else ((), 0)
 
 
 def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
-    """Return the product as an operation of the residue kernels; None if they cannot compute it."""
+    """Return the product as an operation of the residue kernels; None if these kernels cannot compute the product."""
     if not target.chip.has_warpgroups:
         return None
     ending = residue_leaves()[op.leaf]
@@ -324,10 +326,10 @@ def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
     return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.alignment_by_base)
 
 
-# ---- tables: a new leaf adds a line
+# ---- tables with one line for each leaf
 
-# For each leaf, the function that selects the steps of a product. If a level is computed together with its leaf, the
-# leaf's function selects the steps of both.
+# For each leaf, the function that selects the steps of a product. If one kernel computes a level together with its
+# leaf, the leaf's function selects the steps of both.
 LEAF_SELECTORS: Final[dict[str, LeafSelector]] = {
     "vendor": select_vendor_gemm,
     "vendor3m": select_vendor_gemm3m,

@@ -1,4 +1,4 @@
-"""The target of a recorded plan: a chip, the alignment of the operands, and whether kernels raise the flag."""
+"""Describe the target of a recorded plan: a chip, the alignment of addresses, and whether kernels raise the flag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # alignment in bytes of t
 
 
 def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """Return the largest powers of two that divide these addresses, but at most those of ALLOCATOR_ALIGNMENT."""
+    """Return the largest power of two that divides each address, at most the power in ALLOCATOR_ALIGNMENT."""
     most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
         return ALLOCATOR_ALIGNMENT
@@ -27,7 +27,7 @@ def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
 
 
 class TileSizeModel(Protocol):
-    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model has one."""
+    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model implements such a model."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         """Return the fastest tile sizes of the SIMT kernel for a product."""
@@ -40,7 +40,7 @@ class TileSizeModel(Protocol):
 
 @dataclass(frozen=True)
 class ChipTarget:
-    """A chip, a model of tile sizes, and the properties of a call on which the choice of kernels depends."""
+    """The values on which the choice of kernels depends: a chip, a model of tile sizes, and properties of a call."""
 
     chip: Chip
     tiles: TileSizeModel

@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # largest number of streams: one for each product of Strassen's algorithm
-ProductGroup = tuple[int, ...]  # numbers of the products in one launch
+ProductGroup = tuple[int, ...]  # indices of the products in one launch
 StreamLaunches = tuple[ProductGroup, ...]  # launches that run one after the other
 LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams; all streams of a stage end before the next stage begins
 BlockSet = frozenset[int]  # indices of blocks of C
@@ -72,8 +72,8 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with two launches that write different blocks, one on each stream. Another launch joins a stream if
-    the launch shares no block with the other stream, and if the other stream is not shorter.
+    A stage begins with one launch on each stream; the two launches write different blocks. Another launch joins a
+    stream if the launch shares no block with the other stream, and if the other stream is not shorter.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -99,7 +99,7 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
 
 # ---- variants: products with equal numbers of touched blocks of A, B and C use one compiled kernel
 
-OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: numbers of blocks of A, B and C that a product reads or writes
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product reads or writes
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
@@ -123,13 +123,13 @@ _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, numb
 
 
 def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
-    """Return the numbers of blocks of A, B and C that a product reads or writes."""
+    """Return three counts: how many blocks of A, of B and of C a product reads or writes."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
 def variant_name(w: OperandBlocks) -> str:
-    """Return the name of a variant: its number in Figure 6, such as `Var#3`; else the counts, such as `W(3,1,2)`."""
+    """Return the name of a variant: `Var#3` for number 3 of Figure 6; counts such as `W(3,1,2)` for other variants."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 

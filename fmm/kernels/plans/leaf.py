@@ -44,7 +44,8 @@ def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
 class Leaf:
     """A kernel that multiplies, and its properties. Devices are `cpu` and `cuda`; types are names of fmm.dtypes.
 
-    A Gram product, such as a matrix times its adjoint, is its own adjoint: a leaf computes only one triangle of C.
+    A Gram product, such as a matrix times its adjoint, is its own adjoint, so a leaf needs to compute only one triangle
+    of C.
     """
 
     name: str
@@ -53,16 +54,19 @@ class Leaf:
 
     # Fields on the types that the leaf multiplies.
     types: tuple[str, ...]  # types that the leaf multiplies below levels of any kind
-    types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
-    types_alone: tuple[str, ...] = ()  # further types, in plans without levels
-    types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
+    # types for which the leaf forms sums inside its products, for fused levels and step tables
+    types_with_sums: tuple[str, ...] = ()
+    types_alone: tuple[str, ...] = ()  # further types that the leaf multiplies in plans without levels
+    # further types that the leaf multiplies below levels that only cut A, B and C into blocks
+    types_in_blocks: tuple[str, ...] = ()
 
-    # Fields on Gram products, of which the leaf may compute one triangle.
+    # Fields on Gram products: the leaf may compute only one triangle of a Gram product.
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
-    # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products.
+    # Up to `whole_product_rows` rows, a GPU computes a batch of Gram products faster as whole products than as
+    # triangles.
     whole_product_rows: int = 0
 
     # Fields on one product by the leaf.
@@ -93,7 +97,7 @@ class Leaf:
     tried: int = 4  # of a numbered leaf, the numbers 0 to `tried` - 1 are candidates
 
     # Fields on the error of the leaf.
-    # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none
+    # True if the leaf saves multiplications: an inf or NaN can then appear where the vendor's product has none
     saves_products: bool = False
     relative_error: float = 1.0  # error as a multiple of the vendor's error
     # True if the leaf multiplies in another type (emulation). The error of emulation is bounded relative to the norms
@@ -104,13 +108,15 @@ class Leaf:
     checks_entries: bool = False
 
     # Fields on the preparation of operands before the product.
-    # `prepared_layout` returns the offset and the bytes of prepared data behind an operand; None without prepared data.
+    # `prepared_layout` returns the offset and the bytes of the prepared data behind an operand. `prepared_layout` is
+    # None for a leaf without prepared data.
     prepared_layout: PreparedLayoutFunction | None = None
     prepared_by_sums: bool = False  # True if the sums of a batched level can write prepared operands
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # Factor on the predicted time. For a leaf without a rate of its own: time as a multiple of the vendor's time.
+    # Factor by which the predicted time is multiplied. For a leaf without a rate of its own: time as a multiple of the
+    # vendor's time.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
@@ -139,7 +145,7 @@ class Leaf:
 
     @property
     def is_vendor_product(self) -> bool:
-        """Return True if the leaf is a product of the vendor's library."""
+        """Return True if the leaf calls a product function of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property
@@ -170,7 +176,7 @@ class Leaf:
                     yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)
 
     def workspace_bytes(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-        """Return the workspace of a batch of `count` products of numbers of `itemsize` bytes."""
+        """Return the bytes of workspace for a batch of `count` products; a number has `itemsize` bytes."""
         return self.typed_scratch(itemsize, m, k, n, count) if self.typed_scratch else self.scratch(m, k, n, count)
 
 
@@ -213,7 +219,7 @@ class LeafUse:
 
 @dataclass(frozen=True)
 class LeafFamily:
-    """A family of leaves: one leaf for each level of a kind that one leaf runs with everything below the level.
+    """A family of leaves: each leaf runs one level of a certain kind, together with everything below the level.
 
     `leaves` returns a row for each level. In lists of leaves, the rows replace the leaf `end`, which is the last leaf
     of all levels of the family.
@@ -251,7 +257,7 @@ def leaf_names() -> tuple[str, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def plan_leaves() -> tuple[Leaf, ...]:
-    """Return the rows of all leaves at the end of plans, including levels that one leaf runs."""
+    """Return the rows of all leaves at the end of plans, including the rows of levels that one leaf runs."""
     rows: list[Leaf] = []
     for leaf in LEAVES:
         rows += [] if leaf.only_below_levels else [leaf]
@@ -288,7 +294,7 @@ def leaf_option_text(use: LeafUse) -> str:
 
 
 def valid_leaves_text() -> str:
-    """Return all leaves that a plan may name, in one sentence."""
+    """Return a sentence that lists all leaves that a plan may name."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"

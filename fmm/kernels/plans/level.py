@@ -30,10 +30,10 @@ class PlanError(ValueError):
 
 
 class LevelCut(NamedTuple):
-    """The numbers of parts into which a level cuts m, k and n, if the level's steps depend on no other sizes."""
+    """The number of parts of m, of k and of n, for a level with steps that depend only on the block sides."""
 
     parts: tuple[int, int, int]
-    # Block sides are multiples of this unit, except at the edge of the matrix. None: sides differ by at most one.
+    # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
     unit: int | None
     ordered: bool = False  # True if the steps also depend on the order of the block sides by length
 
@@ -43,10 +43,10 @@ class LevelCut(NamedTuple):
 
 
 class FusedProducts(NamedTuple):
-    """The description of a level from which a kernel forms all sums of the level inside its products."""
+    """A fused level, described for a kernel that forms all sums of the level inside the products."""
 
     scheme: Scheme
-    # Block sides are multiples of this unit, except at the edge of the matrix. None: sides differ by at most one.
+    # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
     unit: int | None
     tasks: tuple[str, ...] = ()  # options for launches and streams: streams, atomic, variants (fused_order.py)
 
@@ -62,38 +62,42 @@ class Level(ABC):
     text: str  # the level's text in a plan
 
     # Fields on the products that replace one product.
-    # `products` is the largest number of products in place of one product. It is 1 if the number depends on the sizes,
-    # and the level saves no multiplications.
+    # `products` is the largest number of products in place of one product. `products` is 1 if the number of products
+    # depends on the sizes and the level saves no multiplications.
     products: int
     depth: int = 1  # levels of recursion
     splits: bool = True  # True if the level's products are smaller than the problem
     # True if each product multiplies a block of A by a block of B into a block of C, without sums
     only_cuts: bool = False
-    # True if the level saves multiplications, so that an inf or NaN can appear where the classical product has none
+    # True if the level saves multiplications: an inf or NaN can then appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
-    cut: LevelCut | None = None  # the parts of m, k and n; if set, counts are polynomials in the block sides
+    # the number of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
+    cut: LevelCut | None = None
     below: str = ""  # for a level that one leaf runs: the valid texts below the level, in words
 
     # Fields on Gram products, where C is its own adjoint.
     for_gram: bool = False  # True if the level cuts Gram products only
-    # True if the level's steps leave the upper triangle of C unchanged, provided that the leaf leaves it unchanged
+    # True if the level's steps leave the upper triangle of C unchanged, provided that the leaf leaves the upper
+    # triangle unchanged
     keeps_upper_triangle: bool = True
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the products below multiply
+    number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the level's products multiply
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
-    error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
-    error_growth_one_sign: float = 1.0  # factor of the expected error on numbers of one sign
+    # factor by which the level increases the expected error; the growth of `bilinear` is a further factor
+    error_growth: float = 1.0
+    error_growth_one_sign: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
     # Fields on the order of products and sums.
     traversal: Traversal | None = None
     tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
     takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C; otherwise a further pass updates C
-    sums_inside: bool = False  # True if some sums are computed inside the products, provided that the leaf can
+    # True if some sums are computed inside the products, provided that the leaf can form sums
+    sums_inside: bool = False
     # Description of the level for a kernel that forms all sums inside the products; else None.
     fused_products: FusedProducts | None = None
 
@@ -113,7 +117,7 @@ class Level(ABC):
 
     @property
     def shallower_level(self) -> Level | None:
-        """Return the level with one recursion less; None if nothing of the level is left."""
+        """Return the level with one level of recursion less; None if no recursion is left."""
         return None
 
     def with_conjugation(self, a: bool, b: bool) -> Level | None:
@@ -140,7 +144,7 @@ class Level(ABC):
 
     @property
     def inner_multiplication_cost(self) -> float:
-        """Return the cost of a multiplication below the level, as a multiple of one of the level's own numbers."""
+        """Return the cost of one multiplication below the level, as a multiple of the cost in the level's own type."""
         if self.number_below == "byte":
             return 1 / self.products
         return 0.25 if self.number_below == "real" else 1.0

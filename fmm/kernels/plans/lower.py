@@ -1,4 +1,4 @@
-"""Lowering: from a plan and the sizes of a product to the steps of the plan's first level.
+"""Lowering: compute the steps of a plan's first level from the plan and the sizes of a product.
 
 LevelWithSteps is the interface of levels for lowering, for the model's quick counts, and for explain. `lower_level` is
 the main function: it returns the steps of a level together with the steps for alpha, beta and Gram products.
@@ -26,7 +26,7 @@ Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cu
 class Footprint(NamedTuple):
     """A quick estimate of a level's products and sums, as if all its blocks were equal.
 
-    The model ranks plans with footprints, in microseconds. Elements are numbers of the level's own type.
+    The model ranks plans with footprints, in microseconds. An element is a number of the level's own type.
     """
 
     products: float  # number of products
@@ -58,7 +58,7 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """Return True if the level's steps are equal for all inner plans with levels, except for the products' plan."""
+        """Return True if all inner plans with levels give equal steps; only the plan of the products differs."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
@@ -88,7 +88,8 @@ class LevelWithSteps(Level):
 class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs together with everything below the level.
 
-    The model counts the steps of the level, and explain prints the steps. A walk never executes the steps.
+    The model counts the steps of the level, and explain prints the steps. A walk never executes the steps of a level
+    that one leaf runs.
     """
 
     @abstractmethod
@@ -102,7 +103,7 @@ class LevelInLeaf(LevelWithSteps):
 
     @abstractmethod
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return the cost of a multiplication in these steps, as a multiple of one of the level's own numbers."""
+        """Return the cost of a multiplication in these steps, as a multiple of the cost in the level's own type."""
 
 
 def require_level_with_steps(level: Level) -> LevelWithSteps:
@@ -118,10 +119,10 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     return level if isinstance(level, LevelInLeaf) else None
 
 
-# A leaf without alpha and beta computes A B in bands of rows, so that its scratch stays small. A band has about
-# BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core, bands of
-# 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %. Bands of 512 rows increase the time by
-# 14 %, bands of 1024 rows by 2 %.
+# A leaf without alpha and beta computes A B in bands of rows, so the scratch memory of the leaf stays small. A band has
+# about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core,
+# bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %. Bands of 512 rows increase
+# the time by 14 %, bands of 1024 rows by 2 %.
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 

@@ -13,9 +13,9 @@ def round_up(x: int, unit: int) -> int:
 def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
     """Return the number of elements from one row of a temporary to the next: whole cache lines.
 
-    With `spaced`, the distance is no multiple of 4 KiB. Rows at multiples of 4 KiB share cache sets, so that the rows
-    of a panel evict each other. On a GPU rows are not spaced: spaced rows slow products of float64 and bfloat16 by 3 %,
-    and products of TF32 by 10 %.
+    With `spaced`, the distance from one row to the next is no multiple of 4 KiB. Rows at multiples of 4 KiB share cache
+    sets, so the rows of a panel evict each other from the cache. On a GPU rows are not spaced: spaced rows slow
+    products of float64 and bfloat16 by 3 %, and products of TF32 by 10 %.
     """
     line = max(ALIGN_BYTES // itemsize, 1)
     padded = -(-cols // line) * line
@@ -25,7 +25,7 @@ def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a temporary: the larger number of the row-major and the column-major layout.
 
-    A plan's workspace then does not depend on the operands' layouts.
+    With the larger number, a plan's workspace does not depend on the operands' layouts.
     """
     elements = max(rows * leading_dimension(cols, itemsize), cols * leading_dimension(rows, itemsize))
     return -(-elements * itemsize // ALIGN_BYTES) * ALIGN_BYTES

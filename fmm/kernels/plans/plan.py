@@ -4,8 +4,8 @@ The text form joins levels and leaf by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The text of
-the level is then part of the leaf: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
+One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The leaf's
+text includes the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
 
 The kinds of levels define the texts of levels (fmm.kernels.plans.levels). The rows of leaves define the texts of leaves
 (fmm.kernels.leaves).
@@ -32,7 +32,7 @@ class Plan:
     """A plan of a product: levels from the outermost inwards, and the leaf that multiplies below the last level.
 
     `leaf` may also be the text of a level that one leaf runs with everything below the level. If `levels` contain a
-    level of this kind, the level and everything below move into the text of the leaf.
+    level that one leaf runs, this level and all later levels move into the text of the leaf.
     """
 
     levels: tuple[Level, ...] = ()
@@ -150,7 +150,8 @@ class Plan:
     def leaf_types(self) -> tuple[str, ...]:
         """Return the types that the leaf multiplies below the plan's levels.
 
-        If the last level needs sums inside the leaf's products, the result has only the types with such sums.
+        If the last level needs sums inside the leaf's products, the result has only the types for which the leaf can
+        form sums.
         """
         leaf = self.leaf_use.leaf
         multiplied = self.leaf_use.multiplied_types(bool(self.levels) and self.levels[-1].sums_inside)
@@ -176,7 +177,7 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the first level's products. If one of these plans is the whole plan again, the type
+        `products` are the plans of the first level's products. If `products` contain the whole plan again, the type
         does not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
@@ -184,7 +185,8 @@ class Plan:
     def inner_itemsize(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Return the bytes of a number in the first level's temporaries and products.
 
-        `itemsize` is the bytes of a number in the whole product; `products` are as in `inner_type`.
+        `itemsize` is the bytes of a number in the whole product; `products` are the plans of the first level's
+        products.
         """
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
@@ -218,7 +220,7 @@ class Plan:
         Raises
         ------
         PlanError
-            The text is no plan. The message names the fault, and the valid or probably intended text.
+            The text is no plan. The message names the fault of the text, and the valid or probably intended text.
 
         Examples
         --------

@@ -90,7 +90,7 @@ class LevelSteps:
 
     @property
     def flattened_steps(self) -> Iterator[Sum | Product | Mirror]:
-        """Yield the steps, with each batch and each product with sums replaced by its single steps."""
+        """Yield single steps: a batch yields its products, and a product with sums yields the product and the sums."""
         for step in self.steps:
             if isinstance(step, ProductBatch):
                 yield from step.products
@@ -162,13 +162,13 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
     return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
-# ---- steps of C = alpha A B + beta D, where D is another matrix than C.
-# A read of a block of C before the first write to the block becomes a read of D. Later reads of the block remain.
+# ---- steps of C = alpha A B + beta D, where D is another matrix than C. A read of a block of C before the first write
+# to the block becomes a read of D. Later reads of the block still read C.
 
 
 @lru_cache(maxsize=1024)
 def steps_with_addend(level: LevelSteps) -> LevelSteps:
-    """Return the steps with the addend D in place of the old numbers of C.
+    """Return the steps, changed to read the addend D in place of the old numbers of C.
 
     Raise PlanError for a step that would read parts of D and of C at once.
     """

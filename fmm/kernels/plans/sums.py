@@ -18,7 +18,7 @@ ADDEND = "addend"  # name of the operand that beta multiplies, if this operand i
 # `re`, `im`: the place holds the real or imaginary parts of complex numbers. `transpose`: the place is a rectangle of
 # the matrix's transpose, and is only read.
 PlacePart = Literal["re", "im", "transpose"]
-COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program with one input, whose output is the input
+COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program that returns its only input
 
 
 # ---- places
@@ -89,7 +89,8 @@ def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit
 def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
     """Return (start, size) of each part of a side.
 
-    With unit None, sizes differ by at most one. With a unit, sizes are equal multiples of the unit, except at the end.
+    With unit None, the sizes of the parts differ by at most one. With a unit, the sizes are equal multiples of the
+    unit, except at the end.
     """
     if unit is None:
         small, larger = divmod(length, parts)
@@ -113,7 +114,7 @@ def block_side(length: int, parts: int, unit: int) -> int:
 class Sum:
     """A step of additions in one pass: `program` computes the places `writes` from the places `reads`.
 
-    Numbers outside a place that is read count as zero.
+    If a place in `reads` is smaller than a place in `writes`, the missing numbers count as zero.
     """
 
     label: str
@@ -123,10 +124,10 @@ class Sum:
 
     @cached_property
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs (index of a write, index of a read) with the same place: sums that are formed in place.
+        """Return the pairs (index of a write, index of a read) with the same place.
 
-        An addend in another matrix than C also counts as C. Sums then run in the same order with and without an addend,
-        and their results are equal bit for bit.
+        The sums of these pairs are formed in place. An addend in another matrix than C also counts as C. Therefore sums
+        with and without an addend run in the same order, and their results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]

@@ -61,15 +61,21 @@ class Machine(Protocol):
     def multiply(
         self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute products with a leaf. Several products are a batch, and have equal sizes."""
+        """Compute products with a leaf. If there are several products, the products are one batch of equal sizes."""
 
     def multiply_with_addend(
         self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend. The method needs `has_updating_leaves`."""
+        """Compute dest = alpha left right + beta addend.
+
+        Only a machine with `has_updating_leaves` needs this method.
+        """
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Compute the lower triangles of Gram products. Several products are a batch, and have equal sizes."""
+        """Compute the lower triangles of Gram products.
+
+        If there are several products, the products are one batch of equal sizes.
+        """
 
     def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
         """Complete a Gram product from the lower triangle of `source`."""
@@ -82,15 +88,18 @@ class Machine(Protocol):
         ...
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Execute a whole fused level. Return False, and compute nothing, if the machine has no kernel for it."""
+        """Execute a whole fused level.
+
+        Return False, and compute nothing, if the machine has no kernel for the level.
+        """
         ...
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Call `run` with each of these independent products. A machine may run several products at a time."""
+        """Call `run` with each of the independent `products`. A machine may run several products at a time."""
 
 
 class DefaultMachine:
-    """The default methods of a machine: it requires no layout, fuses no sums, and runs products in order."""
+    """A machine with default methods: the machine requires no layout, fuses no sums, and runs products in order."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -191,7 +200,7 @@ def _run_step(step: LevelStep, operands: Operands, machine: Machine, dtype: str)
 
 
 def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Run the batch as one call of a leaf, if its plan is a leaf and the leaf can; otherwise product by product."""
+    """Run the batch as one call if a leaf can compute the whole batch; otherwise run the products one by one."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
     if plan.levels or not (is_gram or machine.has_updating_leaves or update == (1, 0)):

@@ -1,4 +1,16 @@
-"""Counts of a plan from its steps: workspace, leaf products and multiplications. Checks of types and sizes."""
+"""Count a plan's workspace, leaf products and multiplications from the plan's steps; check types and sizes.
+
+fmm counts workspace in four ways, always in bytes:
+
+* `plan_workspace_bytes` is exact: the peak of the plan's temporaries and of the leaves' scratch memory. Rows of
+  temporaries are padded.
+* `fmm.perfmodel.work.estimated_workspace` is an estimate: all blocks of a level count as equal, and rows as unpadded.
+  The model replaces an estimate near a limit by the exact count.
+* The field `workspace` of `fmm.perfmodel.cost.cost` repeats the exact count next to the papers' counts of memory
+  transactions, volume and arithmetic operations.
+* The field `PreparedCall.call_bytes` in fmm.runtime.prepare counts one call: workspace, copies of operands and, for a
+  captured CUDA graph, cuBLAS's workspace.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +52,11 @@ def plan_workspace_bytes(
     op: Operation = "product",
     fill: Fill = "full",
 ) -> int:
-    """Return the plan's workspace: the largest number of bytes of temporaries in use at a time.
+    """Return the plan's workspace in bytes: the largest total size of temporaries that exist at the same time.
 
-    The bytes are the sum of the first level's temporaries and of the temporaries below its largest product, because
-    products reuse memory. If two products run at a time, the temporaries below both count.
+    The workspace is the sum of the first level's temporaries and of the temporaries of one product below, the product
+    with the largest workspace. Other products reuse this memory. If two products run at a time, the temporaries below
+    both products count.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
@@ -60,7 +73,8 @@ def plan_workspace_bytes(
 def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
     """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
-    The model compares many plans below the same level. The steps of the level are computed at most once for all plans.
+    The model compares many plans below the same level. The steps of a level are computed at most once for all plans
+    below the level.
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])

@@ -1,8 +1,8 @@
 """Compare printed and computed numbers of D'Alberto and Nicolau, "Adaptive Strassen's Matrix Multiplication" (2007).
 
 Table 3 of the paper has theoretical recursion points n_1 = 22 alpha/pi (Equation 3). Equation 1 of the paper has the
-error bounds. alpha is the time of one addition of matrix elements, and pi the time of one flop of the vendor's product.
-Table 3 prints 1/alpha and 1/pi as rates in MFLOPS.
+error bounds. alpha is the time of one addition of matrix elements, and pi is the time of one flop of the vendor's
+product. Table 3 prints 1/alpha and 1/pi as rates in MFLOPS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MeasuredSystem:
         return Fraction(self.product_rate, self.addition_rate)
 
     def recursion_point_range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-        """Return the smallest and largest n_1 if both true rates r are in printed - below <= r < printed + above."""
+        """Return the smallest and largest n_1 for true rates from printed - below (inclusive) to printed + above."""
         low = (self.product_rate - below) / (self.addition_rate + above)
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high
@@ -69,7 +69,7 @@ TABLE_3_SYSTEMS: Final = (
 
 
 def dalberto_table3() -> PaperTable:
-    """Return Table 3 with n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
+    """Return Table 3: the printed n_1, n_1 = 22 alpha/pi from the printed rates, and whether the two agree."""
     columns = (
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
         *("follows", "follows if truncated", "measured", "epsilon"),
@@ -89,7 +89,7 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     low, high = s.recursion_point_range(HALF_UNIT, HALF_UNIT)
     # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
-    # whether n_1 follows from rounded rates, and from truncated rates
+    # (True if n_1 follows from rounded rates, True if n_1 follows from truncated rates)
     fits = (s.is_consistent(HALF_UNIT, HALF_UNIT), s.is_consistent(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
@@ -130,11 +130,11 @@ def _table_3_notes() -> tuple[str, ...]:
 
 # recursion point n_1 of Figure 2 in rows: the side of the products below the last level
 FIGURE_2_RECURSION_POINT: Final = 900
-BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which the table shows bounds
+BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # the values of l, the number of levels, for which the table shows bounds
 
 
 def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
-    """Return the printed error bounds for l = `depth` levels and n = 2^l n_1 rows.
+    """Return the printed error bounds for a product of n = 2^l n_1 rows with l = `depth` levels.
 
     The first two bounds are the lines of Equation 1. The third bound, 4^l n^2, is Equation 7 of D'Alberto's post on
     Brent's analysis.
@@ -144,7 +144,7 @@ def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
 
 
 def dalberto_bounds() -> PaperTable:
-    """Return a table of error bounds over the classical bound n^2: printed, and from a walk over plans' steps."""
+    """Return a table of error bounds divided by the classical bound n^2: printed, and from a walk over plans' steps."""
     rows: list[tuple[Cell, ...]] = []
     for depth in BOUND_LEVEL_COUNTS:
         n = FIGURE_2_RECURSION_POINT << depth

@@ -3,8 +3,8 @@
 The module uses the symbols of the paper (ACM TOMS 46). A thread block computes m_S x n_S entries of C in steps of k_S;
 each thread computes m_R x n_R entries. One product reads W_A blocks of A and W_B blocks of B and adds to W_C blocks of
 C. tau_flop, tau_gmop and tau_smop are the rates of arithmetic, of global memory and of shared memory. Numbers in
-parentheses in the tables are equations of the paper. The notes of a table explain printed numbers that do not follow
-from the paper's own formulas.
+parentheses in the tables are the numbers of the paper's equations. The notes of a table explain printed numbers that do
+not follow from the paper's own formulas.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
 
 
 def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
-    """Return the bound of an equation, by number, for a strategy."""
+    """Return the bound for a strategy by the equation with the given number."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
@@ -179,7 +179,7 @@ def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
 
 
 def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
-    """Return (name, printed, computed) for the smallest square m_S by Equation 13 and m_R by Equation 15."""
+    """Return (name, printed, computed) for the smallest m_S of a square tile (Equation 13) and m_R (Equation 15)."""
     on = paper_v100()
     figure_9 = replace(on, smop=FIGURE_9_SHARED_BANDWIDTH)
     one, two = VARIANT_0_OPERANDS[1:]
@@ -295,7 +295,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Pap
 
 
 def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
-    """Return the effective TFLOPS of a strategy, by name, with 0, 1 and 2 levels for m = k = n = size."""
+    """Return the effective TFLOPS of the named strategy with 0, 1 and 2 levels for m = k = n = size."""
     s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
 
     def tflops_with_levels(level: int) -> float:

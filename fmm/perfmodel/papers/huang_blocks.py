@@ -1,9 +1,9 @@
 """Compute bounds and times by the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
 
-One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The result is added to W_C
+One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The product is added to W_C
 blocks of C, in tiles. Comments and messages cite the paper's equations by number. The rates of a device are in flop/s
-and bytes/s. fmm.perfmodel.block_model computes the counts of a thread block: Equations 8 to 12, 14, and the left sides
-of 16 and 17. Like the paper, the model leaves out caches (except for the multiplier lambda), concurrent kernels,
+and bytes/s. fmm.perfmodel.block_model computes the counts of a thread block: Equations 8 to 12, 14, and the left-hand
+sides of 16 and 17. Like the paper, the model leaves out caches (except for the multiplier lambda), concurrent kernels,
 launches and latency.
 """
 
@@ -108,7 +108,7 @@ def datasheet_chip(device: Datasheet) -> Chip:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizeBound:
-    """One of the paper's bounds on block sizes: `have` >= `need`, or with `below` `have` < `need`."""
+    """One of the paper's bounds on block sizes: `have` >= `need`, or `have` < `need` if `below` is True."""
 
     equation: int
     what: str  # name of the bounded quantity with its unit
@@ -148,12 +148,12 @@ def admitted_strategies(
 
 
 def global_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
-    """Return the flops for each element that moves to or from global memory (left side of Equation 13)."""
+    """Return the flops for each element that moves to or from global memory (left-hand side of Equation 13)."""
     return _intensity_ratio(partial(kernel_flops, s, w), partial(global_memory_elements, s, w), k)
 
 
 def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
-    """Return the flops for each element that moves to or from shared memory (left side of Equation 15)."""
+    """Return the flops for each element that moves to or from shared memory (left-hand side of Equation 15)."""
     return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_memory_elements, s), k)
 
 
@@ -170,17 +170,17 @@ def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k:
 
 
 def _needed_registers(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
-    """Return the left side of Equation 16 in registers of 32 bits."""
+    """Return the left-hand side of Equation 16 in registers of 32 bits."""
     return ceil(registers_needed(s, w) * on.registers_per_element)
 
 
 def required_global_intensity(on: ModelledDevice) -> float:
-    """Return the right side of Equation 13, element bytes x tau_flop / tau_gmop."""
+    """Return the right-hand side of Equation 13, element bytes x tau_flop / tau_gmop."""
     return on.element_bytes * on.flop / on.gmop
 
 
 def required_shared_intensity(on: ModelledDevice) -> float:
-    """Return the right side of Equation 15, element bytes x tau_flop / tau_smop."""
+    """Return the right-hand side of Equation 15, element bytes x tau_flop / tau_smop."""
     return on.element_bytes * on.flop / on.smop
 
 
@@ -213,10 +213,10 @@ def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0)
 class RegisterModel:
     """The registers of a thread that Equation 16 does not count."""
 
-    per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 registers with addresses of 64 bits
+    per_pointer: int = 1  # number of registers for each block of A and B (footnote 14); 2 if addresses have 64 bits
     loop: int = 5  # number of registers for the loop (footnote 14)
     unprinted: int = 0  # number of registers that no formula of the paper counts
-    # number of thread blocks on a multiprocessor for which the compiler spills; 0: the compiler never spills
+    # the compiler spills registers so that this number of thread blocks fits on a multiprocessor; 0: it never spills
     least_blocks: int = 0
 
     def count_registers(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
@@ -233,9 +233,9 @@ class RegisterModel:
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
 # The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer and
-# 12 to 15 unprinted registers, Small has 24, 20 and 18 blocks as printed. The model uses 12 unprinted registers. "Huge:
-# 2 for all variants" holds only if kernels with more than 128 registers spill down to 128 registers. Section 5.4
-# mentions spilling that maintains two active blocks.
+# 12 to 15 registers that are not printed, Small has the printed 24, 20 and 18 blocks. The model uses 12 registers that
+# are not printed. "Huge: 2 for all variants" holds only if kernels with more than 128 registers spill down to 128
+# registers. Section 5.4 mentions spilling that maintains two active blocks.
 FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
@@ -252,7 +252,7 @@ def active_blocks_per_sm(
 
 @dataclass(frozen=True, slots=True)
 class ResourceSeconds:
-    """The seconds of one product by resource, as if no other resource took time."""
+    """The seconds of one product by each resource, as if no other resource took time."""
 
     flop: float  # arithmetic (20)
     gmop: float  # global memory (22)
@@ -272,7 +272,7 @@ class ResourceSeconds:
 def resource_seconds(
     s: TileSizes, w: OperandBlocks, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> ResourceSeconds:
-    """Return the seconds of one product of shape (m, k, n) by resource (Equations 19 to 22)."""
+    """Return the seconds of one product of shape (m, k, n) by each resource (Equations 19 to 22)."""
     m, k, n = check_positive_shape(shape)
     per_sm = active_blocks_per_sm(s, w, on, model)
     if per_sm == 0:
@@ -300,6 +300,6 @@ def direct_product_seconds(
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
-    """Return the effective rate in TFLOPS: the flops of a classical product over the seconds (Equation 7)."""
+    """Return the effective rate in TFLOPS: the flops of a classical product divided by the seconds (Equation 7)."""
     m, k, n = check_positive_shape(shape)
     return 2e-12 * m * n * k / seconds

@@ -18,7 +18,7 @@ class SourceEntry(NamedTuple):
     figure: str
     what: str
     done: EntryStatus
-    # names of tables, separated by blanks, for a computed or measurable figure; else the part of fmm in words
+    # names of tables, separated by blanks, if fmm computes or measures the figure; else a text about the part of fmm
     see: str
     on: str = ""  # devices with samples of the figure in results/
 

@@ -214,7 +214,7 @@ ERRORS_BY_METHOD: Final = (
 
 
 def li_exchanged() -> PaperTable:
-    """Return a table of the ratio of Winograd's error to Strassen's; below 1, the printed numbers look exchanged."""
+    """Return a table of Winograd's error divided by Strassen's; a ratio below 1 suggests exchanged printed numbers."""
     one = named_scheme("winograd").error_growth / named_scheme("strassen").error_growth
     rows = tuple(
         (figure, what, k, strassen, winograd, winograd / strassen, one**k, winograd < strassen)
@@ -275,7 +275,7 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 
 def _temporaries_share(n: int = 64) -> float:
-    """Return the elements of Figure 2's temporaries at all levels as a share of n^2.
+    """Return the number of elements of Figure 2's temporaries at all levels, as a share of n^2.
 
     Each level needs a quarter of the next outer level's temporaries: all levels need 4/3 of the first level's
     temporaries.

@@ -2,8 +2,8 @@
 
 alpha is the time of one element of a block addition, and pi is the time of one flop of the vendor's product. Equations
 2 and 3 need only the ratio alpha/pi. In this module A is m x k and B is k x n; the paper writes m x n and n x p. The
-model leaves out strides, caches and the lower cost of copies. A fixed ratio also leaves out the lower rate of small
-products.
+model leaves out strides, caches and the lower cost of copies. A fixed ratio alpha/pi also leaves out the lower rate of
+small products.
 
 `choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects the rule
 of `choose_hasa_plan`. `choose_hasa_plan` has no margin: a plan with any predicted gain is chosen.
@@ -38,10 +38,10 @@ class BlockWork:
     """The products and the passes over blocks of one level of the bilinear algorithm <m0, k0, n0; products>."""
 
     name: str
-    split: Shape  # m0, k0, n0: numbers of parts into which the level cuts m, k and n
+    split: Shape  # m0, k0, n0: the number of parts into which the level cuts m, k and n
     products: int
-    additions: tuple[int, int, int]  # numbers of additions of two blocks of A, of B and of C
-    copies: tuple[int, int, int] = (0, 0, 0)  # numbers of copies of a block of A, of B and of C
+    additions: tuple[int, int, int]  # the number of additions of two blocks of A, of B and of C
+    copies: tuple[int, int, int] = (0, 0, 0)  # the number of copies of a block of A, of B and of C
 
     def __post_init__(self) -> None:
         if min(self.split) < 1 or self.products < 1:
@@ -52,7 +52,7 @@ class BlockWork:
 
     @property
     def pass_counts(self) -> tuple[int, int, int]:
-        """The numbers of passes over blocks of A, B and C: additions and copies, which have equal weights."""
+        """The number of passes over blocks of A, of B and of C: additions and copies, which have equal weights."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
@@ -111,7 +111,7 @@ def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WO
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
-    """Return the flops that one level saves; for Strassen's algorithm twice the left side of Equation 2."""
+    """Return the flops that one level saves; for Strassen's algorithm twice the left-hand side of Equation 2."""
     m, k, n = _largest_blocks(shape, work.split)
     return 2 * (work.classical_products - work.products) * m * k * n
 
@@ -119,7 +119,7 @@ def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
 def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
     """Return the number of elements in the passes of one level, the bracket of Equation 2.
 
-    Blocks of A and B count with the size of the largest block, blocks of C with the average size.
+    A block of A or B counts with the size of the largest block, a block of C with the average size.
     """
     (m, k, n), (m0, _, n0) = _largest_blocks(shape, work.split), work.split
     a, b, c = work.pass_counts
@@ -151,7 +151,7 @@ class RecursionLevel:
 def recursion_levels(
     shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels that pay by Equation 2, outermost first; a level splits the largest blocks above it."""
+    """Return the levels that pay by Equation 2, outermost first; each level splits the largest blocks above it."""
     found: list[RecursionLevel] = []
     while level_pays(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -162,7 +162,7 @@ def recursion_levels(
 def levels_above_recursion_point(
     shape: Shape, point: float, work: BlockWork = STRASSEN_WORK
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels by sections 4.1.1 and 4.1.2: a level splits sizes that are all at least the recursion point."""
+    """Return the levels by sections 4.1.1 and 4.1.2: a level needs m, k and n of at least the recursion point."""
     found: list[RecursionLevel] = []
     while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -214,7 +214,7 @@ class BalancedCut:
 
 
 def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
-    """Return the cut of a product by Table 1: a size is halved while at least gamma times both other sizes."""
+    """Return the cut of a product by Table 1: a size is halved while it is at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
     work: Counter[Shape] = Counter({check_positive_shape(shape): 1})
@@ -236,7 +236,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
 
 
 def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
-    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if no axis is long."""
+    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if it cuts no size."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):

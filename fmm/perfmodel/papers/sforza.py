@@ -1,8 +1,9 @@
 """Compare the printed and computed speedups of Sforza, "A Strassen-based CUDA Implementation of A^t A ...".
 
 Algorithm 1 computes the lower triangle of C = A^t A. Four products of one level of Algorithm 1 are again A^t A and
-recurse; two products recurse by Strassen's algorithm. The plan level `sforza` runs the steps of Algorithm 1, from which
-the multiplications are counted. This module has the largest values of Figures 1, 2 and 4, which section 3 prints.
+recurse; two products recurse by Strassen's algorithm. The plan level `sforza` runs the steps of Algorithm 1; the
+multiplications are counted from these steps. This module has the largest values of Figures 1, 2 and 4, as printed in
+section 3.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def multiplication_share(plan: Plan, n: int) -> float:
 
 @cache
 def speedup_limit(plan: Plan, dtype: str, n: int) -> float:
-    """Return n^3 over the plan's multiplications: the speedup over gemm if multiplications took all the time."""
+    """Return n^3 divided by the plan's multiplications: the speedup over gemm if multiplications took all the time."""
     return 1 / multiplication_share(plan, n)
 
 

@@ -1,7 +1,8 @@
 """The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
 
-A relative is the measured GPU that a datasheet names (`relative_of`). A GPU without a tuning uses its relative's
-shipped calibration, scaled to its own datasheet; without a relative, a calibration from its datasheet alone.
+A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
+calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
+datasheet alone.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Ca
 
 
 def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
-    """Return the tuning of this type on the device; None if there is none, and with FMM_TUNING_MODE=off."""
+    """Return the tuning of this type on the device; None without a tuning, or if FMM_TUNING_MODE is off."""
     if environment.tuning_mode() == "off":
         return None
     return files.active_configs().find_tuning(device.identity, dtype)
 
 
 def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
-    """Return the environment variables that change the vendor's arithmetic, if they differ from the tuning's; else "".
+    """Return the environment variables that change the vendor's arithmetic.
 
-    With other values of these variables the vendor's speed differs from the calibration; cuBLAS's emulated float64, for
-    example, is faster. A tuning that was measured with such variables is no calibration for a process without them.
+    Return "" if the variables had the same values in the tuning.
+
+    If the values differ from the tuning's, the vendor's speed differs from the calibration. For example, cuBLAS's
+    emulated float64 is faster. Likewise a tuning that was measured with such variables is not valid for a process
+    without them.
     """
     if device.threads:
         return ""
@@ -60,7 +64,7 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
 
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
-    """Return a tuning's calibration, completed as decisions use it; None if the tuning is not trusted."""
+    """Return a tuning's calibration by `complete_calibration`, for decisions; None if the tuning is not trusted."""
     real = DTYPES[tuned.dtype].real
     real_tuning = (
         files.active_configs().find_tuning(device.identity, real) if real and tuned.trusted_calibration else None
@@ -69,7 +73,7 @@ def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
 
 
 def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
-    """Return a tuning's calibration; on a GPU with added rates of the leaves that the tuning did not measure.
+    """Return a tuning's calibration; on a GPU, rates of the leaves that the tuning did not measure are added.
 
     Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since complex plans may
     consist of real products. `guess`: the calibration from the device's datasheet.
@@ -88,9 +92,11 @@ def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration 
 @clear_on_registration
 @lru_cache(maxsize=64)
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
-    """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
+    """Return a tuned calibration with added rates of the leaves that the tuning did not measure.
 
-    The rate of an unmeasured leaf is its rate in `guess`, times the ratio of the vendor's measured rate to its rate in
+    Leaves that failed get none.
+
+    The added rate is the leaf's rate in `guess`, times the vendor's measured rate, divided by the vendor's rate in
     `guess`.
     """
     rates = dict(tuned.rates)
@@ -107,7 +113,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
 
 
 def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, guess: Calibration) -> ProductRate:
-    """Return a leaf's guessed rate, scaled by the measured over the guessed rate of the vendor."""
+    """Return a leaf's guessed rate times the vendor's measured rate, divided by the vendor's guessed rate."""
     found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
@@ -115,8 +121,8 @@ def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, gue
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device without a trusted tuning.
 
-    If a plan wins with the guess and the device can be probed, the probe's rates replace the guess for the rest of the
-    process.
+    On a CPU that can be probed, if the guess predicts that a plan wins, the probe's rates replace the guess for the
+    rest of the process.
     """
     guess = device.guess
     if guess is not None and not device.threads:
@@ -133,10 +139,10 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 
 
 def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
-    """Return the shipped calibration of a GPU's measured relative, scaled to the GPU's datasheet; else `guess`.
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; without one, return `guess`.
 
-    `guess` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config is in
-    force.
+    `guess` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config is one
+    of the active configs.
     """
     searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
     return (_scaled_shipped_model(guess.name, dtype) if searched else None) or guess
@@ -145,7 +151,7 @@ def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the GPU's measured relative, scaled to the GPU; None without a shipped one."""
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None without a shipped calibration."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None
@@ -163,10 +169,10 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
 
 
 def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
-    """Return the calibration for integers, and True if it comes from float64's tuning.
+    """Return the calibration for integers, and a bool: True if the calibration is from float64's tuning.
 
-    A CPU without a tuning is probed only if a plan with levels wins with the guess. A plan without levels needs no
-    probe: BLAS is far faster than NumPy's loops over integers.
+    A CPU without a tuning is probed only if the guess predicts that a plan with levels wins. A plan without levels
+    needs no probe: BLAS is far faster than NumPy's loops over integers.
     """
     guess = device.guess
     if not device.threads or guess is None:

@@ -1,7 +1,7 @@
-"""The decision for a product on a device: from a certified entry for exactly this shape, else from the model.
+"""The decision for a product on a device: by a certified entry for exactly this shape, else by the model.
 
-`decide_plan` takes a problem, limits and a device, and touches no array. Other functions name the plans to try if the
-decided plan cannot run, and the seconds that a plan is expected to take.
+`decide_plan` takes a problem, limits and a device, and touches no array. Other functions yield the plans to try if the
+decided plan cannot run, and predict the seconds of a plan.
 """
 
 from __future__ import annotations
@@ -41,39 +41,43 @@ from fmm.runtime.decisions.calibration_in_force import (
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import PROBE_SOURCE
 
-# `Decision.source` of the model's choice without a tuning, by the source of the calibration.
+# The value of `Decision.source` if the model decided without a tuning, for each source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
-ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a certified entry decided
-# flops of the smallest product for which a missing tuning is logged, or that is measured online
+ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified entry decided
+# smallest number of flops of a product for which a missing tuning is logged, or which is measured online
 MIN_TUNED_FLOPS = 2 * 2048**3
-# smallest predicted speedup over an entry's plan for which another plan replaces the entry's plan
+# smallest predicted speedup over an entry's plan with which another plan replaces the entry's plan
 ENTRY_OVERRIDE_GAIN = 1.25
-# smallest side of integer products on the host with a plan; for shorter sides NumPy takes at most 2 ms
+# smallest side of an integer product on the host that may have a plan; with a shorter side NumPy takes at most 2 ms
 MIN_INTEGER_PLAN_SIDE = 129
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision for a product, with its reason. `print` shows it as text; fmm.matmul accepts it as `plan`."""
+    """The decision for a product, with its reason.
+
+    `print` shows the decision as text; fmm.matmul accepts the decision as `plan`.
+    """
 
     plan: Plan
     problem: Problem | None
     reason: str
     candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
-    source: str = "rule"  # "rule", an entry, or a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = field(default=None, compare=False)  # the running online measurement, if any
+    source: str = "rule"  # what decided: "rule", an entry, or a calibrated, probed, built-in or datasheet model
+    trial: online.Trial | None = field(default=None, compare=False)  # the running online measurement, or None
     kernels: tuple[str, ...] = ()  # descriptions of the kernels that run
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
     limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
-    # Bytes that the explained call allocates in addition to A, B and C: workspace, copies of operands, and on a device
-    # the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
+    # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
+    # device the memory of a CUDA graph. The value is 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
+    measured_speedup: float | None = None  # the median of the entry that decided
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle without the trial: an online measurement belongs to its process."""
-        calibration = self.calibration  # the calibration's read-only mapping of rates cannot be pickled
+        """Return the state to pickle, without the trial: an online measurement belongs to its process."""
+        calibration = self.calibration  # a read-only mapping cannot be pickled, so the rates become a dict
         calibration = calibration and replace(calibration, rates=dict(calibration.rates))
         return {**vars(self), "trial": None, "calibration": calibration}
 
@@ -83,8 +87,15 @@ class Decision:
         return self.source.endswith(ENTRY_SOURCE_SUFFIX)
 
     @property
+    def speedup(self) -> float:
+        """The speedup of the plan over the vendor: the entry's median, or predicted by the model; 1 without either."""
+        if self.measured_speedup is not None:
+            return self.measured_speedup
+        return next((1 / c.time for c in self.candidates if c.plan == self.plan), 1.0)
+
+    @property
     def terms(self) -> tuple[PredictionTerms, ...]:
-        """The terms of the predicted times of the plan and of the vendor's product; empty without a model's choice.
+        """The terms of the predicted times of the plan and of the vendor's product; empty if the model did not decide.
 
         `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and unit.
         """
@@ -102,7 +113,7 @@ class Decision:
 
     @property
     def error_growth(self) -> float:
-        """The expected error as a multiple of the vendor's."""
+        """The plan's expected error as a multiple of the vendor's expected error."""
         return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
@@ -141,11 +152,12 @@ class Decision:
             seconds = {c.plan: c.prediction.predicted_seconds for c in shown}
             plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
-            lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
+            rates = " by nominal rates" if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
+            lines += [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
 
     def _expected_error_line(self, notes: Iterable[str]) -> str:
-        """Return the line with the expected error growth, and its origin: a measurement or the model."""
+        """Return the line with the expected error growth and the origin of the growth (measured, or by the model)."""
         growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
         text, origin = format_error_growth(growth), " (root mean square, by the model)"
         if is_measured and self.plan.leaf_use.leaf.emulates:
@@ -178,7 +190,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
     calibration = tuned_calibration(tuned, device) if tuned else None
-    # Entries were measured on ordinary operands, not on prepared operands.
+    # Entries were measured on operands that were not prepared, so entries do not apply to prepared operands.
     if tuned and not problem.prepared_side:
         by_tuning = decide_by_tuning(problem, limits, tuned, calibration, device.threads > 0)
         if by_tuning is not None:
@@ -194,7 +206,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 
 def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None:
-    """Log once per process, for a large product, that the device has no tuning, or why the tuning is not used."""
+    """Log once per process, for a large product, that the device has no tuning, or why its tuning is not used."""
     if environment.tuning_mode() == "off" or problem.flops < MIN_TUNED_FLOPS:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
@@ -205,7 +217,7 @@ def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None
 
 
 def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for integers, with rates from a floating-point type: integers have no tunings."""
+    """Return the decision for integers. Integers have no tunings, so the rates are from a floating-point type."""
     if device.threads and min(problem.size) < MIN_INTEGER_PLAN_SIDE:
         return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
@@ -222,7 +234,7 @@ def decide_by_tuning(
     """Return the decision from the certified entry for exactly this shape; None without such an entry.
 
     On a GPU, a plan with a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's
-    calibration, with added rates of the unmeasured leaves.
+    calibration, with added rates of the leaves that the tuning did not measure.
     """
     entry = find_certified_entry(problem, limits, tuned, on_cpu)
     if entry is None or calibration is None or on_cpu:
@@ -234,7 +246,7 @@ def decide_by_tuning(
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
     """Return the decision from the entry for exactly this shape; None if the entry's plan exceeds the limits.
 
-    A shape may have a second entry: the best plan without workspace, for calls with a workspace limit of 0.
+    For calls with a workspace limit of 0, a shape may have a second entry with the best plan without workspace.
     """
     lean = None if limits.workspace else tuned.find_entry(problem.size, lean=True, op=problem.op)
     entry_and_plan = lean or tuned.find_entry(problem.size, op=problem.op)
@@ -254,17 +266,19 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
     if not is_allowed or needed > limits.workspace:
         return None
     why = f"measured on this device: {entry.evidence_text}"
-    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", on_cpu=on_cpu)
+    source, speedup = f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", 1.0 if plan == VENDOR else entry.speedup
+    return Decision(plan, problem, why, (), source, on_cpu=on_cpu, measured_speedup=speedup)
 
 
 @lru_cache(maxsize=4096)
 def decide_over_entry(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
 ) -> Decision | None:
-    """Return the decision for a plan with an unmeasured leaf that is predicted to be far faster than the entry's.
+    """Return the decision for a plan with an unmeasured leaf, if it is predicted to be far faster than the entry's.
 
-    Return None if no plan with an unmeasured leaf is far faster. An entry is evidence about the plans that were
-    compared, not about leaves that are newer than the config. Shapes without an entry already use the newer leaf.
+    Return None if no plan with an unmeasured leaf is predicted to be far faster. An entry is evidence about the plans
+    that the tuning compared, but not about leaves that are newer than the tuning. Decisions for shapes without an entry
+    can choose newer leaves anyway.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -287,7 +301,7 @@ def decide_over_entry(
 def decide_by_model(
     problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity
 ) -> Decision:
-    """Return the model's choice with this calibration; without a calibration the decision for the vendor."""
+    """Return the model's choice with this calibration; without a calibration return the decision for the vendor."""
     if calibration is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in calibration.rates:
@@ -304,8 +318,8 @@ def decide_by_model(
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision by D'Alberto and Nicolau's rule (Equation 2) instead of the model.
 
-    Alpha (seconds to add an element) and pi (seconds per flop) are from the calibration. Epsilon, an addition to alpha
-    / pi in flops, is from the tuning; 0 without a tuning.
+    Alpha (seconds to add an element) and pi (seconds per flop) are from the calibration. Epsilon (flops that are added
+    to alpha / pi) is from the tuning, and 0 without a tuning.
     """
     from fmm.perfmodel.papers.recursion_points import choose_hasa_plan
 
@@ -320,7 +334,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a Trial, in which the first products of a shape time the chosen plan and the vendor."""
+    """Return the decision with a Trial; the first products of a shape then time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
@@ -339,7 +353,7 @@ def _gemm_params(problem: Problem) -> GemmParams:
 
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:
-    """Return the plan's peak bytes of temporaries for this problem."""
+    """Return the peak number of bytes of the plan's temporaries for this problem."""
     return plan_workspace_bytes(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
 
 
@@ -354,7 +368,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-# share of a plan's workspace that the next plan may use, so that fragmented free memory suffices
+# workspace limit of the next plan, as a fraction of the refused plan's workspace (free memory may be fragmented)
 RETRY_WORKSPACE_SHARE = 0.8
 
 
@@ -366,7 +380,7 @@ def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: 
 
 
 def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Yield plans to try after memory ran out, the fastest first within a shrinking workspace limit.
+    """Yield plans to try after memory ran out: for each of several shrinking workspace limits, the fastest plan.
 
     Each limit is RETRY_WORKSPACE_SHARE of the previous plan's workspace.
     """
@@ -377,8 +391,8 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        # The candidates' workspace is estimated: a tiny plan can need more than the limit, and would be yielded for
-        # ever.
+        # The candidates' workspace is estimated. A plan with a tiny workspace can need more than the limit; without
+        # this minimum the loop would yield the plan for ever.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -409,10 +423,10 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# Largest ratio of the inner side to the rows for which one triangle is computed. With a larger ratio the vendor splits
-# the inner side of a whole product. The model does not know whether syrk splits the inner side.
+# Largest ratio of the inner side to the rows for which one triangle is computed. With a larger ratio the vendor's gemm
+# splits the inner side among thread blocks. The model does not know whether the vendor's syrk splits the inner side.
 MAX_INNER_SIDE_RATIO = 16
-# Largest number of rows for which a GPU's syrk takes about as long as the whole product. (H200, 1024 rows and columns:
+# Largest number of rows for which syrk takes about as long as the whole product on a GPU. (H200, 1024 rows and columns:
 # syrk 63 us and whole product 59 us in float32, 41 us and 42 us in float64.)
 MAX_SLOW_SYRK_ROWS = 1024
 
@@ -438,9 +452,10 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """Return the predicted seconds of the fastest of the vendor and these plans; 0 without a calibration.
+    """Return the smallest predicted seconds among the vendor and these plans; 0 without a calibration.
 
-    Plans that exceed the workspace limit do not count. (A choice among all plans would take a thousand times as long.)
+    Plans that exceed the workspace limit are ignored. (A choice among all plans would take a thousand times as long as
+    this prediction.)
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:

@@ -1,12 +1,11 @@
-"""Early declines: products that no plan makes faster go to the vendor after a microsecond or less.
+"""Early declines: tests that send products that no plan makes faster to the vendor, in a microsecond or less.
 
-A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined
-because of its bytes, because of its sides, or because the vendor was chosen for a product of the same sizes within the
-last seconds.
+A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if it
+has few bytes, if a side is short, or if the vendor was chosen for a product of the same sizes within the last seconds.
 
-The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the library computes a call, the full path caches this
-decline for some seconds; the key has shapes, strides, types and parameters. A cached decline always gives a right
-result, since the library's own functions define the result.
+The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the full path leaves a call to the library, this
+decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached decline can cost
+speed, but never gives a wrong result: the library's own functions define the result.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Numbers of multiply-adds below which a product takes less time than the launches of a plan, on any device. The three
-# limits: for any type; for 16-bit types on tensor cores; for 16-bit types with unaligned rows, which vendors multiply
-# several times slower.
+# Limits on the number of multiply-adds: below a limit, a product takes less time than the launches of a plan, on any
+# device. The first limit holds for any type, the second for 16-bit types on tensor cores. The third limit holds for
+# 16-bit types with unaligned rows, which vendors multiply several times slower.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
-# The same test from bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. With k below SHORT_INNER_SIDE the product is
-# bound by writing C, and no plan helps. With a larger k, fewer bytes than SMALL_BYTES_PRODUCT mean fewer multiply-adds
-# than the limits above.
+# Bytes alone can show that a product is below these limits: bytes(A) bytes(B) = (m k n) k itemsize^2. If k is below
+# SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is faster. If k is larger and bytes(A)
+# bytes(B) is below SMALL_BYTES_PRODUCT, the number of multiply-adds is below the limits above.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -50,8 +49,8 @@ def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
 def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
     """Return True if the vendor certainly multiplies these CuPy arrays or torch tensors.
 
-    `nbytes_product`: bytes of A times bytes of B. A read of an attribute of a torch tensor takes at least 0.1
-    microseconds, so the function reads few attributes.
+    `nbytes_product`: the size of A in bytes times the size of B in bytes. A read of an attribute of a torch tensor
+    takes at least 0.1 microseconds, so the function reads few attributes.
     """
     try:
         shape = a.shape
@@ -78,28 +77,28 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
 def smallest_side_with_plan() -> int:
     """Return the smallest side of a product for which a plan can be faster than the vendor on the host.
 
-    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once: 2 k n
-    elements. Below m = 16 (bytes per element) (flops per byte) / (flops per multiply-add), this pass over B costs more
-    time than the level saves.
+    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, which moves 2
+    k n elements. If m is below 16 (bytes per element) (flops per byte) / (flops per multiply-add), the pass over B
+    takes more time than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 
 MIN_PLAN_SIDE = smallest_side_with_plan()
-# smallest number of entries of A with a plan; with fewer entries, a side of A is too short
+# smallest number of entries of A for which a plan is possible; with fewer entries, a side of A is too short
 MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2
 
 
 def is_small_on_host(a: Any, b: Any) -> bool:
-    """Return True if a side is too short for any plan on the host, or if an operand is not a plain NumPy array."""
+    """Return True if a side is too short for any plan on the host, or if an operand's class is not numpy.ndarray."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         return True
     if a.ndim == 2 and b.ndim == 2:
         (m, k), n = a.shape, b.shape[1]
     elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # if a is a stack, its matrices have many rows in total
+    else:  # if the operand `a` is a stack, the matrices of the stack have many rows in total
         m, k, n = a.shape[0] if a.ndim == 2 else MIN_PLAN_SIDE, a.shape[-1], b.shape[-1]
     if m >= MIN_PLAN_SIDE and k >= MIN_PLAN_SIDE and n >= MIN_PLAN_SIDE:
         return False
@@ -108,7 +107,10 @@ def is_small_on_host(a: Any, b: Any) -> bool:
 
 
 def are_small_matrices(a: Any, b: Any) -> bool:
-    """Return True if a side of two host matrices or stacks, of any library, is too short for any plan."""
+    """Return True if two host matrices or stacks have a side that is too short for any plan.
+
+    The arrays may be of any library.
+    """
     m = a.shape[-2] if a.ndim == 2 else MIN_PLAN_SIDE
     return bool(min(m, a.shape[-1], b.shape[-1]) < MIN_PLAN_SIDE)
 
@@ -117,41 +119,44 @@ def are_small_matrices(a: Any, b: Any) -> bool:
 
 
 class DeclineMemory(NamedTuple):
-    """The seconds for which a decline is cached, and the smallest flops of products with cached declines."""
+    """The seconds for which a decline is cached, and the smallest flops of a product whose decline is cached."""
 
     seconds: float
     flops: int
 
 
 # On the host a decision right after a long product takes milliseconds, since the CPU's caches lost its data and code.
-# On a device declines are cached as long as a reading of the free memory.
+# On a device a decline is cached for as long as a reading of the free memory (FREE_MEMORY_SECONDS).
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
 def decline_key(library: Library, a: Any, b: Any) -> Hashable:
-    """Return the cache key of a decline. The key needs no shape of B: its sides follow from the bytes."""
+    """Return the cache key of a decline.
+
+    The key does not have the shape of B: the sides of B follow from the bytes of A times the bytes of B.
+    """
     return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
 
 
 def was_declined(library: Library, a: Any, b: Any) -> bool:
-    """Return True if a decline of a product of the same sizes is cached."""
+    """Return True if the cache has a decline of a product with the same sizes."""
     expiry: float = library.cached_calls.get(decline_key(library, a, b), 0.0)
     return expiry > time.monotonic()
 
 
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Cache the decline of products of these sizes, with any layouts, for DECLINE_MEMORY's seconds."""
+    """Cache the decline of products of these sizes, with any layouts, for the seconds in DECLINE_MEMORY."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != problem_without_layouts(
         problem
     ):
-        return  # with another memory layout a plan may be faster than the vendor
+        return  # for the same sizes with another memory layout, a plan may be faster than the vendor
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # `getattr`, since an operand may be a list
         return
     if library.processor == "cpu":
-        if problem is None:  # without a problem, torch computes all products of this type
+        if problem is None:  # a decision without a problem: torch computes all products of this type
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        else:  # a rule may hold for these arrays only, for example that B is A's transposed view
+        else:  # a rule may hold for these arrays only, for example if B is A's transposed view
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
@@ -160,24 +165,24 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
 
 # ---- calls of gemm and gram with a cached decline
 
-# seconds for which the decline of a small call is cached: the next decision notices a changed config
+# seconds for which the decline of a small call is cached; the decision after this time notices a changed config
 CALL_DECLINE_SECONDS = 1.0
 # largest magnitude of an int alpha or beta in a cached decline; torch takes larger numbers as floats only
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
-# not bool, which is an error, and not NumPy's scalars, which could change the result's type
+# without bool (bool is an error), and without NumPy's scalars (NumPy's scalars could change the result's type)
 PYTHON_NUMBERS = (int, float, complex)
 
 
 class CallKey(NamedTuple):
-    """The adapter and cache key of a call of fmm.gemm or fmm.gram on plain arrays, without constraints."""
+    """The adapter and the cache key of a call of fmm.gemm or fmm.gram without constraints."""
 
     library: Library
     key: Hashable
 
 
 class DeclinedCall(NamedTuple):
-    """A call that the library computes."""
+    """A cached decline: the library's own functions compute the calls with this key."""
 
     expiry: float  # time.monotonic() at which the decline expires
     params: Any  # the checked parameters: alpha, beta and others
@@ -188,9 +193,12 @@ class DeclinedCall(NamedTuple):
 def call_key(
     library: Library | None, arrays: tuple[Any, Any, Any, Any], alpha: Any, beta: Any, *options: Hashable
 ) -> CallKey | None:
-    """Return the key of a call; None for a traced call, or if an argument is not a plain array or Python number.
+    """Return the key of a call.
 
-    `arrays`: a, b, c and out, None for a missing one. `options`: the operation and its other parameters.
+    Return None for a traced call, and if an argument's class is not in PLAIN_TYPES or PYTHON_NUMBERS.
+
+    `arrays`: a, b, c and out; a missing array is None. `options`: the operation's name and the other parameters of the
+    call.
     """
     if library is None or type(alpha) not in PYTHON_NUMBERS or type(beta) not in PYTHON_NUMBERS:
         return None
@@ -216,7 +224,7 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
 
 
 class OnDecline(Protocol):
-    """A function that is called if the library computes a call and all calls with the same key."""
+    """A function that is called if the library must compute a call and all later calls with the same key."""
 
     def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
 
@@ -228,9 +236,10 @@ def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
 def remember_declined_call(
     key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
 ) -> None:
-    """Cache the decline of calls with this key: the library computes them.
+    """Cache the decline of the calls with this key; the library then computes these calls.
 
-    A large call may take longer than CALL_DECLINE_SECONDS, so DECLINE_MEMORY's seconds apply to large calls.
+    A large call may take longer than CALL_DECLINE_SECONDS, so the decline of a large call is cached for the seconds in
+    DECLINE_MEMORY.
     """
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
         return

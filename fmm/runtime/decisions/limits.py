@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fmm.arrays.library import Library
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.dtypes import DTYPES
+from fmm.hardware.nvml import nvml_library
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import Limits
@@ -17,7 +18,10 @@ from fmm.problem import Layout, Operation, Problem
 
 
 class PreparedSide(NamedTuple):
-    """The operand that a leaf has prepared, and its layout. The leaf's prepared form follows the operand in memory."""
+    """The operand that a leaf has prepared (A or B), with the operand's size and layout.
+
+    The leaf's prepared form follows the operand in memory.
+    """
 
     base: Literal["A", "B"]
     rows: int
@@ -34,13 +38,13 @@ class PlanConstraints(NamedTuple):
     """The caller's constraints on the plan, and the product's parameters; None means no constraint."""
 
     plan: Plan | None = None
-    error_growth: float | None = None  # upper limit; None: the device's default
-    workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
+    error_growth: float | None = None  # upper limit of the error growth; None: the device's default
+    workspace: int | None = None  # upper limit in bytes; None: a fraction of the free memory
     params: GemmParams = PLAIN  # alpha, beta, op and fill of the product
-    replaceable: bool = False  # True if fmm chose the plan, so that another plan may replace it
+    replaceable: bool = False  # True if another plan may replace the plan, since fmm and not the caller chose it
     componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
     prepared_side: PreparedSide | None = None
-    # strides in elements of the addend, broadcast to C's shape; None if C holds the addend
+    # strides, in elements, of the addend after its broadcast to C's shape; None if C holds the addend
     addend_strides: tuple[int, ...] | None = None
 
     @property
@@ -53,7 +57,7 @@ NO_CONSTRAINTS = PlanConstraints()
 
 
 class GramKey(NamedTuple):
-    """Cache key of a product of a matrix and its own transpose, without factors and constraints."""
+    """The cache key of a matrix times its own transpose, with alpha 1, beta 0 and no constraints."""
 
     rows: bool
     fill: Literal["full", "lower", "upper"]
@@ -61,24 +65,24 @@ class GramKey(NamedTuple):
 
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
-    """Return the limits for a decision without arrays; environment variables may add limits to the caller's."""
+    """Return the limits for a decision without arrays: the caller's limits and those that environment variables set."""
     componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
     return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
 
 
 # ---- the default workspace limit
 
-WORKSPACE_SHARE = 0.5  # largest workspace as a share of the free memory
+WORKSPACE_SHARE = 0.5  # default workspace limit as a fraction of the free memory
 FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
-# readings of the free memory by library and device: time of expiry, bytes
+# for each library and device: the time at which the reading expires, and the workspace limit in bytes
 _workspace_readings: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
     """Return the default workspace limit in bytes; the free memory is read at most once per second.
 
-    Processes that share a GPU read the same free memory, so the limit is divided by their number. The limit is rounded
-    down, so that small changes of the free memory leave cached calls valid.
+    Processes that share a GPU read the same free memory, so the limit is divided by the number of processes. The limit
+    is rounded down, so that small changes of the free memory leave cached calls valid.
     """
     cached, now = _workspace_readings.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
@@ -89,7 +93,7 @@ def default_workspace_bytes(library: Library, number: int) -> int:
 
 
 def workspace_share(free: int, processes: int = 1) -> int:
-    """Return the largest workspace for `free` bytes of memory, rounded down to three significant bits."""
+    """Return the default workspace limit for `free` bytes of free memory, rounded down to three significant bits."""
     share = max(int(free * WORKSPACE_SHARE / processes), 0)
     step = 1 << max(share.bit_length() - 3, 0)
     return share // step * step
@@ -100,10 +104,9 @@ def workspace_valid_until(library: Library, number: int) -> float:
     return _workspace_readings[library.name, number][0]
 
 
-# ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver
+# ---- processes on a GPU, counted by NVML
 
 NVML_INSUFFICIENT_SIZE = 7  # NVML's status if a device has processes and the caller passed no array for them
-NVML_FILE = "libnvidia-ml.so.1"
 
 
 def count_gpu_processes(number: int) -> int:
@@ -112,30 +115,19 @@ def count_gpu_processes(number: int) -> int:
     if handle is None:
         return 1
     count = ctypes.c_uint(0)
-    status = _nvml_library().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    status = nvml_library().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
     return max(count.value, 1) if status in (0, NVML_INSUFFICIENT_SIZE) else 1
 
 
 @lru_cache(maxsize=64)
 def _nvml_handle(number: int) -> Any:
     """Return NVML's handle of the device, found by its PCI bus: NVML and CUDA number devices differently."""
-    library = _nvml_library()
-    if library is None:
+    library = nvml_library()
+    if library is None or not hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3"):  # an old driver
         return None
     handle = ctypes.c_void_p()
     status = library.nvmlDeviceGetHandleByPciBusId_v2(_pci_bus_id(number).encode(), ctypes.byref(handle))
     return handle if status == 0 else None
-
-
-@lru_cache(maxsize=1)
-def _nvml_library() -> Any:
-    """Return the initialised NVML library; None if NVML is missing or too old."""
-    try:
-        library = ctypes.CDLL(NVML_FILE)
-        ready = library.nvmlInit_v2() == 0
-        return library if ready and hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3") else None
-    except (OSError, AttributeError):
-        return None
 
 
 def _pci_bus_id(number: int) -> str:

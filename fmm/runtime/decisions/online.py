@@ -1,8 +1,8 @@
 """Online measurement: the first products of a large shape time the model's choice against the vendor.
 
-FMM_TUNING_MODE=online enables this mode, D'Alberto and Nicolau's dynamic HASA. Plan and vendor run in shuffled pairs,
-and every product returns its result. The measured entry decides for the rest of the process and is written into the
-config.
+FMM_TUNING_MODE=online enables this mode, D'Alberto and Nicolau's dynamic HASA. The plan and the vendor run in shuffled
+pairs, and every measured product returns its result to the caller. The resulting entry decides for the rest of the
+process and is written into the config.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 MEASURED_PAIRS = certification.MIN_ROUNDS
-ASSUMED_NOISE = 0.01  # noise floor as a share; assumed, since an online measurement times no plan against itself
+ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measurement has no A/A pairs
 
 
 class Trial:
-    """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is its result."""
+    """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is the measurement's result."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
         self.problem, self.device, self.plan = problem, device, plan
@@ -33,12 +33,14 @@ class Trial:
         self._lock = threading.Lock()
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(MEASURED_PAIRS)]
-        # the first two products warm up, and are not counted
+        # the first product of the plan and the first of the vendor warm up, and are not counted
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
-        self._seconds: list[float] = []  # seconds of the finished products, in their order
+        self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
 
     def run_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
-        """Return one product by the next plan in turn; concurrent products of other threads are not timed.
+        """Return one product by the next plan in `_turns`.
+
+        While a product is timed, products of other threads are not timed.
 
         `settle` waits until an asynchronous device is idle.
         """
@@ -83,6 +85,6 @@ _lock = ForkSafeLock()
 
 
 def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
-    """Return the trial of a shape. `problem` has no layouts, so that all layouts share the trial."""
+    """Return the trial of a shape. `problem` has no layouts, so problems that differ in layouts share one trial."""
     with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

@@ -276,6 +276,7 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
+        "margin": candidate.margin,
         "exceeds": _exceeded_limits(candidate, limits),
     }
 
@@ -305,10 +306,11 @@ def _decision_text(found: dict[str, Any]) -> str:
         f"speedup over {found['library']}": f"{best['speedup']:.2f}",
         "effective rate (2mkn / time)": f"{best['tflops']:.3g} TFLOPS",
         "limited by": best["dominant"],
-        "memory traffic, operands of products included": format_bytes(best["traffic"]),
-        "launches (a batch of products counts as one)": str(best["launches"]),
+        "memory traffic of sums and of products' operands": format_bytes(best["traffic"]),
+        "starts of products and sums (a batch counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
-        "error growth": format_error_growth(best["error_growth"]),
+        "error growth, at most": format_error_growth(best["error_growth"]),
+        "margin that the plan must win by": f"{100 * best['margin']:.1f} % of the vendor's time",
     }
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",

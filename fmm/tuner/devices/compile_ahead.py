@@ -1,10 +1,10 @@
 """Compile CUDA kernels in background processes while the tuner measures plans with compiled kernels.
 
-The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sums of three
-levels at once, and a tuning has a dozen of such kernels for every type. The product kernels of fmm take seconds.
-Processes are used instead of threads for two reasons: Python code in threads would delay timed launches, and a process
-can be ended at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If that
-compilation fails, the tuner records the failure in the trials.
+The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sum kernels of
+three levels in one pass, and each type's tuning needs a dozen of these kernels. Each of fmm's product kernels also
+takes seconds to compile. Compilers run in processes for two reasons: Python code in threads would delay timed launches,
+and a process can be killed at once. If a run needs a kernel that no process has compiled, the run compiles the kernel.
+If that compilation fails, the tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ from typing import NamedTuple
 from fmm.kernels.plans.plan import Plan
 
 MAX_WORKER_PROCESSES = 16  # largest number of worker processes
-# Three sizes (m, k, n) that need different kernels. Every level divides the sides of the first. The second has aligned
-# sides and padded blocks. The third has odd sides.
+# Three sizes (m, k, n) that need different kernels. In the first size, every level's block size divides the sides. In
+# the second size, the sides are aligned and the blocks are padded. In the third size, the sides are odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-# For each of these sizes (m, k, n) the block model selects other tile sizes of fmm's own product kernel.
+# For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# A level with at least this number of products is heavy: each of its sum kernels is a job of its own, with a label.
+# A level with at least this number of products is heavy: each of its sum kernels is compiled by a separate job with a
+# label.
 MIN_HEAVY_PRODUCTS = 7**3
-# A first look measures levels with at most this number of products. Their kernels compile first.
+# A first look measures levels with at most this number of products. The kernels of these levels compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
 SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
 COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # Kernels compile in three phases: quick kernels, then fmm's own product kernels, then the sum kernels of heavy levels.
-# Plans are probed in the order of their kernels.
+# The tuner probes plans in the order in which their kernels compile.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
 class CompileJob(NamedTuple):
     """The kernels that one background process compiles in one task.
 
-    These are all kernels of a plan for a size (m, k, n), or only its sum kernels with the given label.
+    The job has all kernels of a plan for a size (m, k, n), or only the plan's sum kernels with the given label.
     """
 
     dtype: str
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # True for kernels that set a flag at inf and NaN, as fmm.matmul uses them
+    flagged: bool = False  # True for kernels that set a flag when they find inf or NaN, as in fmm.matmul
 
 
 # The key of a level's kernels: (type, level's text, True if the level is the last of its plan). The key of a leaf's
@@ -61,7 +62,8 @@ KernelKey = tuple[str, str, bool]
 def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
     """Yield the jobs that compile the kernels of all plans for all types, in the order in which a tuning needs them.
 
-    Kernels of the first look come first, for all types. Quick kernels follow, then the other kernels type by type.
+    The first jobs compile the kernels of the first looks at all types. Jobs for kernels that compile quickly follow,
+    then jobs for all other kernels, type by type.
     """
     seen: set[KernelKey] = set()
     plans = list(plans)
@@ -75,7 +77,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
 
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
-    """Return the key by which plans are sorted for compilation; quick kernels of several types alternate."""
+    """Return the key that sorts plans for compilation; kernels that compile quickly alternate between types."""
     phase, first = compile_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0
 
@@ -83,7 +85,7 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 def is_needed_by_first_look(plan: Plan) -> bool:
     """Return True if the coarse tuning ("first look") measures this plan.
 
-    A first look measures plans with one batched level of few vendor products, and leaves with their own rate.
+    A first look measures plans with one batched level and few vendor products, and plans whose leaf has its own rate.
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
@@ -99,7 +101,7 @@ def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -
 
 
 def compile_phase(plan: Plan) -> int:
-    """Return the phase, of COMPILE_PHASES, in which the plan's kernels are compiled."""
+    """Return the element of COMPILE_PHASES in which the plan's kernels are compiled."""
     if largest_level_products(plan) >= MIN_HEAVY_PRODUCTS:
         return HEAVY_KERNELS_PHASE
     return OWN_KERNELS_PHASE if uses_own_kernel(plan) else QUICK_KERNELS_PHASE
@@ -111,7 +113,7 @@ def uses_own_kernel(plan: Plan) -> bool:
 
 
 def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
-    """Return plans that together have all kernels not yet in `seen`, the quickest to compile first.
+    """Return plans that together launch all kernels missing in `seen`; plans that compile quickly come first.
 
     The kernels of the returned plans are added to `seen`.
     """
@@ -156,12 +158,8 @@ class CompileWorkers:
     ----------
     device
         Index of the CUDA device for which kernels are compiled.
-    wanted
-        The jobs, in their order.
-    workers
-        Largest number of processes.
-    worker
-        The command that starts a process.
+    wanted The jobs in the order in which they are compiled. workers Largest number of background processes. worker The
+    command that starts a background process.
     """
 
     def __init__(
@@ -245,7 +243,7 @@ def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Pl
 def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
     """Compile these jobs in background processes until the context ends.
 
-    Two processors stay free for the measurements.
+    The function leaves two processors free for the measurements.
     """
     made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:

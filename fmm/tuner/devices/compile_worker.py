@@ -23,7 +23,7 @@ from fmm.tuner.devices.compile_ahead import CompileJob
 
 
 def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
-    """Yield the kernels that the job's plan launches on a chip; if the job has a label, only sum kernels with it."""
+    """Yield the kernels that the job's plan launches on a chip; a job with a label has only the label's sum kernels."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
@@ -32,14 +32,14 @@ def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
 
 
 def chip_from_driver(device: int) -> Chip:
-    """Return the chip of a CUDA device from the driver's data, without loading cuBLAS."""
+    """Return the chip of a CUDA device from properties that the driver reports, without loading cuBLAS."""
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
     return chip_of(device)
 
 
 def claim_kernel_source(text: str, folder: Path) -> bool:
-    """Claim a kernel source for this process; return False if another process has claimed the source before.
+    """Claim a kernel source for this process; return False if another process has already claimed the source.
 
     A claim is a file in `folder` whose name is the source's hash.
     """
@@ -55,7 +55,7 @@ class _SavedToDiskError(Exception):
 
 
 class _UnloadedModule:
-    """Replaces CuPy's module class, so that compiled code is not loaded into device memory."""
+    """Stand-in for CuPy's module class that does not load compiled code into device memory."""
 
     def load(self, code: bytes) -> None:
         raise _SavedToDiskError
@@ -67,7 +67,8 @@ class _UnloadedModule:
 def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     """Compile a kernel into CuPy's disk cache.
 
-    The calls are those of fmm's CUDA backend. The backend therefore finds the compiled code under the same name.
+    The function makes the same CuPy calls as fmm's CUDA backend. The backend therefore finds the compiled code under
+    the same name.
     """
     import cupy
     from cupy.cuda import compiler

@@ -41,7 +41,7 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-MIN_SAMPLE_SECONDS = 2e-3  # in a sample, a shorter call is repeated until about this number of seconds has passed
+MIN_SAMPLE_SECONDS = 2e-3  # a sample repeats a short call until about this number of seconds has passed
 CHECKED_ROWS = 8  # largest number of rows of a result that are compared with the exact product
 
 
@@ -99,14 +99,14 @@ class CpuDevice:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
-            raise MemoryError  # Linux would grant the memory, and kill this process when the memory is written
+            raise MemoryError  # Linux would kill this process at the first write to this memory
         numbers = self._random_numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _random_numbers(self, dtype: str, seed: int, count: int) -> Array:
-        """Return `count` random normal numbers; calls with the same type and seed return the same numbers again."""
+        """Return at least `count` normally distributed random numbers; equal types and seeds give equal numbers."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
             real = np.float64 if dtype in ("float64", "complex128") else np.float32
@@ -124,7 +124,7 @@ class CpuDevice:
 
 @dataclass
 class CpuSession:
-    """The operands and the result of one problem, and the timing of runs on them."""
+    """Holds the operands and the result of one problem, and times runs on these operands."""
 
     problem: Problem
     a: Array
@@ -177,7 +177,7 @@ class CpuSession:
         return (time.perf_counter() - start) / repeats
 
     def _shortest_product_seconds(self) -> float:
-        """Return the seconds of the shortest of many products: the time without other work on the machine."""
+        """Return the shortest seconds of many products, an estimate of the time without other work on the machine."""
         found = float("inf")
         for _ in range(SHORTEST_SAMPLE_COUNT):
             start = time.perf_counter()
@@ -199,7 +199,7 @@ class CpuSession:
     def _part_seconds(self, run: TimedRun) -> float:
         """Return the seconds of the plan's sums or of its products.
 
-        One execution of the plan measures both; the next call returns the other number.
+        One execution of the plan measures sums and products; the next call returns the other of the two numbers.
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
@@ -207,7 +207,7 @@ class CpuSession:
         return kept.pop(run.part)
 
     def _timed_steps(self, plan: Plan) -> StepTimes:
-        """Execute a plan and return the seconds of its sums and of its products."""
+        """Execute a plan; return the seconds spent in its sums, and the seconds spent in its products."""
         m, k, n = self.problem.size
         with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
@@ -226,15 +226,15 @@ def _concurrent_products(threads: int) -> int:
 
 
 def _wake_blas_threads() -> None:
-    """Multiply two small matrices, so that all BLAS threads run before a sample, as in a program that multiplies.
+    """Multiply two small matrices to wake all BLAS threads before a sample, as in a program that multiplies often.
 
     After a product, OpenBLAS's threads wait in a busy loop for 0.1 s and slow down the plan's own threads. Without this
-    call, a plan's time would depend on the measurement before.
+    call, a plan's time would depend on the previous measurement.
     """
     matmul(WARM_UP_MATRIX, WARM_UP_MATRIX)
 
 
-WARM_UP_MATRIX = np.ones((256, 256))  # both factors of the product that wakes the BLAS threads
+WARM_UP_MATRIX = np.ones((256, 256))  # both operands of the product that wakes the BLAS threads
 
 
 def _frobenius_distance(found: Array, exact: Array) -> float:

@@ -41,11 +41,11 @@ from fmm.tuner.devices.device import (
 )
 
 MIN_SAMPLE_MILLISECONDS = 5.0  # a sample repeats shorter runs until about this number of milliseconds has passed
-# After a pause, a GPU runs 5 to 10 % faster (H200) until it reaches its power limit. After MAX_IDLE_SECONDS without
+# After a pause, an H200 runs 5 to 10 % faster until it reaches its power limit. After MAX_IDLE_SECONDS without
 # work, the device therefore repeats the run for HEAT_MILLISECONDS before the next sample.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # largest number of rows of a result that are compared with the exact product
-# The purpose of the launches that a session times, by TimedRun.part.
+# The launch purpose for each value of TimedRun.part: a session times only launches with this purpose.
 LAUNCH_PURPOSE_BY_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
@@ -70,7 +70,7 @@ class CudaDevice:
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
         if variables := vendor_variables():  # environment variables that change how cuBLAS multiplies
             found["vendor_variables"] = variables
-        with suppress(Exception):  # nvidia-smi is missing on some machines
+        with suppress(Exception):  # some machines do not have nvidia-smi
             found |= _nvidia_smi_fields(self.index)
         return found
 
@@ -149,7 +149,7 @@ def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
 
 
 class CudaSession:
-    """Sets of operands of one problem in device memory, and the launch lists of the prepared runs."""
+    """Holds several sets of operands of one problem in device memory, and the launch lists of the prepared runs."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
@@ -169,7 +169,7 @@ class CudaSession:
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # free the old workspace before a larger one is allocated
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
-            self._launch_on_operands(whole, 0)  # fill the temporaries, which the sums or products alone would read
+            self._launch_on_operands(whole, 0)  # sums or products alone would read uninitialized temporaries
             if run.part == "whole" and run.plan != VENDOR:
                 self._check_result(run.plan)
             kept = LAUNCH_PURPOSE_BY_PART.get(run.part)
@@ -192,7 +192,7 @@ class CudaSession:
         return found / 1000
 
     def _heat_device(self, run: TimedRun) -> None:
-        """Repeat a run for HEAT_MILLISECONDS."""
+        """Repeat a run for HEAT_MILLISECONDS, so that the device reaches its power limit before the next sample."""
         spent = 0.0
         while spent < HEAT_MILLISECONDS:
             spent += self._repeats[run] * self._mean_milliseconds(run, self._repeats[run])
@@ -202,7 +202,7 @@ class CudaSession:
         return mean_event_milliseconds(lambda i: self._launch_on_operands(self._launches[run], i), repeats)
 
     def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
-        """Launch all kernels of a list on the set of operands with index i, modulo the number of sets."""
+        """Launch all kernels of a launch list on the operands of set `i` modulo the number of sets."""
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
@@ -212,7 +212,7 @@ class CudaSession:
         """Raise RunFailedError if the first set's result differs too much from the exact product."""
         error, _ = self.operands.result_errors()
         kind = self.problem.element_type
-        # Types that accumulate in a wider type round each result once: the error does not grow with k.
+        # If a type accumulates in a wider type, each result is rounded once, and the error does not grow with k.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up
@@ -231,7 +231,7 @@ def mean_event_milliseconds(call: Callable[[int], object], repeats: int) -> floa
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-TOTAL_OPERAND_BYTES = 192 << 20  # approximate bytes of all sets of operands together: more than any GPU's cache
+TOTAL_OPERAND_BYTES = 192 << 20  # approximate total bytes of all sets of operands, larger than any GPU's cache
 MAX_OPERAND_SETS = 8  # largest number of sets of operands
 MAX_CONVERTED_ROWS = 2048  # largest number of rows of B that are converted to double precision at a time
 
@@ -245,10 +245,8 @@ class OperandSets:
         (m, k, n) of the product.
     dtype
         Element type of A, B and C.
-    rows
-        Number of rows of the first set's C that `result_errors` compares with the exact product.
-    adjoint
-        True if B is the adjoint of A. For real types, B then shares A's memory.
+    rows Number of rows that `result_errors` compares with the exact product, in the first set's C. adjoint
+        True if B is the adjoint of A. For real types, an adjoint B shares A's memory.
     """
 
     def __init__(self, size: tuple[int, int, int], dtype: str, rows: int, adjoint: bool = False) -> None:
@@ -276,7 +274,7 @@ class OperandSets:
         return rows, exact
 
     def result_errors(self) -> tuple[float, float]:
-        """Return the relative Frobenius error and the largest absolute error of the first set's C in checked rows."""
+        """Return the relative Frobenius error and the largest absolute error in the checked rows of the first C."""
         rows, exact = self._exact_rows
         difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
@@ -288,7 +286,7 @@ def storage_dtype(kind: str) -> Any:
 
 
 def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
-    """Return a device matrix of random normal numbers; products of zeros need less power and would run faster."""
+    """Return a device matrix of normally distributed random numbers; products of zeros would run faster."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
         return random_normal_matrix((shape[0], 2 * shape[1]), real).view(kind)
@@ -302,13 +300,13 @@ def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
 
 
 def bfloat16_bits(x: Any) -> Any:
-    """Return float32 numbers rounded to the nearest bfloat16, as 16-bit integers with the number's bits."""
+    """Round float32 numbers to the nearest bfloat16; return the bits of each number as a 16-bit integer."""
     bits = x.view(cupy.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
 
 
 def to_double_precision(x: Any, kind: str) -> Any:
-    """Return numbers of an element type as float64 or complex128; the input of bfloat16 is 16-bit integers."""
+    """Convert numbers of an element type to float64 or complex128; bfloat16 numbers are stored as 16-bit integers."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
     return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -25,11 +25,11 @@ SHORTEST_SAMPLE_COUNT = 15
 
 
 class TimedRun(NamedTuple):
-    """What a session times: a plan on the session's problem, or only the plan's sums or leaf products.
+    """The work that a session times: a whole plan on the session's problem, or only the plan's sums or leaf products.
 
     `part` is "whole", "sums" or "products". With SHORTEST_SAMPLE_PART, a sample is the shortest of
-    SHORTEST_SAMPLE_COUNT executions of the whole plan. Runs that differ only in `twin` time the same work: the
-    difference of their times is the noise.
+    SHORTEST_SAMPLE_COUNT executions of the whole plan. Two runs that differ only in `twin` execute the same work, so
+    the difference of their times is noise.
     """
 
     plan: Plan = VENDOR
@@ -63,7 +63,7 @@ class TunableDevice(Protocol):
 
     @property
     def measurement_conditions(self) -> Mapping[str, Any]:
-        """Return facts that a tuning records: processor and load of a CPU; UUID, memory and clocks of a GPU."""
+        """Return the conditions to record: processor and load of a CPU; UUID, memory and clocks of a GPU."""
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -71,18 +71,18 @@ class TunableDevice(Protocol):
 
     @property
     def efforts_by_name(self) -> Mapping[str, Effort]:
-        """Return what a tuning of this device measures with each effort: coarse, quick, default and full."""
+        """Return this device's efforts by name: coarse, quick, default and full."""
 
     @property
     def chip(self) -> Chip | None:
-        """Return the chip, from which kernels and block sizes are selected; None for a CPU."""
+        """Return the chip that determines kernels and block sizes; None for a CPU."""
 
     @property
     def memory_bytes(self) -> int:
         """Return the bytes that operands and workspace of a product may use."""
 
     def untuned_model(self) -> Calibration:
-        """Return the calibration with which a tuning starts, before any measurement."""
+        """Return the calibration at the start of a tuning, before any measurement."""
 
     def prior_model(self, dtype: str) -> Calibration:
         """Return the shipped calibration of devices of this kind for a type; without it, the untuned calibration."""
@@ -91,7 +91,7 @@ class TunableDevice(Protocol):
         """Return the plans that a tuning measures, the vendor's product first."""
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        """Return plans for other products of the vendor's library; a certified plan must be faster than these too."""
+        """Return plans for the vendor's other product functions; a certified plan must be faster than these plans."""
 
     def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
         """Return a context with a session on a problem; `seed` is the seed of the random operands."""
@@ -100,33 +100,34 @@ class TunableDevice(Protocol):
         """Return a context in which the candidate plans' kernels for these types compile in the background."""
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until the kernels of a plan are compiled; return False if this takes more than `seconds`."""
+        """Wait until the kernels of a plan are compiled; return False if the wait exceeds `seconds`."""
 
 
-MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes if a time limit shortens an effort
+MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes in an effort that a time limit shortens
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a tuning measures of one element type."""
+    """The amount of measuring in a tuning of one element type."""
 
     seconds: float  # planned seconds of all stages
-    most: float  # seconds after which all measuring ends
+    most: float  # time limit of all measurements, in seconds
     rounds: int  # number of rounds for each probed shape, each held-out shape and each trial of the search
     held_out: int  # number of held-out shapes
     trials: int  # number of plans that the search times for a shape
-    enqueued: int  # number of these plans that are the model's best; the optimizer proposes the rest
+    enqueued: int  # number of plans of the search that the model ranks first; the optimizer proposes the other plans
     certify: int  # largest number of rounds of a certification
-    stride: int = 1  # with 2, every second square shape of the tuner's list is tuned; with 1, every shape
+    stride: int = 1  # step through the tuner's list of square shapes: 2 tunes every second shape, 1 every shape
     blocks: bool = False  # True if the tile sizes of fmm's own kernel are timed
-    heaviest: float = inf  # plans with a level of more products than this number are not measured
-    spread: float = 4.0  # largest ratio of the largest side of a random shape to its smallest side
+    heaviest: float = inf  # a plan is not measured if one of its levels has more products than this number
+    spread: float = 4.0  # largest ratio between the sides of a random shape
     look: bool = False  # True for a first look: a few measurements scale the prior model of the device
 
     def limited_to_seconds(self, seconds: float) -> Effort:
-        """Return the effort with at most this number of planned seconds: smaller products, fewer held-out shapes.
+        """Return the effort reduced to at most this number of planned seconds: smaller products, fewer held-out shapes.
 
-        Otherwise the time limit would stop the tuning before its held-out shapes, and a model without them is rejected.
+        Without the reduction, the time limit would stop the tuning before its held-out shapes, and the model would be
+        rejected.
         """
         if seconds >= self.seconds or self.look:
             return self
@@ -134,11 +135,11 @@ class Effort:
         return replace(self, seconds=seconds, held_out=held_out)
 
 
-# On a CPU, plans take twice the vendor's time for products of 0.1 s or less. The model's error for small products says
-# nothing about large products. Random shapes are therefore large, and their sides are similar. (Measured in float32
-# with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times the vendor's time or more.)
+# On a CPU, plans take about twice as long as the vendor for products of 0.1 s or less. The model's error for small
+# products says nothing about large products. Random shapes are therefore large, and their sides are similar. (Measured
+# in float32 with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times the vendor's time or more.)
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
-# If several types are tuned, all types are tuned with `coarse` first, in 90 seconds for the four types of a CPU.
+# A tuning of several types first tunes each type with `coarse`: 90 seconds for the four types of a CPU.
 CPU_EFFORTS = {
     "coarse": CPU_QUICK_EFFORT,
     "quick": CPU_QUICK_EFFORT,
@@ -146,7 +147,7 @@ CPU_EFFORTS = {
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
 # On a GPU, compiling kernels takes longer than measuring. `coarse` is therefore a first look, which uses only the few
-# kernels that compile first. All seven types take half a minute together.
+# kernels that compile first. First looks at all seven types take half a minute together.
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, heaviest=7, look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
@@ -166,7 +167,7 @@ def predicted_run_seconds(run: TimedRun, problem: Problem, counts: PlanWork, cal
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE_PART):
         return found.predicted_seconds
-    if calibration.lanes > 1:  # on a CPU, the measured times of sums and products do not include starting threads
+    if calibration.lanes > 1:  # on a CPU, the seconds measured for sums and products exclude the start of threads
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":

@@ -1,4 +1,4 @@
-"""Devices without hardware: the device of a recorded tuning, and a simulated device whose times follow the model."""
+"""Devices that need no hardware: a recorded tuning's device, and a simulated device whose times follow the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fmm.tuner.devices.device import (
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """The device of a recorded tuning, which cannot measure; `starting_calibration` is its model before the tuning."""
+    """The device of a recorded tuning; it cannot measure, and `starting_calibration` is its model before the tuning."""
 
     identity: Identity
     starting_calibration: Calibration
@@ -91,23 +91,23 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 class SimulatedDevice:
     """A device that returns the model's seconds times lognormal noise as samples.
 
-    A sample sleeps for its seconds times `real_time`, and returns at once if `real_time` is 0.
+    Taking a sample sleeps for `real_time` times the sample's seconds; 0 does not sleep.
     """
 
     truth: Calibration = SIMULATED_CALIBRATION
     noise: float = 0.01
     seed: int = 0
     real_time: float = 0.0
-    broken: frozenset[str] = frozenset()  # texts of plans that fail
+    broken: frozenset[str] = frozenset()  # texts of plans that raise an error when they run
     identity: Identity = SIMULATED_IDENTITY
     measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory_bytes: int = 1 << 34
-    # time of each alternative leaf of the vendor, divided by the time of the vendor's usual product
+    # for each alternative leaf of the vendor, its time divided by the time of the vendor's usual product
     vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    samples_taken: int = 0  # number of samples so far
-    prior_calibration: Calibration | None = None  # the model of devices of this kind; None if fmm ships no model
+    samples_taken: int = 0  # number of samples taken so far
+    prior_calibration: Calibration | None = None  # the shipped model for this kind of device; None without one
 
     @property
     def dtypes(self) -> Sequence[str]:

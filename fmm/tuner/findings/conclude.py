@@ -1,6 +1,6 @@
 """Conclude a tuning: compute a config section with model, errors, entries and thresholds from the recorded trials.
 
-The section is computed from the recorded trials alone, so that an interrupted tuning has a section, too.
+The section depends on the recorded trials alone: an interrupted tuning has a section, too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
-# The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the trials of
-# the search: they cover few shapes, and many of their plans are never candidates of a decision.
-SCALE_STAGE = "scale"  # stage of the first products, from which the sizes of all other products are computed
+# The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the search's
+# trials: these cover few shapes, and many of their plans are never candidates of a decision.
+SCALE_STAGE = "scale"  # stage of the first products; their times determine the sizes of all other products
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
 HELD_OUT_STAGE = "held out"
@@ -59,9 +59,9 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the config section of a tuning; None if only products of the scale stage were measured.
 
-    After a first look at a known kind of device, there are two models. One is a fit of all parameters, the other the
-    scaled model of this kind of device. The model with the smaller error on held-out shapes is used, since few trials
-    fit many parameters badly.
+    If fmm ships a model for this kind of device, a first look has two candidate models. The first model is a fit of all
+    parameters; the second is the shipped model scaled to the measured rates. The section uses the model with the
+    smaller error on held-out shapes, since few trials fit many parameters badly.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
@@ -98,7 +98,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 
 
 def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
-    """Return the calibration fitted to the trials so far, with the datasheet's rates of unmeasured leaves."""
+    """Return the calibration fitted to the trials so far; leaves that were not measured have the datasheet's rates."""
     trials = usable_trials(journal, dtype)
     return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
@@ -106,12 +106,12 @@ def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
 def with_unmeasured_rates(
     fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial]
 ) -> Calibration:
-    """Return a fitted calibration extended by the untuned model's rates of unmeasured leaves."""
+    """Return a fitted calibration; leaves that were not measured have the untuned model's rates."""
     return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_leaf_rates(trials))
 
 
 def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
-    """Return the trials of the first look, unless noisy, followed by the trials of the tuning."""
+    """Return the trials of the first look, if it was not noisy, followed by the trials of the tuning."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
         return tuple(journal.recorded)
@@ -127,7 +127,7 @@ def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str)
 
 
 def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
-    """Return the calibration fitted to the trials, with rates of timed leaves only."""
+    """Return the calibration fitted to the trials; only timed leaves have rates."""
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_too_few_plans(observed):
         return scale_prior_model(device, trials, dtype)
@@ -135,14 +135,14 @@ def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fi
 
 
 def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
-    """Return the model of this kind of device, scaled to the rates that the trials measured."""
+    """Return the shipped model of this kind of device, scaled to the measured rates."""
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     return fitting.scale_calibration(starting_calibration(device.prior_model(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)
 def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.CalibrationFit:
-    """Return the cached fit of these observations: a fit takes seconds, and a search adds no observations."""
+    """Return the fit of these observations from a cache: a fit takes seconds, and a search adds no observations."""
     return fitting.fit_calibration(start, dtype, observed)
 
 
@@ -156,7 +156,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
 
 
 def failed_leaf_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the names of rates whose leaves failed in every trial, except by lack of memory."""
+    """Return the rate names of the leaves that failed in every trial; lack of memory is not counted as a failure."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
     rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
@@ -177,7 +177,7 @@ class CheckedModel:
 
     @property
     def model_error(self) -> float:
-        """The margin, or the median error of held-out speedups if larger."""
+        """The larger of the margin and the median error of held-out speedups."""
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
@@ -213,9 +213,10 @@ def check_model(
 ) -> CheckedModel:
     """Return a fitted model with the margins that the errors on held-out observations require.
 
-    `slower` is the slowdown against a quiet device. `measured` is the side of the largest product timed with a plan.
-    `losing` has the two smallest margins that losing plans of the search require. `excluded` is the number of held-out
-    plans that the measured crossovers exclude.
+    `slower` is the slowdown relative to a device without other work. `measured` is the side of the largest product
+    timed with a plan. `losing` has two margins: the smallest that exclude the losing plans of the search, with the
+    vendor's leaf and with fmm's kernels. `excluded` is the number of held-out plans that the measured crossovers
+    exclude.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
@@ -235,7 +236,7 @@ def check_model(
 
 
 def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the first look's trials and the tuning's trials as two sequences; their rounds must not be paired."""
+    """Return the first look's trials and the tuning's trials separately: a round must not pair samples of both."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 
@@ -258,7 +259,7 @@ def section_thresholds(
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:
-    """Return the best measured speedup of a plan with one level on each shape that was not held out."""
+    """Return, for each shape that was not held out, the best measured speedup of a plan with one level."""
     found: dict[ProductSize, float] = {}
     for trials in tunings:
         for stage in (*FITTED_STAGES, "search"):
@@ -272,6 +273,6 @@ def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, flo
 
 
 def is_one_level_above_vendor(plan: Plan) -> bool:
-    """Return True if the plan has one level that saves products, and the vendor's leaf."""
+    """Return True if the plan has the vendor's leaf and exactly one level, and this level saves products."""
     saves = any(level.saves_products for level in plan.levels)
     return plan.depth == 1 and saves and plan.leaf_use.leaf.is_vendor_product

@@ -1,9 +1,9 @@
 """Compute the crossovers tau1 to tau3, the effective sides from which 1, 2 and 3 levels win, from timed pairs.
 
-Every timed pair of a plan and the vendor's product shows the model's error for the plan's number of levels. If plans
+Each plan timed in a pair with the vendor's product shows the model's error for the plan's number of levels. If plans
 are measurably slower than predicted, the median error corrects their predictions before the crossover is computed. If a
-plan loses time although its corrected prediction is a gain, the crossover of its number of levels rises to the plan's
-effective side. fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
+plan with a corrected prediction of a gain is slower than the vendor, the crossover rises to its effective side.
+fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number of levels
 MAX_TIME_RATIO_NEAR_CROSSOVER = (
-    1.15  # samples with a predicted time up to this multiple of the vendor's are near a crossover
+    1.15  # a sample is near a crossover if its predicted time is at most this multiple of the vendor's
 )
-MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over the side
+MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# with fewer samples near the crossover, the samples with the largest effective sides are used
+# if fewer samples are near the crossover, the samples with the largest effective sides are used instead
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
-# The number of standard errors by which a mean error must be below 0 to be corrected. The first number is for level
-# counts with a sample faster than the vendor, the second for level counts without such a sample.
+# An optimistic error is corrected if it is below 0 by at least this number of standard errors. REQUIRED applies if a
+# sample with the same number of levels is faster than the vendor, UNCONFIRMED otherwise.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
-MAX_TRUSTED_OPTIMISM = 0.025  # largest error of the model, toward optimism, with which extrapolations are trusted
-MIN_REJECTED_OPTIMISM = 0.04  # excluded plans with larger errors do not count in the model's check
+MAX_TRUSTED_OPTIMISM = 0.025  # a larger optimistic error of the model makes extrapolations untrusted
+MIN_REJECTED_OPTIMISM = 0.04  # the model's check ignores excluded plans with a larger error
 
 
 @dataclass(frozen=True)
 class LevelSample:
-    """A plan with levels on one problem, its measured speedup, and its predicted time over the vendor's."""
+    """A plan with levels on one problem: its measured speedup, and its predicted time divided by the vendor's."""
 
     plan: Plan
     problem: Problem
     speedup: float
     predicted_time: float
-    few_tiles_margin: float = 0.0  # margin of small products in addition to the calibration's margin
+    few_tiles_margin: float = 0.0  # margin that is added to the calibration's margin for products with few tiles
 
     @property
     def counted_levels(self) -> int:
-        """Number of the plan's levels, at most MAX_COUNTED_LEVELS."""
+        """Number of the plan's levels, limited to MAX_COUNTED_LEVELS."""
         return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
     @property
@@ -66,7 +66,7 @@ class LevelSample:
 
     @property
     def speedup_log_error(self) -> float:
-        """log(measured / predicted) of the speedup; below 0 for a too optimistic prediction."""
+        """log(measured speedup / predicted speedup); an optimistic prediction gives a value below 0."""
         return log(self.speedup * self.predicted_time)
 
 
@@ -91,7 +91,7 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 @dataclass(frozen=True)
 class BaselineCrossovers:
-    """The crossovers of plans with one baseline, and the model's optimism for each number of levels."""
+    """The crossovers of plans that share a baseline, and the model's optimism for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
@@ -105,10 +105,10 @@ class BaselineCrossovers:
 
 
 def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, BaselineCrossovers]:
-    """Return the crossovers by baseline (the plan without its levels); empty for a GPU.
+    """Return the crossovers by baseline, which is the plan without its levels; return none for a GPU.
 
-    On a GPU the vendor's product of unaligned rows is slow, so that plans win from far smaller sides. A crossover for
-    all products would forbid plans for unaligned rows.
+    On a GPU the vendor is slow for unaligned rows, and plans win there from far smaller sides. One crossover for all
+    products would exclude plans on unaligned rows that win.
     """
     if calibration.batches:
         return {}
@@ -130,13 +130,12 @@ def bounds_of_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[
 def _crossovers_of_baseline(
     baseline: str, samples: Sequence[LevelSample], calibration: Calibration
 ) -> BaselineCrossovers:
-    """Return the crossovers of plans with one baseline.
+    """Return the crossovers of the plans that share a baseline.
 
-    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Without
-    such a sample the crossover is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. If the model is
-    too optimistic about the plans, or if no plan was timed, an extrapolated crossover is at least twice the crossover
-    of one level less. The factor 2 follows from Equation 2: one more level gains where the halved sides have reached
-    the crossover of one level less.
+    A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
+    is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. An extrapolated crossover is at least twice
+    the crossover of one level less if the model is too optimistic or no plan was timed. The factor 2 follows from
+    Equation 2: one more level gains once the halved sides reach the crossover of one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -161,7 +160,7 @@ def _crossovers_of_baseline(
 
 @dataclass(frozen=True)
 class ModelOptimism:
-    """The error of predicted speedups for one number of levels: log(measured / predicted), at most 0.
+    """The model's error for plans with one number of levels: log(measured / predicted) of the speedup, at most 0.
 
     The error at the effective side `side` is `error`. The error changes by `slope` with every doubling of the side, up
     to MAX_TREND_DOUBLINGS beyond the largest sample.
@@ -173,7 +172,7 @@ class ModelOptimism:
     largest: float = 1.0
 
     def error_at_side(self, side: float) -> float:
-        """Return log(measured / predicted) at an effective side, at most 0."""
+        """Return log(measured speedup / predicted speedup) at an effective side, limited to values up to 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
@@ -181,7 +180,7 @@ class ModelOptimism:
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
     """Return the statistically significant optimism of the model for each number of levels.
 
-    A number of levels without samples has the optimism of the next lower number.
+    If a number of levels has no samples, its optimism is that of the next lower number of levels.
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
@@ -196,7 +195,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover if below 0 by this number of standard errors; else 0.
+    """Return the median error near the crossover; return 0 unless it is `standard_errors` standard errors below 0.
 
     `samples` are sorted by effective side, the largest first.
     """
@@ -211,7 +210,7 @@ def significant_error(samples: Sequence[LevelSample], standard_errors: float) ->
 
 
 def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
-    """Return the regression of the errors over log2(side); None unless the slope is significantly below 0."""
+    """Return a linear regression of the errors over log2(side); None unless the slope is significantly below 0."""
     sides, errors = [log2(s.effective_side) for s in samples], [s.speedup_log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
@@ -238,9 +237,9 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return the two smallest margins with which no plan of a losing sample would be chosen.
+    """Return two margins: the smallest with which the model would choose no plan of a losing sample.
 
-    The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
+    The first margin applies to plans with the vendor's leaf, the second to plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:
@@ -261,7 +260,7 @@ def _do_levels_win(
 ) -> bool:
     """Return True if a plan with at least `levels` levels is predicted to win on a square, after corrections.
 
-    To win, the plan must be `gain` times as fast as the vendor, and no slower than plans with fewer levels.
+    A winning plan is `gain` times as fast as the vendor, and no slower than plans with fewer levels.
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):

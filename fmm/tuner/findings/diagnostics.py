@@ -1,8 +1,8 @@
 """Diagnose a tuning: compute its noise, slowdown and model error, and the margin for decisions.
 
 An interrupted or disturbed tuning must not make fmm.matmul slower than no tuning. A model with too few held-out
-measurements is therefore rejected. The margin, by which a plan must be predicted to win, is the model's error on
-held-out shapes.
+measurements is therefore rejected. The margin is the model's error on held-out shapes: a plan is chosen if its
+predicted gain exceeds the margin.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# The stage that records the shortest of many samples of short products, as the times of a quiet device. Steady other
-# work slows long products down, and A/A pairs do not show the slowdown. Steady other work slows the vendor's product
-# more than plans, so that plans seem faster than they are.
+# This stage records the shortest of many samples of short products, which are the times of a device without other work.
+# If other work runs all the time, it slows long products down, and A/A pairs do not show this. The other work slows the
+# vendor's product more than plans, and plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-# Two limits on the slowdown, the fitted model's time over the quiet time. Above the first limit the margin grows, and
-# above the second limit the tuning is rejected.
+# Two limits on the slowdown, which is the fitted model's time divided by the quiet time. Above the first limit the
+# margin grows, and above the second limit the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
-# The largest valid upper decile of |log(predicted / measured)| of the vendor's products. Idle devices have 0.05 to
-# 0.13, and up to 0.21 for TF32 on an H200.
+# The largest valid upper decile of |log(predicted / measured)| of the vendor's products. On idle devices the decile is
+# 0.05 to 0.13; TF32 on an H200 reaches 0.21.
 MAX_VENDOR_DEVIATION = 0.25
 MAX_NOISE_FLOOR = 0.08  # largest valid noise floor, a relative difference; idle machines have 0.002 to 0.04
-MIN_AA_PAIR_SHARE = 0.01  # A/A pairs below this share of the longest pair's time are ignored
+MIN_AA_PAIR_SHARE = 0.01  # A/A pairs shorter than this share of the longest pair's time are ignored
 MIN_MARGIN = 0.01  # smallest margin of any tuning
 MAX_MODEL_ERROR = 0.2  # a model with a larger relative error is rejected
 MIN_HELD_OUT_PAIRS = 5  # a model with fewer held-out speedups is rejected
-UNCHECKED_MARGIN = 0.08  # margin for fewer than MIN_HELD_OUT_PAIRS held-out speedups
+UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
 # The smallest margin if plans gain only on sides above EXTRAPOLATION_FACTOR times the largest side timed with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
-MIN_ACCEPTED_SPEEDUP = 0.98  # the choice of a plan with a smaller measured speedup was wrong
+MIN_ACCEPTED_SPEEDUP = 0.98  # a plan with a smaller measured speedup should not have been chosen
 NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, also in old configs
 OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 
@@ -83,12 +83,12 @@ def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) 
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest relative difference of an A/A pair (the same product measured twice); None without a pair."""
+    """Return the largest relative time difference of any A/A pair (one product measured twice); None without pairs."""
     return max(aa_pair_differences(trials).values(), default=None)
 
 
 def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
-    """Return the relative differences of A/A pairs by size, without pairs of very short products."""
+    """Return the relative time difference of A/A pairs by size; pairs of very short products are left out."""
     pairs: dict[ProductSize, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
@@ -100,10 +100,10 @@ def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
 
 
 def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the slowdown: the fitted model's time over the quiet time of the largest product of the quiet stage.
+    """Return the slowdown for the quiet stage's largest product: the fitted model's time divided by the quiet time.
 
-    Return None if the quiet stage was not measured. The model's formula is not accurate for the smaller products of the
-    stage.
+    Return None if the quiet stage was not measured. The other products of the stage are too small for an accurate
+    prediction.
     """
     best: dict[ProductSize, float] = {}
     for t in trials:
@@ -121,7 +121,7 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
     """Return the upper decile of |log(predicted / measured)| over the vendor's products; None for few products.
 
-    Intermittent other work slows some sizes only, and raises the decile.
+    If other work runs from time to time, it slows some sizes only, and the upper decile rises.
     """
     deviations = []
     for o in observed:
@@ -140,18 +140,18 @@ def largest_measured_side(trials: Iterable[Trial]) -> float:
 
 
 def margin_for_error(error: PredictionError) -> float:
-    """Return the margin for a model with this error of speedups; only too optimistic errors count."""
+    """Return the margin that a model with this error of speedups needs; only optimistic errors count."""
     model_error = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
     return min(max(MIN_MARGIN, model_error), MAX_MODEL_ERROR)
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the share of time that a plan seems to save if other work slows down the vendor's product alone."""
+    """Return the share of time that a plan seems to save because other work slows down only the vendor's product."""
     return max(1 - TOLERATED_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
 def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """Return the smallest margin with which no held-out plan slower than the vendor would be chosen."""
+    """Return the smallest margin with which the model would choose no held-out plan that is slower than the vendor."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
     vendor = {o.problem: o.seconds for o in held if o.run_kind == "vendor"}
     found = 0.0
@@ -165,5 +165,5 @@ def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> 
 
 
 def margin_for_extrapolation(pays: float, measured: float) -> float:
-    """Return EXTRAPOLATION_MARGIN if plans gain only far above the largest side timed with a plan, else 0."""
+    """Return EXTRAPOLATION_MARGIN if plans gain only on sides far above every side timed with a plan, else 0."""
     return EXTRAPOLATION_MARGIN if measured * EXTRAPOLATION_FACTOR < pays < inf else 0.0

@@ -1,7 +1,7 @@
 """Read the model with which fmm.matmul decides from a config section, and compute decisions for square products.
 
-A config section has the fitted model of one element type. On a GPU decisions also use the datasheet's rates of leaves
-that the tuning did not measure. For complex types decisions also use the model of the real type.
+A config section contains the fitted model of one element type. Decisions on a GPU also use the datasheet's rates for
+leaves that the tuning did not measure. Decisions for a complex type also use the model of the real type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
 
-NO_WORKSPACE_LIMIT = 1 << 62  # bytes; a workspace limit above the memory of any device
+NO_WORKSPACE_LIMIT = 1 << 62  # workspace limit in bytes, above the memory of any device
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class ModelInUse:
     tuned: Tuning
     calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
-    assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
-    left_out: tuple[str, ...] = ()  # leaves with the datasheet's rate, which this tuning skipped
-    failed: tuple[str, ...] = ()  # leaves that failed in the tuning, and are never chosen
+    assumed: tuple[str, ...] = ()  # leaves whose rate comes from the datasheet because no tuning measures them
+    left_out: tuple[str, ...] = ()  # leaves whose rate comes from the datasheet because this tuning skipped them
+    failed: tuple[str, ...] = ()  # leaves that failed in the tuning; decisions never choose them
     memory: int | None = None  # device memory in bytes; None if unknown
 
     @property
@@ -77,7 +77,7 @@ def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
 
 
 def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield each candidate leaf with its own rate for this type, and the name of the rate."""
+    """Yield each candidate leaf that has its own rate for this type, with the name of the rate."""
     for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
@@ -126,7 +126,7 @@ class SquareDecision:
 
     @property
     def has_gain(self) -> bool:
-        """True if the decision is another plan than the vendor's product."""
+        """True if the decision is a plan other than the vendor's product."""
         return self.plan != VENDOR
 
     @property
@@ -147,7 +147,7 @@ class SquareDecision:
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square; None if the matrices exceed the memory, or without entry and model."""
+    """Return the decision for a square product; None if the matrices exceed the memory, or without entry and model."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:
@@ -173,7 +173,7 @@ def _decide_by_tuning(problem: Problem, limits: Limits, used: ModelInUse) -> Dec
 
 
 def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecision]:
-    """Return the decisions for squares of these sides, without sides that have no decision."""
+    """Return the decisions for square products of these sides; sides without a decision are left out."""
     return [answer for side in sides if (answer := decide_square(used, side))]
 
 
@@ -187,7 +187,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for the larger of two sides; if without gain, for the largest round side with a gain."""
+    """Return the decision for the larger side; if it has no gain, for the largest round side with a gain."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
@@ -200,7 +200,7 @@ UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
 def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
-    """Return why fmm.matmul skips a certified entry under the default limits; empty for a used entry."""
+    """Return why fmm.matmul skips a certified entry under the default limits; empty if it uses the entry."""
     if not entry.verified:
         return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
@@ -213,9 +213,9 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
 
 
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
-    """Return why fmm.matmul skips a product's certified entry; empty for a used entry.
+    """Return why fmm.matmul skips the certified entry of a product; empty if it uses the entry.
 
-    `decision` is the tuning's decision within these limits; None without one.
+    `decision` is the tuning's decision within the limits; None if the tuning has none.
     """
     if not entry.verified:
         return UNVERIFIED_REASON
@@ -237,10 +237,10 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 
 # ---- crossovers of the model
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares, with unaligned rows
-# odd and even sides are compared above this side; on smaller squares the last wave of tiles has as large an effect
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares; their rows are unaligned
+# odd and even sides are compared above this side; below it, a partly filled last wave of tiles has as large an effect
 MIN_COMPARED_ODD_SIDE = 4096
-MIN_ODD_SIDE_GAIN = 1.25  # odd sides are shown if their speedup is this factor larger than that of the even side below
+MIN_ODD_SIDE_GAIN = 1.25  # an odd side is shown if its speedup is this factor above that of the even side
 
 
 def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candidate:
@@ -250,13 +250,13 @@ def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candi
 
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
-    """Return the side from which the model chooses plans for all squares with aligned rows; None without one."""
+    """Return the smallest side from which the model chooses plans for all squares with aligned rows; else None."""
     first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
-    """Return the model's gaining choices on odd sides; empty unless odd sides gain clearly more than even sides."""
+    """Return the model's choices with a gain on odd sides; empty unless odd sides gain clearly more than even sides."""
     found = {side: choose_square_plan(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
     beside = {
@@ -267,7 +267,7 @@ def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Cand
 
 
 def unmeasured_leaves(used: ModelInUse) -> list[str]:
-    """Return the leaves with the datasheet's rate that some square's decision uses."""
+    """Return the leaves that some square's decision uses with the datasheet's rate."""
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []

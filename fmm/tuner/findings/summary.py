@@ -51,7 +51,7 @@ N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alp
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text cells with a title and an optional note of one line."""
+    """A table of text cells with a title and an optional one-line note."""
 
     title: str
     columns: tuple[str, ...]
@@ -103,7 +103,7 @@ def gibibytes_text(count: int) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """Return a share as text in percent; `not measured` for None."""
+    """Return a share as text in percent; `not measured` if the share is None."""
     return NOT_MEASURED_TEXT if value is None else f"{value:.1%}"
 
 
@@ -125,7 +125,7 @@ def vendor_name(calibration: Calibration) -> str:
 class SectionText:
     """Tables of one config section.
 
-    `sections` has all sections of the device by element type, with this section among them.
+    `sections` has all sections of the device by element type, including this section.
     """
 
     def __init__(self, section: Mapping[str, Any], dtype: str, key: str, sections: Mapping[str, Any] | None = None):
@@ -141,7 +141,7 @@ class SectionText:
 
     @property
     def section_tables(self) -> Iterator[TextTable]:
-        """Yield the tables that have rows: first decisions, then measurements, then parameters of the model."""
+        """Yield the tables that have rows: tables of decisions, then of measurements, then of model parameters."""
         noisy = is_noisy_tuning(self.used.tuned.diagnostics)
         found = [
             self.diagnostics_table(),
@@ -168,7 +168,7 @@ class SectionText:
         return make_table("rejected", ("diagnostic", "used instead"), rows)
 
     def squares_table(self) -> TextTable:
-        """Return a table of fmm.matmul's decisions for square products, from the first side with a gain."""
+        """Return a table of fmm.matmul's decisions for square products, starting at the first side with a gain."""
         model = self.used.calibration
         first = None if model is None else first_gaining_side(model, self.dtype)
         odd = list(gaining_odd_sides(model, self.dtype)) if model is not None and model.batches else []
@@ -180,7 +180,7 @@ class SectionText:
         return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
 
     def certified_entries_table(self) -> TextTable:
-        """Return a table of the certified entries, with the reasons for which fmm.matmul skips entries."""
+        """Return a table of the certified entries, with the reason if fmm.matmul skips an entry."""
         rows = []
         for entry in self.used.tuned.entries.values():
             vendor = entry.plan == str(VENDOR)
@@ -193,7 +193,7 @@ class SectionText:
         return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
     def unmeasured_leaves_table(self) -> TextTable:
-        """Return a table of the leaves with the datasheet's rate that decisions use, and of failed leaves."""
+        """Return a table of leaves that decisions use with the datasheet's rate, and of failed leaves."""
         chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
         rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
@@ -220,7 +220,7 @@ class SectionText:
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
     def level_bounds_table(self, found: Thresholds) -> TextTable:
-        """Return a table of the measured crossovers, as effective sides, that limit the levels of every decision."""
+        """Return a table of the measured crossovers, as effective sides; they limit the levels of every decision."""
 
         def crossover_text(tau: float | None) -> str:
             return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
@@ -245,12 +245,12 @@ class SectionText:
         return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
 
     def one_level_table(self, found: Thresholds) -> TextTable:
-        """Return a table of the measured speedup of one level by the side of the square."""
+        """Return a table with the measured speedup of one level for each side of a square."""
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
         return make_table("one level, measured", ("side", "speedup"), rows)
 
     def tiles_table(self, found: Thresholds) -> TextTable:
-        """Return a table of the tile strategy of fmm's own float32 kernel by the side of the square."""
+        """Return a table with the tile strategy of fmm's own float32 kernel for each side of a square."""
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
     def model_table(self, fitted: Calibration, noisy: bool) -> TextTable:
@@ -282,7 +282,7 @@ class SectionText:
         return make_table("model", ("quantity", "value", "unit"), rows)
 
     def fixed_parameters_table(self, fitted: Calibration) -> TextTable:
-        """Return a table of the parameters that the fit fixed, with the sources of their values."""
+        """Return a table of the parameters that the fit held constant, with the sources of their values."""
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = text_with_unit_prefix(parameter_unit(parameter.name), parameter.value)
@@ -313,7 +313,7 @@ class ThresholdColumn:
     head: str
     name: str  # name of a field of Thresholds
     text: Callable[[float], str]
-    falls: bool = False  # True if the printed number falls as the threshold rises
+    falls: bool = False  # True if the printed number decreases when the threshold increases
 
     def cell_text(self, found: Thresholds, intervals: bool) -> str:
         """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
@@ -360,7 +360,7 @@ def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool 
 def measured_recursion_text(found: Thresholds) -> str:
     """Return the measured recursion point as text.
 
-    Return a bound, such as `< 1024`, if all timed squares gained, or if the largest square did not.
+    Return a bound, such as `< 1024`, if all timed squares gained, or if the largest timed square did not gain.
     """
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
@@ -402,7 +402,7 @@ class TypeSummary:
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """Dictionary of the decisions for squares, for JSON."""
+        """Dictionary for JSON with the decisions for square products."""
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *SUMMARY_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {

@@ -1,9 +1,9 @@
 """Compute the papers' thresholds (alpha, pi, n1, epsilon, tau1 to tau3) of a tuned model, with 95 % intervals.
 
-fmm.config.schema defines each threshold. A 95 % interval contains the threshold of 95 % of the calibrations that are
-sampled from the fit (fmm.tuner.fit.sampled). Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3
-use REDUCED_SAMPLE_COUNT samples, and only the plans that the fitted model ranks first for each number of levels. The
-interval of epsilon also resamples the measured shapes, with replacement.
+fmm.config.schema defines each threshold. A 95 % interval contains the thresholds of 95 % of the calibrations that
+fmm.tuner.fit.sampled draws around the fit. Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3 use
+REDUCED_SAMPLE_COUNT samples, and only the fitted model's best plans for each number of levels. The interval of epsilon
+also samples the measured shapes with replacement.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fmm.tuner.fit.sampled import REDUCED_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import ProductSize
 
 # A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
-# of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the grid points that tables show.
+# of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the sides of the grid that tables show.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
-ALIGNED_SIDE_STEP = 16  # sides that are multiples of this number have aligned rows
+ALIGNED_SIDE_STEP = 16  # rows are aligned if the side is a multiple of this number
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)  # numbers of levels that have the crossovers tau1, tau2 and tau3
+LEVEL_COUNTS = (1, 2, 3)  # numbers of levels of the crossovers tau1, tau2 and tau3
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the smallest side, to 1 %, from which `holds` is true up to the grid's end; infinity without one."""
+    """Return the smallest side (to 1 %) such that `holds` is true from there to the grid's end; else infinity."""
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
         return float(SIDE_GRID[0])
@@ -53,12 +53,12 @@ def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
 
 
 def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """Return the side from which the model chooses at least `levels` levels for squares; infinity above 65536."""
+    """Return the smallest side from which the model chooses at least `levels` levels; infinity above 65536."""
     return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
 def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
-    """Return the number of levels of the model's choice for a square, without a workspace limit."""
+    """Return the number of levels that the model chooses for a square product without a workspace limit."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
@@ -68,7 +68,7 @@ def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulatio
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """Return the candidates within the default error limit, with predicted times over the vendor's.
+    """Return the candidates within the default error limit, with their predicted times divided by the vendor's time.
 
     The calibration's margin has no effect on the result. Callers pass a margin of 0, so that different margins share a
     cached result.
@@ -89,10 +89,10 @@ def compute_thresholds(
     measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model; measured level bounds are copied to the result and not applied.
+    """Return the thresholds of a tuned model; the measured level bounds are only copied to the result.
 
-    `measured` has pairs of a size and the measured speedup of one level. `strategies` has the tile strategies of fmm's
-    own kernel by side.
+    `measured` has pairs (size, measured speedup of one level). `strategies` maps the side of a square to the tile
+    strategy of fmm's own kernel.
     """
     bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
     tau1, tau2, tau3 = (crossover_range(calibration, dtype, levels) for levels in LEVEL_COUNTS)
@@ -129,7 +129,7 @@ def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float
 
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the calibration's margin."""
+    """Return three sides: from each, `levels` levels are predicted to gain 2 %, 0 %, or the calibration's margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
@@ -142,7 +142,7 @@ def with_margin(calibration: Calibration, margin: float) -> Calibration:
 
 
 def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates."""
+    """Return tau1 to tau3 for decisions without emulation; empty if no candidate emulates."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.uses_emulation for plan in plans):
@@ -163,10 +163,10 @@ def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str,
 
 
 def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return the smallest side from which one level gained on every measured square.
+    """Return the smallest measured side such that one level gained on all measured squares from there.
 
-    Return None if the largest square did not gain, or if all squares gained: the point is then outside the measured
-    sides.
+    Return None if the largest square did not gain or all squares gained: the recursion point is then outside the
+    measured sides.
     """
     square_speedups = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
     lost = [i for i, (_, gain) in enumerate(square_speedups) if gain <= 1]
@@ -176,10 +176,10 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 
 
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
+    """Return the smallest |epsilon| for which Equation 2 with alpha / pi + epsilon agrees with the most measurements.
 
-    Return None without measurements. Also return None if all products gained, or all lost, and 0 agrees best: epsilon
-    is then undetermined.
+    Return None without measurements. Also return None if all products gained or all lost, and 0 agrees best: the data
+    then do not determine epsilon.
     """
     if not measured:
         return None
@@ -202,8 +202,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
 def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    For a leaf without emulation the thresholds without emulation are used. A missing threshold means no level at any
-    size.
+    For a leaf that does not emulate, the thresholds without emulation are used. A missing
+    threshold counts as a side that no product reaches.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
@@ -224,7 +224,7 @@ def add_threshold_intervals(
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    A threshold with equal values in all samples has no interval: for example alpha, if the rate of sums is
+    A threshold has no interval if all samples give the same value: for example alpha, if the rate of sums is
     undetermined.
     """
     if not sampled:
@@ -251,7 +251,7 @@ def add_threshold_intervals(
 
 
 def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
-    """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
+    """Return the interval rounded to four digits; sides are rounded to whole numbers."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
@@ -259,7 +259,7 @@ def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterv
 def _resampled_epsilons(
     sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[ProductSize, float]]
 ) -> list[float]:
-    """Return epsilon for each sampled calibration with resampled shapes, if both gains and losses are resampled."""
+    """Return epsilon for each sampled calibration on resampled shapes; skip sets of shapes without gains or losses."""
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
@@ -275,7 +275,7 @@ def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) ->
 
 
 def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
-    """Return a function: side -> number of levels that a sampled calibration predicts to gain most, 2 % or more.
+    """Return a function of the side: the number of levels with the largest predicted gain, if at least 2 %.
 
     The function caches its results, since the searches for tau1 to tau3 visit the same sides.
     """
@@ -292,7 +292,7 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
 @lru_cache(maxsize=1024)
 def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Return the fastest plans of each number of levels on a square; more than three levels count as three."""
+    """Return the fastest plans on a square for each number of levels; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)

@@ -1,8 +1,8 @@
 """Fit the block model's terms to measured times of the tile strategies of fmm's own kernel on one device.
 
-Huang, Yu and van de Geijn's six strategies (tile sizes of the kernel) are timed on a few shapes. The built-in terms are
-used if they predict these times well. Otherwise terms are fitted. Fitted terms are used if they predict unseen shapes
-better than the built-in terms.
+The tuner times the kernel's tile sizes, Huang, Yu and van de Geijn's six strategies, on a few shapes. The built-in
+terms are used if they predict these times well. If they predict the times badly, new terms are fitted. The fitted terms
+are used if they predict unseen shapes better than the built-in terms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are used without a fit
+MAX_BUILT_IN_ERROR = 0.05  # largest root mean square error of built-in terms without a fit
 SHOWN_SQUARE_SIDES = (
     512,
     1024,
@@ -41,7 +41,7 @@ SHOWN_SQUARE_SIDES = (
 STRATEGY_PLANS: Mapping[str, Plan] = {
     s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES)
 }
-AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # for this plan the block model selects the strategy
+AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the plan for which the block model selects a tile strategy
 
 
 def strategy_runs() -> list[TimedRun]:
@@ -54,7 +54,7 @@ def strategy_runs() -> list[TimedRun]:
 
 @dataclass(frozen=True)
 class StrategyTimes:
-    """Median seconds of the strategies on one shape, by the strategy's name."""
+    """Median seconds of each strategy on one shape, by the strategy's name."""
 
     kind: str
     shape: Shape
@@ -63,7 +63,7 @@ class StrategyTimes:
 
     @property
     def tera_flops(self) -> float:
-        """Flops of the classical algorithm on this shape, in units of 10^12."""
+        """Flops of the classical algorithm on this shape, divided by 10^12."""
         m, k, n = self.shape
         return 2e-12 * m * k * n
 
@@ -95,17 +95,17 @@ class StrategyComparison:
 
     @cached_property
     def fastest_strategy(self) -> str:
-        """Name of the strategy with the shortest measured time."""
+        """Name of the strategy whose measured time is shortest."""
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
     def rank_of_fastest(self) -> int:
-        """Rank of the fastest measured strategy in the model's ranking, from 1."""
+        """Rank, counted from 1 in the model's ranking, of the strategy with the shortest measured time."""
         return self.modelled_ranking.index(self.fastest_strategy) + 1
 
     @property
     def choice_regret(self) -> float:
-        """Measured time of the model's first strategy over the shortest measured time, minus 1."""
+        """Measured time of the strategy that the model ranks first, divided by the shortest measured time, minus 1."""
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
@@ -134,10 +134,10 @@ def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
 
 @dataclass(frozen=True)
 class BlockFit:
-    """The block model's terms on one device, and the root mean square errors of built-in and fitted terms.
+    """The block model's terms on one device, with the root mean square errors of the built-in and the fitted terms.
 
-    `fitted` is None where the built-in terms are used. `error` is the error of the used terms; for fitted terms the
-    error is from cross-validation. `held_back` is the cross-validation error of fitted terms, also of unused terms;
+    `fitted` is None if the built-in terms are used. `error` is the error of the terms in use; for fitted terms it is
+    the cross-validation error. `held_back` is the cross-validation error of fitted terms, even if they are not used;
     None without a fit.
     """
 
@@ -170,7 +170,7 @@ def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
 
 
 def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
-    """Return a comparison for each shape with terms that were fitted to the other half of the shapes."""
+    """Return a comparison for each shape; its terms were fitted to the half of the shapes without this shape."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
     for seen, unseen in ((first, second), (second, first)):
@@ -179,12 +179,12 @@ def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[St
 
 
 def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[StrategyTimes], Sequence[StrategyTimes]]:
-    """Return two halves of the shapes: every second shape from the first, and every second shape from the second."""
+    """Return the shapes in two halves: those with even positions, and those with odd positions."""
     return shapes[::2], shapes[1::2]
 
 
 def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
-    """Return the terms with the smallest sum of squared errors.
+    """Return the terms that minimize the sum of squared errors.
 
     The fit varies the logarithms of the terms, so that the terms stay positive.
     """
@@ -208,7 +208,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
 
 def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
-    """Return a dictionary: side of a square -> strategy of fmm's own kernel; empty for types without the kernel."""
+    """Return the strategy of fmm's own kernel by the side of a square; empty for types without the kernel."""
     if chip is None or dtype not in FUSED_SIZES:
         return {}
     own = chip if fit is None or fit.fitted is None else replace(chip, fitted=fit.fitted)
@@ -216,7 +216,7 @@ def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> d
 
 
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
-    """Return the strategy with which fmm's own kernel is launched for this problem."""
+    """Return the tile strategy that a launch of fmm's own kernel uses for this problem."""
     (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
     strategy: TileSizes = product.kernel.description.strategy
     return strategy

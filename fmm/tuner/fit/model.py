@@ -2,14 +2,14 @@
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters; the coordinate of a share is the share. The fit minimizes this sum over all runs i:
+logarithms of the parameters, except that a share is its own coordinate. The fit minimizes this sum over all runs i:
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
 The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The
-weight PRIOR_WEIGHT holds parameters near their start x_start if no run determines them. The 95 % intervals are computed
-from the Jacobian at the minimum. A parameter with too wide a 95 % interval is called undetermined: the fit fixes the
-parameter and starts again.
+weight PRIOR_WEIGHT keeps a parameter near its start value in x_start if no run determines the parameter. The 95 %
+intervals are computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter
+is undetermined: the fit fixes it and starts again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Observation:
 
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
-    """Return one observation for every run and problem: the median over the samples of these stages."""
+    """Return one observation for every run and problem: the median over all samples from the given stages."""
     samples: dict[tuple[ProductSize, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
@@ -100,8 +100,8 @@ def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Obs
 class CalibrationFit:
     """A fitted calibration with intervals and residuals.
 
-    `intervals` has the 95 % interval of each determined parameter by name; all other parameters are fixed. `residuals`
-    has log(predicted / measured) for each observation.
+    `intervals` maps the name of each determined parameter to its 95 % interval; all other parameters are fixed.
+    `residuals` has log(predicted / measured) for each observation.
     """
 
     calibration: Calibration
@@ -109,24 +109,24 @@ class CalibrationFit:
     residuals: tuple[float, ...]
 
 
-VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # sides of C's tiles in the vendor's kernels, of which the fit tries each
-# largest number of evaluations of the residuals in a fit; more evaluations hardly change the residuals
+VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # possible sides of C's tiles in the vendor's kernels; the fit tries each
+# largest number of evaluations in a fit; further evaluations hardly reduce the residuals
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations in a preliminary fit
-# Undetermined parameters with wider 95 % intervals than this multiple of the tolerance are fixed together, others one
-# by one. If two parameters are correlated, one of the two may be determined after the other is fixed.
+# Undetermined parameters are fixed together if their 95 % intervals exceed this multiple of the tolerance, else one by
+# one. If two correlated parameters are undetermined, fixing one may determine the other.
 FIX_TOGETHER_RATIO = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit of all parameters, with the vendor's tile side that fits best.
+    """Return the fit of all parameters, with the tile side of the vendor's kernels that fits best.
 
-    Least squares cannot vary the tile side: the number of tiles is a step function of the side, without a slope.
+    Least squares cannot vary the tile side: the number of tiles is a step function of the tile side, without a slope.
     """
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
     start = _with_fastest_rates(start, dtype, vendor_observations)
     if start.batches:
-        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # second start: no whole rounds of tiles
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # a fractional number of tile rounds
         starts = [
             TILE_SIDE_PARAMETER.with_value(s, dtype, side)
             for s in dict.fromkeys((start, without_rounds))
@@ -179,9 +179,10 @@ def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 
 def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit extended by the rates of timed leaves with their own rate, without the rates of untimed leaves.
+    """Return the fit with a rate for each timed leaf that has its own rate, and no such rate for untimed leaves.
 
-    Few observations of a leaf scale the starting rate. More observations fit all parameters of the rate.
+    If a leaf has few observations, only the starting rate is scaled. If a leaf has more observations, all parameters of
+    its rate are fitted.
     """
     for name in fit.calibration.rates.keys() - {dtype}:
         timed = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
@@ -198,7 +199,7 @@ def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 # ---- the fit of few samples: a scaled calibration
 
-MIN_WHOLE_PLANS = 3  # with fewer timed whole plans, the fit varies SCALED_PARAMETERS only
+MIN_WHOLE_PLANS = 3  # the fit varies only SCALED_PARAMETERS if fewer whole plans were timed
 SCALED_PARAMETERS = (FIT_PARAMETERS_BY_NAME["rate.flops"], FIT_PARAMETERS_BY_NAME["stream"])
 
 
@@ -224,7 +225,7 @@ def scale_calibration(similar: Calibration, dtype: str, observed: Sequence[Obser
 def _with_median_rate(
     similar: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str
 ) -> Calibration:
-    """Return the calibration with one rate scaled to the median of predicted over measured seconds of one kind."""
+    """Return the calibration with one rate scaled by the median of predicted / measured seconds of one kind of run."""
     ratios = [o.predicted_seconds(similar) / o.seconds for o in observed if o.run_kind == kind]
     if not ratios:
         return similar
@@ -235,30 +236,31 @@ def _with_median_rate(
 
 # ---- least squares
 
-SOFT_L1_SCALE = 0.03  # larger residuals count linearly, so that outliers have less weight
-# weight of the distance from the start; without effect on parameters that the observations determine
+SOFT_L1_SCALE = 0.03  # residuals above this number count linearly, so that outliers have less weight
+# weight of the distance from the start; it hardly affects parameters that the observations determine
 PRIOR_WEIGHT = 0.002
-# smallest assumed standard deviation of residuals: few residuals may be small by chance
+# smallest assumed standard deviation of residuals, since few residuals may be small by chance
 MIN_RESIDUAL_DEVIATION = 0.01
 MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest
-# Weight of an observation by the timed part of its plan. Sums and products that are timed alone run with other cache
-# contents and clock rates than inside a plan. Whole plans therefore have more weight. On a CPU that runs several
-# products at a time, sums are timed inside plans and have full weight.
+# Weights of observations of sums or products that are timed alone; a whole plan has the weight 1. Sums and products
+# that are timed alone see other cache contents and clock rates than inside a plan. Whole plans therefore have more
+# weight. On a CPU that runs several products at a time, sums are timed inside plans and have full weight.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
-# The largest factor by which the weights of plans with several levels are raised on a CPU. At most, the sum of the
-# squared weights rises to the sum for the vendor's products. A tuning times few plans with several levels, and
-# decisions depend on their times.
+# The largest factor by which the weights of plans with several levels are raised on a CPU. The raised sum of squared
+# weights is at most the sum of squared weights of the vendor's products. A tuning times few plans with several levels,
+# but decisions depend strongly on the times of these plans.
 MAX_DEEP_PLAN_WEIGHT = 3.0
-# On a CPU that runs several products at a time, plans slower than this multiple of the vendor's time have less weight.
+# On a CPU that runs several products at a time, a plan's weight is reduced if its time exceeds this multiple of the
+# vendor's.
 FULL_WEIGHT_TIME_RATIO = 1.5
 
 
 @dataclass(frozen=True)
 class LeastSquaresSolution:
-    """The minimum of a least-squares problem: coordinates x, cost, residuals, and uncertainty of x.
+    """The minimum of a least-squares problem: the coordinates x, the cost, the residuals, and the uncertainty of x.
 
-    `residuals` has log(predicted / measured) for each observation. Each row of `directions` is a displacement of x, as
-    long as half of a 95 % interval; the displacements are independent.
+    `residuals` has log(predicted / measured) for each observation. Each row of `directions` is an independent
+    displacement of x, and as long as half of a 95 % interval.
     """
 
     x: Any
@@ -275,7 +277,7 @@ class LeastSquaresSolution:
 class LeastSquares:
     """A least-squares problem: the observations, and the free parameters that the fit varies.
 
-    Without `free`, the problem varies all parameters of the device on which the observations depend.
+    If `free` is not given, the problem varies all parameters of the device that affect the observations.
     """
 
     def __init__(
@@ -318,7 +320,7 @@ class LeastSquares:
         return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
 
     def solve(self, steps: int) -> LeastSquaresSolution:
-        """Return the minimum after at most `steps` evaluations; the next call starts at this minimum."""
+        """Return the best solution within `steps` evaluations; the next call starts from it."""
         from scipy.optimize import least_squares
 
         bounds = self._low, self._high
@@ -330,7 +332,7 @@ class LeastSquares:
         return LeastSquaresSolution(solved.x, float(solved.cost), unweighted, self._solution_uncertainty(solved))
 
     def _solution_uncertainty(self, solved: Any) -> Any:
-        """Return the uncertainty of a minimum, computed from the Jacobian's singular values for normal residuals.
+        """Return the uncertainty of a minimum from the Jacobian's singular values; residuals are assumed to be normal.
 
         The number of degrees of freedom is the sum of the squared weights, minus the number of free parameters.
         """
@@ -343,7 +345,7 @@ class LeastSquares:
         return t.ppf(0.975, freedom) * np.sqrt(variance) * directions / slopes[:, None]
 
     def undetermined_parameters(self, solution: LeastSquaresSolution) -> dict[FitParameter, float]:
-        """Return the undetermined parameters with the half width of their 95 % interval over the tolerance."""
+        """Return the undetermined parameters: name -> half width of the 95 % interval, divided by the tolerance."""
         interval_over_tolerance = {
             p: p.interval_over_tolerance(width)
             for p, width in zip(self.free, solution.interval_half_widths, strict=True)
@@ -384,7 +386,7 @@ def observation_weights(start: Calibration, observed: Sequence[Observation]) -> 
 
 
 def _raise_deep_plan_weights(weights: Sequence[float], observed: Sequence[Observation]) -> list[float]:
-    """Return the weights, with raised weights of whole plans with several levels (see MAX_DEEP_PLAN_WEIGHT)."""
+    """Return the weights, raised for whole plans with several levels (see MAX_DEEP_PLAN_WEIGHT)."""
     deep = [o.run_kind == "plan" and count_levels(o.run.plan) > 1 for o in observed]
     squares = sum(w * w for w, is_deep in zip(weights, deep, strict=True) if is_deep)
     vendor = sum(w * w for w, o in zip(weights, observed, strict=True) if o.run_kind == "vendor")
@@ -400,8 +402,8 @@ class PredictionError:
     """Statistics of the relative errors predicted / measured - 1.
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
-    upper end of the median's 95 % interval, and far above the median for few measurements. `above` is the same upper
-    end for errors above 0 alone, as if the errors below 0 mirrored them.
+    upper end of the median's 95 % interval; with few measurements, it is far above the median. `above` is computed like
+    `upper`, but from the errors above 0 and their mirror images instead of the errors below 0.
     """
 
     count: int
@@ -413,7 +415,7 @@ class PredictionError:
 
     @property
     def json_fields(self) -> dict[str, float]:
-        """Dictionary of the statistics for a section of a config; the count alone if nothing was measured."""
+        """Dictionary of the statistics for a config's section; only the count if nothing was measured."""
         return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
@@ -422,7 +424,8 @@ class PredictionError:
         if not relative:
             return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
-        # The number of samples below the true median is binomial, with the standard deviation sqrt(count) / 2.
+        # The number of samples below the true median has a binomial distribution with the standard deviation
+        # sqrt(count) / 2.
         upper_rank = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, p95, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, upper_rank)))
         above = max(float(np.quantile(relative, (1 + upper_rank) / 2)), 0.0)
@@ -432,7 +435,7 @@ class PredictionError:
 def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, PredictionError]:
     """Return the error statistics of predicted times, and of predicted speedups over the vendor.
 
-    A speedup is a ratio of two times on one problem, so that a drift of the machine's speed cancels.
+    A drift of the machine's speed cancels in a speedup, which is a ratio of two times on one problem.
     """
     times = {(o.problem, o.run): (o.predicted_seconds(calibration), o.seconds) for o in observed}
     relative = [predicted / measured - 1 for predicted, measured in times.values()]

@@ -1,6 +1,6 @@
 """The parameters that a tuning fits: fields of a calibration, with units, bounds and meanings.
 
-If the measurements do not determine a parameter, the fit fixes the parameter at its neutral value or at the datasheet's
+If the measurements do not determine a parameter, the fit sets the parameter to its neutral value or the datasheet's
 value. The config has no interval for a fixed parameter.
 """
 
@@ -17,24 +17,23 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-# A parameter is determined if the half width of its 95 % interval is at most a tolerance. For rates, times and sizes
-# the tolerance is the factor QUANTITY_TOLERANCE; for dimensionless factors the tolerance is the factor
-# FACTOR_TOLERANCE. For
-# shares the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a QUANTITY_TOLERANCE of
-# 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
+# A parameter is determined if its 95 % interval has a half width of at most a tolerance. The tolerance of rates, times
+# and sizes is the factor QUANTITY_TOLERANCE; of dimensionless factors, FACTOR_TOLERANCE. The tolerance of shares is the
+# difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, raising QUANTITY_TOLERANCE from 3 to 6 lowered the
+# median error of held-out times from 3.1 to 2.8 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
 class FitParameter:
-    """A number of a calibration that a fit varies: field, bounds, and kinds of dependent observations."""
+    """A parameter that a fit varies: a field of the calibration, bounds, and the kinds of runs that depend on it."""
 
-    name: str  # a field of Calibration, or "rate." followed by a field of ProductRate
+    name: str  # name of a field of Calibration, or "rate." followed by the name of a field of ProductRate
     unit: str  # unit of the value; empty for dimensionless factors and shares
     low: float
     high: float
     informed_by: frozenset[str]
-    neutral: float | None = None  # value of the undetermined parameter; None for the value before the fit
+    neutral: float | None = None  # value if undetermined; None keeps the value before the fit
     linear: bool = False  # True for a share; the fit varies logarithms of all other parameters
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
@@ -55,7 +54,7 @@ class FitParameter:
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
     def interval_over_tolerance(self, half_width: float) -> float:
-        """Return the half width of a 95 % interval over the tolerance; above 1 the parameter is undetermined."""
+        """Return the half width of a 95 % interval divided by the tolerance; above 1, the parameter is undetermined."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
@@ -68,7 +67,7 @@ class FitParameter:
 
 
 def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
-    """Return one copy of the calibration with these values by name; a fit creates thousands of calibrations."""
+    """Return one copy of the calibration with all these values by name; a fit makes thousands of copies."""
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
     rate = replace(calibration.require_rate(dtype), **rates)
@@ -82,7 +81,7 @@ PRODUCT_RUN_KINDS, SUM_RUN_KINDS, PLAN_RUN_KINDS = (
     frozenset({"plan"}),
 )
 TILE_RUN_KINDS = frozenset({"tile", "inside"})
-OWN_KERNEL_RUN_KINDS = TILE_RUN_KINDS | {"odd tile"}  # kinds of observations with fmm's own kernel
+OWN_KERNEL_RUN_KINDS = TILE_RUN_KINDS | {"odd tile"}  # kinds of runs that use fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
 # A new term of the model's formula needs a new row in this table.
 FIT_PARAMETERS = (
@@ -101,28 +100,29 @@ FIT_PARAMETERS = (
     FitParameter("small", "bytes", 1.0, 1e10, SUM_RUN_KINDS),
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
-    # `scalar` is at most 1: access to single numbers is no faster, and few plans separate its effect from `ragged`.
+    # `scalar` is at most 1: access to single numbers is never faster, and few plans separate its effect from that of
+    # `ragged`.
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
     # `parts` keeps its starting value if no plan for complex numbers was timed.
     FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),
     FitParameter("deep", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # 0 if undetermined: `small` may explain the same times
+    # the value is 0 if undetermined, since `small` may explain the same times
     FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_RUN_KINDS, 0.0),
     FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    # below 0 if sums and products slow each other down
+    # negative if sums and products slow each other down
     FitParameter("overlap", "", -1.0, 1.0, PLAN_RUN_KINDS, linear=True),
     FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     # The parameters of fmm's own kernel are fitted last: the kernel's times do not depend on the vendor's parameters.
     FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
-    # With a `rate.tiled_odd` of 0, no plan with unaligned rows for fmm's own kernel is chosen.
+    # If `rate.tiled_odd` is 0, the model never chooses fmm's own kernel for unaligned rows.
     FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_RUN_KINDS),
     FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# The parameters of a leaf with its own rate. The fit of a leaf varies no other parameters, and fixes undetermined
-# parameters at the datasheet's value.
+# These are the parameters of a leaf with its own rate. The fit of a leaf varies only LEAF_RATE_PARAMETERS, and sets
+# undetermined parameters to the datasheet's value.
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
@@ -132,7 +132,7 @@ GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_PARAMETER_NAMES = frozenset(
     {"idle", "spin", "apart"}
 )  # parameters of CPUs that run several products at a time
-CPU_PARAMETER_NAMES = frozenset({"parts"})  # only CPUs read every second number more slowly than all numbers
+CPU_PARAMETER_NAMES = frozenset({"parts"})  # on CPUs only, strided reads are slower than contiguous reads
 
 
 def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
@@ -145,7 +145,7 @@ def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
 
 
 def is_parameter_determined(name: str, low: float, high: float) -> bool:
-    """Return True if a config's 95 % interval from `low` to `high` determines the parameter of this name.
+    """Return True if the 95 % interval from `low` to `high`, read from a config, determines the named parameter.
 
     The name may begin with a leaf's name, as in `f16x3.rate.flops`. An unknown name counts as a dimensionless factor.
     """
@@ -163,7 +163,7 @@ def is_parameter_determined(name: str, low: float, high: float) -> bool:
 
 @dataclass(frozen=True)
 class FixedParameter:
-    """A parameter that the fit fixed, with its value and the source of the value."""
+    """A parameter that the fit held constant, with its value and the source of the value."""
 
     name: str
     value: float
@@ -176,16 +176,16 @@ NEUTRAL_SOURCE, BUILT_IN_PARAMETER_SOURCE, UNDETERMINED_SOURCE = "neutral", "bui
 def fixed_parameters(
     intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
 ) -> Iterator[FixedParameter]:
-    """Yield the fixed parameters of a fitted model; nothing for a model without intervals.
+    """Yield the fixed parameters of a fitted model; yield none if the model has no intervals.
 
-    `guess` is the calibration from a GPU's datasheet; None for a CPU.
+    `guess` is the calibration computed from a GPU's datasheet; None for a CPU.
     """
     determined = {name for name, ends in intervals.items() if is_parameter_determined(name, *ends)}
     for p in FIT_PARAMETERS if intervals else ():
         if p.name in determined or not is_used_on_device(p, fitted):
             continue
         if p.informed_by & OWN_KERNEL_RUN_KINDS and not fitted.require_rate(dtype).tiled > 0:
-            continue  # fmm's own kernel was not timed
+            continue  # no run of fmm's own kernel was timed
         if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue
         value = p.value_in(fitted, dtype)
@@ -241,7 +241,7 @@ PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
 
 
 def parameter_meaning(name: str) -> str:
-    """Return the meaning of a parameter; a default text for a parameter of another version of fmm."""
+    """Return the meaning of a parameter as text; for a parameter of another version of fmm, a default text."""
     return PARAMETER_MEANINGS.get(name, "unknown to this version")
 
 
@@ -256,7 +256,7 @@ PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that are printed w
 
 
 def text_with_unit_prefix(unit: str, *values: float) -> tuple[list[str], str]:
-    """Return the values as text with a common SI prefix, and the prefixed unit, for example `17.4` and `Gbytes/s`."""
+    """Return the values as text with a common SI prefix, and the unit with this prefix: `17.4` and `Gbytes/s`."""
     if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit
     least = UNIT_PREFIXES[-1] if max(values) else (1.0, "")

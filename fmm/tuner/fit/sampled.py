@@ -1,8 +1,8 @@
-"""Sample calibrations from the covariance of a fit, to compute 95 % intervals of derived quantities.
+"""Draw random calibrations from the covariance of a fit, to compute 95 % intervals of derived quantities.
 
-In 95 % of the samples a parameter is inside its 95 % interval, and correlated parameters vary together. The samples do
-not vary fixed parameters. They also neglect differences between cards of one model, and the dependence of fmm's own
-kernel on the vendor's parameters.
+A parameter is inside its 95 % interval in 95 % of the sampled calibrations, and correlated parameters vary together.
+The samples do not vary fixed parameters. The samples also neglect differences between cards of one model, and the
+effect of the vendor's parameters on fmm's own kernel.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fmm.tuner.fit.parameters import FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, LEA
 
 SAMPLE_COUNT = 399  # number of sampled calibrations
 REDUCED_SAMPLE_COUNT = 39  # number of sampled calibrations for quantities that take long to compute
-STANDARD_DEVIATIONS_95 = 1.96  # half of a 95 % interval, in standard deviations
+STANDARD_DEVIATIONS_95 = 1.96  # half width of a 95 % interval, in standard deviations
 
 
 def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
-    """Return sampled calibrations, equal for equal arguments; an empty tuple if no parameter is determined."""
+    """Return sampled calibrations; equal arguments give equal samples; an empty tuple if no parameter is determined."""
     determined = {name for name, (low, high) in intervals.items() if _is_sampled_parameter(name, low, high)}
     groups = list(_parameter_groups(calibration, dtype, determined, observed))
     random = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def sample_calibrations(
 
 
 def _is_sampled_parameter(name: str, low: float, high: float) -> bool:
-    """Return True if the 95 % interval determines the parameter of this name, which may begin with a leaf's name."""
+    """Return True if the 95 % interval determines the parameter; its name may begin with a leaf's name."""
     parameter = FIT_PARAMETERS_BY_NAME.get(name) or FIT_PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
     return parameter is not None and parameter.is_determined_by_interval(low, high)
 
@@ -84,15 +84,16 @@ def _parameter_groups(
 
 
 def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
-    solution = problem.solve(1)  # one evaluation returns the Jacobian at the fitted parameters
-    # Orthogonally transformed directions have the same covariance. Fixed signs make the samples reproducible.
+    solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
+    # An orthogonal transformation of the directions does not change their covariance. Fixed signs make the samples
+    # reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)
 
 
 def central_interval_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the central 95 % interval of sampled values; None counts as infinity."""
+    """Return the central 95 % interval of sampled values; the value None counts as infinity."""
     ordered = sorted(values, key=lambda x: inf if x is None else x)
     beyond = max(int(0.025 * (len(values) + 1)) - 1, 0)
     return ordered[beyond], ordered[-1 - beyond]

@@ -1,10 +1,8 @@
-"""Describe the environment of a measurement: processor, libraries, commit and command, for the files of results."""
+"""Describe a measurement's environment for files of results: processor, libraries, commit and command."""
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +14,11 @@ from fmm.config.identity import cpu_device_key, processor_name
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.cpu.openblas import openblas_kernel
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.runtime.source_commit import source_commit
 
 
 def environment_record(command: list[str]) -> dict[str, Any]:
-    """Return processor, system, versions of Python, NumPy and BLAS, BLAS threads and kernel, commit, date and command.
+    """Return the environment: processor, system, versions of Python, NumPy and BLAS, threads, commit, date and command.
 
     `blas_warning` is empty unless OpenBLAS runs a kernel for an older processor.
     """
@@ -48,27 +47,6 @@ def command_line_words() -> list[str]:
 def results_folder_name() -> str:
     """Return the name of the folder in results/ for this processor and number of BLAS threads."""
     return cpu_device_key(blas_threads())
-
-
-def source_commit() -> str:
-    """Return the git commit of the source tree, with `-dirty` if files changed since; empty for an installed wheel.
-
-    The variable FMM_COMMIT names the commit of a source tree that was copied without its repository.
-    """
-    if commit := os.environ.get("FMM_COMMIT"):
-        return commit
-    root = Path(__file__).parents[3]
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
 
 
 def _blas_versions() -> str:

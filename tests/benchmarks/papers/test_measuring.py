@@ -189,6 +189,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(li_errors, "_of_levels", rows)
 
 
+@pytest.mark.slow
 def test_no_figure_is_measured_with_an_old_kernel_of_blas(
     one_experiment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_no_figure_is_measured_with_an_old_kernel_of_blas(
     assert read_results(tmp_path / "li-fig32.json").rows
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     one_experiment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +222,7 @@ def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     assert all(row["measured"] > 0 for row in output["rows"]) and output["name"] == "li-fig32"
 
 
+@pytest.mark.slow
 def test_what_is_missing_of_some_figures_comes_in_their_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,14 @@ def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
     assert "tune again" in caplog.text
 
 
+@pytest.mark.parametrize(("plan", "speedup", "expected"), [(OLD, 3.6, 3.6), ("vendor", 3.6, 1.0)])
+def test_the_speedup_of_a_decision_by_an_entry_is_the_entrys(
+    path: Path, plan: str, speedup: float, expected: float
+) -> None:
+    found = decided(path, section(plan, speedup, failed=["f16x3"]))
+    assert found.by_entry and found.speedup == expected
+
+
 MEASURED = {**KNOWN, "leaf_rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "pipe": 512.0}}}
 
 

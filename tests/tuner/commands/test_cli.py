@@ -37,10 +37,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    options = (
-        "--device --dtype --shapes --effort quick default full --time-limit --resume --fresh --output --json --quiet"
-    )
-    commands = "--dry-run --version --refit show predict bench verify report export merge paper"
+    options = "--device --dtype --shapes --report --effort quick default full --time-limit --resume --fresh --output"
+    commands = "--json --quiet --dry-run --version --refit show predict bench verify report export merge paper"
     for option in f"{options} {commands}".split():
         assert option in printed
 

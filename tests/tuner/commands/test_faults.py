@@ -58,6 +58,7 @@ def nursery(kind: str, folder: Path, *more: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
     fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def wait_until(ready: Any) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, original = 0, SimulatedDevice.open_session
 
@@ -150,6 +152,7 @@ def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: 
     assert len(TrialFile(tmp_path / "trials.jsonl").read_tunings()) == 2
 
 
+@pytest.mark.slow
 def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     assert files.read_config(path)[SIMULATED_IDENTITY.key]["float64"]["error"]["speedup"]["count"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
 def test_only_the_same_tuning_is_resumed(more: list[str], fake: SimulatedDevice, tmp_path: Path) -> None:
     assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
@@ -228,6 +232,7 @@ def test_no_home_at_all(
     assert "Could not determine home directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_under_the_config(
     fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -453,12 +458,14 @@ def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevic
     return device
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: Path) -> None:
     assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 1
     began = {trial.dtype for tuning in TrialFile(tmp_path / "trials.jsonl").read_tunings() for trial in tuning.trials}
     assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
 
 
+@pytest.mark.slow
 def test_a_first_look_that_goes_on_is_told_once(
     clocked: BusyDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,6 +480,7 @@ def test_a_first_look_that_goes_on_is_told_once(
     assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
 
 
+@pytest.mark.slow
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice, tmp_path: Path) -> None:
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
@@ -757,6 +765,7 @@ def test_merged_entries_leave_the_model_where_it_is(tmp_path: Path) -> None:
     assert new["calibration"] == old["calibration"] and len(new["entries"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.5, False)])
 def test_a_canary_restores_trust_or_takes_it(
     slower: float, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -817,6 +826,7 @@ def test_no_command_prints_the_control_characters_of_a_config(
     assert "\x1b" not in found.out + found.err and "must be a short text" in found.err
 
 
+@pytest.mark.slow
 def test_a_second_tuning_that_is_not_better_leaves_the_first_in_use(
     fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

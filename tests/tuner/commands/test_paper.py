@@ -271,9 +271,9 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
     for part in (
         f"why: {found['reason']}\n",
         f"time: {best['seconds']:.4g} s\nspeedup over cuBLAS: {best['speedup']:.2f}\n",
-        f"memory traffic, operands of products included: {format_bytes(best['traffic'])}\n",
-        f"launches (a batch of products counts as one): {best['launches']}\n",
-        f"workspace: {format_bytes(best['workspace'])}\nerror growth: {best['error_growth']:.1f}\n",
+        f"memory traffic of sums and of products' operands: {format_bytes(best['traffic'])}\n",
+        f"starts of products and sums (a batch counts as one): {best['launches']}\n",
+        f"workspace: {format_bytes(best['workspace'])}\nerror growth, at most: {best['error_growth']:.1f}\n",
         f"not in the model: {found['leaves_out']}",
     ):
         assert part in text

@@ -88,6 +88,7 @@ class SmallEffort(SimulatedDevice):
     efforts_by_name = MappingProxyType({"small": SMALL})
 
 
+@pytest.mark.slow
 def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> None:
     """By the model as soon as there is one, then by each plan that was certified; and again where one is faster."""
     line = Line(total=60.0)

@@ -56,6 +56,7 @@ def test_a_refit_writes_the_same_section(folder: Path, tmp_path: Path) -> None:
     assert after == before and set(before["thresholds"]["one_level"])
 
 
+@pytest.mark.slow
 def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Margin, thresholds and entries before and after; of what is as it was that it is; the same as JSON."""
     path, known = older(folder, tmp_path), section(folder / "config.json")
@@ -100,6 +101,7 @@ def test_a_refit_of_the_thresholds_keeps_the_model(
     assert "fitted from" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_refit_copies_the_trials_into_another_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

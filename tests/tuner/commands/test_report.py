@@ -97,6 +97,7 @@ def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(
     assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(FIGURE_FUNCTIONS)
 
 
+@pytest.mark.slow
 def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tmp_path: Path) -> None:
     """All that a tuning on a busy machine leaves: nothing of its model is used, so that no curve is drawn of it."""
     shutil.copy(folder / "trials.jsonl", tmp_path / "trials.jsonl")
@@ -112,6 +113,7 @@ def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tm
     assert page.count("fmm-tune --device cpu --dtype float64") == 1 and "No square was certified" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decades", [0.1, 1, 3, 9])
 def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     """However close together the lines that they name are."""
@@ -306,6 +308,7 @@ def test_the_page_opens_with_the_table_of_show(report: Path, folder: Path) -> No
         assert [[cell.text for cell in cells] for _, cells in table.rows] == [list(map(unescape, row)) for row in rows]
 
 
+@pytest.mark.slow
 def test_the_caption_names_types_whose_line_goes_by_the_datasheet() -> None:
     """Of float32 an older tuning has no rate of the plan that is chosen; a later one has."""
     older, later = (
@@ -338,6 +341,7 @@ def shown_labels(axis: Any) -> list[Any]:
     return [tick.label1 for tick in ticks if low <= tick.get_loc() <= high]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FIGURE_FUNCTIONS, "wide", "narrow"])
 def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
     from matplotlib import rc_context
@@ -353,6 +357,7 @@ def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
         assert not texts_that_touch(made)
 
 
+@pytest.mark.slow
 def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     """Which knows, of complex numbers, what real products take that no complex tuning measures."""
     cases = {case.dtype: case for case in type_reports(RECORDED)}

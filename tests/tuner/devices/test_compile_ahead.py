@@ -179,6 +179,7 @@ def test_all_jobs_are_waited_for() -> None:
             made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("does", "least"), quick_and_slow([("product", 7)], [("sums", 20)]))
 def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""

@@ -181,6 +181,7 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
 
 
+@pytest.mark.slow
 def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:
     device = BusyDevice(load=Load(0.0, 1e9, 0.7, 0.005, vendor=3.0, plan=1.5))
     journal = Journal("run", device, clock=device.clock)
@@ -222,6 +223,7 @@ def bad_tuning(seed: int) -> tuple[BusyDevice, dict[str, Any] | None]:
     return device, tune_type(journal, "float64", effort).section
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", quick_and_slow([range(1, 2)], [range(30)]), ids=len)
 def test_no_bad_tuning_chooses_a_plan_that_loses(seeds: range) -> None:
     """On 20 shapes that none saw, on the quiet device, whose truth is known. Some are trusted, and choose plans."""

@@ -134,6 +134,7 @@ def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
 LONG = [path for path in RECORDED if path.parent.name in ("five-minutes", "nvidia-h100-80gb-hbm3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     quick_and_slow([path for path in RECORDED if path not in LONG], LONG),

@@ -45,7 +45,6 @@ from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import random_shape_plans, repeat_noisy_aa_pairs
-from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, median_paired_speedup
 from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
 from fmm.tuner.tune_type import TuningOutcome, tune_type
@@ -146,6 +145,7 @@ LANES = replace(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick_and_slow([0], [1, 2]))
 def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     """A minute measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
@@ -156,6 +156,7 @@ def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     assert decided.plan != VENDOR and decided.time == pytest.approx(truth.time, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot describe such a device: its error becomes the margin."""
     untuned = SimulatedDevice.untuned_model
@@ -174,6 +175,7 @@ GPU_TRUTH = Calibration(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaf", "certified"),
     quick_and_slow([(0.97, "levels"), (0.4, "lt0")], [(1.1, "levels")]),  # a little better, far better, worse
@@ -263,6 +265,7 @@ def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
         tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", quick_and_slow([0.03, 0.8], [0.0, 0.4, 0.99]))
 def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     journal, _ = usual_tuning()
@@ -550,6 +553,7 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
     start = replace(SimulatedDevice().untuned_model(), batches=True)
@@ -559,6 +563,7 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", quick_and_slow([64.0], [256.0]))
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
     rate = replace(ODD_TRUTH.require_rate("float64"), tile=tile)
@@ -724,23 +729,6 @@ def test_plans_that_do_not_fit_are_not_proposed() -> None:
 
 
 # ---- shapes
-
-
-def test_shapes_are_read_by_type(tmp_path: Path) -> None:
-    file = tmp_path / "shapes"
-    file.write_text("# m k n\n100 200 300\n\n100, 200, 300  # again\n4 5 6 float32\n7 8 9 float64\n")
-    assert shapes.read_shapes(file, "float64") == [(100, 200, 300), (7, 8, 9)]
-    assert shapes.read_shapes(file, "float32") == [(100, 200, 300), (4, 5, 6)]
-
-
-@pytest.mark.parametrize("line", ["1 2", "1 2 x", "0 1 2", "1 2 3 int8", "1 2 3 float32 5", "-1 2 3", "1.5 2 3"])
-def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "shapes"
-    file.write_text(f"5 5 5\n{line}\n")
-    with pytest.raises(ShapesFileError, match=r"line 2: .*M K N, three whole numbers.*float64"):
-        shapes.read_shapes(file, "float64")
-    with pytest.raises(ShapesFileError, match="cannot read"):
-        shapes.read_shapes(tmp_path / "none", "float64")
 
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -251,21 +250,6 @@ def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(identity, "processor_name", lambda: name)
     monkeypatch.setattr(environment, "blas_threads", lambda: 4)
     assert environment.results_folder_name() == NAMES[name]
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
-def test_without_git_nothing_is_known_of_the_commit(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*arguments: Any, **options: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("fmm.tuner.trials.environment.subprocess.run", run)
-    monkeypatch.delenv("FMM_COMMIT", raising=False)
-    assert environment.source_commit() == ""
-
-
-def test_of_a_copy_the_environment_says_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FMM_COMMIT", "0123abc")
-    assert environment.source_commit() == "0123abc"
 
 
 def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls the header.
 
-The compiler gets one text that contains all headers. CuPy's disk cache uses this text as the key, so kernels are
-compiled again after a header has changed.
+The compiler gets one text that contains all headers. CuPy's disk cache uses the complete text as the key, so kernels
+are compiled again after a header has changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 ENTRY_NAME = "fmm_tile"  # entry point of products, and of kernels that convert their operands and results
-EntryBody = str | Sequence[str]  # code of an entry point: one statement on the entry point's line, or several lines
+EntryBody = str | Sequence[str]  # body of an entry point: one statement on the entry point's line, or several lines
 _INCLUDE_PATTERN = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
@@ -28,9 +28,9 @@ def entry_source(
 ) -> str:
     """Return the complete CUDA source of a kernel with one parameter `p`, a struct of type `parameters`.
 
-    `body` is the body of the entry point. `before` are the lines between the header and the entry point. `bounds` are
-    the arguments of `__launch_bounds__`: threads of a thread block, then optionally the smallest number of thread
-    blocks on a multiprocessor. `clusters` is the number of thread blocks in a cluster; 0: no cluster.
+    `body` is the body of the entry point. `before` holds the lines between the header and the entry point. `bounds`
+    holds the arguments of `__launch_bounds__`: the number of threads of a thread block, and optionally the smallest
+    number of thread blocks on a multiprocessor. `clusters` is the number of thread blocks in a cluster; 0: no cluster.
     """
     return source_with_headers(
         header, [*before, *entry_point_lines(parameters, body, bounds, clusters=clusters, entry=entry)]
@@ -50,7 +50,7 @@ def entry_point_lines(
 
 
 def source_with_headers(header: str, lines: Iterable[str]) -> str:
-    """Return the text of a header and of all headers that it includes, then these lines."""
+    """Return the text of a header and of its included headers, followed by the source lines `lines`."""
     return inline_headers("\n".join([f'#include "{header}"', "", *lines]) + "\n")
 
 

@@ -2,11 +2,11 @@
 // of a fast scheme, the residues of C's submatrices ("blocks") are first computed as sums of the products.
 // Floating-point types are scaled back.
 //
-// Let P be the product of all moduli p_i, and r_i the residues of an integer x with |x| < P / 2. Then x = sum r_i w_i -
-// q P. The weight w_i is 1 modulo p_i and 0 modulo the other moduli. q is the quotient of the sum by P, rounded to an
+// Let M be the product of all moduli p_i, and r_i the residues of an integer x with |x| < M / 2. Then x = sum r_i w_i -
+// q M. The weight w_i is 1 modulo p_i and 0 modulo the other moduli. q is the quotient of the sum by M, rounded to an
 // integer. The quotient is never near the middle of two integers.
 //
-//   join           float64 and float32: the weights and P are split into pieces of few bits, so that the sums of a
+//   join           float64 and float32: the weights and M are split into pieces of few bits, so that the sums of a
 //                  piece are exact in float64
 //   join_integers  integers: all sums are computed modulo 2^64, and the result is truncated to the type's bits
 //
@@ -41,8 +41,8 @@ struct Join {
     int* flag;                  // set to 1 if C gets an inf or NaN
     double factor, keep;
     double up, down;            // 2^b and 2^-b, for pieces of b bits
-    double inverse;             // 2^(b (PIECES - 1)) / P
-    double product[MAX_PIECES];  // the pieces of P, the highest bits first
+    double inverse;             // 2^(b (PIECES - 1)) / M
+    double product[MAX_PIECES];  // the pieces of M, the highest bits first
     double weights[20][MAX_PIECES];
 };
 
@@ -51,7 +51,7 @@ struct JoinIntegers {
     Result<Element> c;
     long long factor, keep;
     unsigned long long product, weights[20];  // modulo 2^64
-    double shares[20];                        // weights divided by P
+    double shares[20];                        // weights divided by M
 };
 
 // ---- sums of blocks
@@ -188,7 +188,7 @@ __device__ __forceinline__ double as_double(int x) {
     return __longlong_as_double(bits) - (0x1p52 + 0x1p31);
 }
 
-// Return the integer that the sums of the pieces represent, minus q P. The last piece has weight 1. The result is exact
+// Return the integer that the sums of the pieces represent, minus q M. The last piece has weight 1. The result is exact
 // below 2^53 and otherwise rounded about once.
 template <int PIECES, class Element>
 __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join<Element>& p) {

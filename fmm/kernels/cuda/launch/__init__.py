@@ -3,22 +3,23 @@
 Thread safety: each object that a call changes belongs to one thread. A call with cached kernels takes no lock.
 
 - Used by one thread on one stream: `StreamFlag` and its prepared calls, with their `GraphCaptures`, `UpdatableGraph`s
-  and graph counters. After a thread has ended, the next thread on the same stream uses the flags.
+  and graph counters. After a thread has ended, the next thread on the same stream uses the stream's flags.
 - Used by one thread: a `Player`'s parameter blocks, the pooled streams with their events and cuBLAS handles, CuPy's
   handle.
-- Used by all threads: `cached_player`, `compile_kernel`, `record_launches` and `stream_counters`. Entries of these
-  caches are added and dropped as a whole, and never change. All threads also use the `GraphCache`: one thread may drop
-  a graph from another thread's `GraphCaptures`.
+- Used by all threads: `cached_player`, `compile_kernel`, `record_launches` and `stream_counters`. An entry of these
+  four caches never changes: the cache adds or drops the entry in one operation. All threads also use the `GraphCache`:
+  one thread may drop a graph from another thread's `GraphCaptures`.
 
-An object that is dropped from a cache stays alive while a call uses the object. A call holds a reference to its graph
-until the launch is made. A launch holds a reference to its kernel's code. CuPy destroys a graph or unloads code with
-the last reference. If a destroyed graph is still running, CUDA frees the graph when the run ends. Therefore no two
-threads update, launch or destroy the same executable graph at once; CUDA does not define the result of that.
-Free-threaded Python is safe too: every access to a shared container is one atomic operation of a dict or deque.
+An object stays alive while a call uses the object, even if the cache drops the object. A call holds a reference to its
+graph until the launch is made. A launch holds a reference to its kernel's code. CuPy destroys a graph, or unloads a
+kernel's code, when the last reference is deleted. If a destroyed graph is still running, CUDA frees the graph when the
+run ends. Therefore no two threads update, launch or destroy the same executable graph at once. CUDA does not define the
+result of such concurrent accesses. Free-threaded Python is safe too: every access to a shared container is one atomic
+operation of a dict or deque.
 
 Streams for graph captures are reused by later captures and never destroyed. A thread that ends waits for the device,
 and CUDA's driver may crash if another thread destroys a stream meanwhile.
 
 A thread's first use of a `Player` makes the device's context current, because CUDA's driver needs a current context. A
-thread that takes over another thread's graphs may not have called CUDA before.
+thread may take over an ended thread's graphs before the new thread has called CUDA.
 """

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
 
 COMPILE_THREADS = 8  # largest number of threads that compile kernels concurrently
-MAX_LOADED_KERNELS = 2048  # largest number of kernels in the cache; a launch keeps its own kernel loaded
+MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest that precedes cached code and reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -37,13 +37,13 @@ class LoadedKernel(NamedTuple):
     module: Any
 
 
-# kernels by device number and description; the oldest kernel is dropped first
+# compiled kernels by device index and description; the kernel that was added first is dropped first
 _loaded_kernels: dict[tuple[int, Kernel], LoadedKernel] = {}
-_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source in compilation
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source that is being compiled
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
-    """Compile the kernels that are not compiled yet, several kernels concurrently.
+    """Compile all kernels of `kernels` that are not compiled yet, several kernels concurrently.
 
     A kernel that forms the sums of three levels in one pass takes at least 10 seconds to compile.
     """
@@ -64,11 +64,11 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
 
 
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return the compiled kernel for the current device, and permit the kernel's size of shared memory.
+    """Return the compiled kernel for the current device, and allow the kernel to use its size of dynamic shared memory.
 
-    `device` is the number of the current device. If several threads need the same source, the first thread compiles the
-    source and the others wait. Two kernels may be entry points of the same source: for the second kernel, CuPy has the
-    compiled code in memory or on disk.
+    `device` is the index of the current device. If several threads need the same source, the first thread compiles the
+    source and the others wait. Two kernels may be entry points of the same source. CuPy then finds the second kernel's
+    code in memory or on disk.
     """
     key = device, kernel
     source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture
@@ -129,9 +129,9 @@ def cache_folder() -> Path:
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """Return the machine code that is cached for these inputs; on a miss, compile and cache the code.
+    """Return the cached machine code of this source, architecture and options; on a miss, compile and cache the code.
 
-    A damaged file counts as a miss. If the folder cannot be written to, every process compiles the code again.
+    A damaged cache file counts as a miss. If the cache folder is not writable, every process compiles the code again.
     """
     path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
     with suppress(OSError):

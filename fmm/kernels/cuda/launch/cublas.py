@@ -1,7 +1,7 @@
-"""Call cuBLAS's GEMM, gemm3m, syrk and herk, and the algorithms that cuBLASLt's heuristic offers, by their number.
+"""Call cuBLAS's GEMM, gemm3m, syrk and herk, and the algorithms of cuBLASLt's heuristic, by their index.
 
 The libraries are called through ctypes with converted arguments, because calls through CuPy's wrappers cannot be
-captured into a CUDA graph. CuPy's wrappers are no faster.
+captured into a CUDA graph. CuPy's wrappers are not faster than ctypes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """Return the vendor's call for a product; `divides` maps a base to a power of two that divides the address."""
+    """Return the vendor's call for a product; `divides` maps each base to a power of two that divides its address."""
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
@@ -82,7 +82,7 @@ class _FunctionNames(NamedTuple):
     """The names of cuBLAS's functions for products of one element type."""
 
     plain: str  # name of the function for a single product
-    batched: str  # name of the function for a batch at constant strides; empty if cuBLAS has none
+    batched: str  # name of the function for a batch at constant strides; empty if cuBLAS has no such function
     any_type: bool = False  # True if the function takes the element type as an argument
 
 
@@ -94,7 +94,7 @@ _GEMM_FUNCTIONS = {
     "float16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-# Complex products made of three real products. cuBLAS has no batched function for complex128, so #
+# The functions that compute a complex product as three real products. cuBLAS has no batched function for complex128, so
 # fmm.kernels.cuda.select splits a batch into single products.
 _GEMM3M_FUNCTIONS = {
     "complex64": _FunctionNames("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
@@ -132,8 +132,8 @@ def _cublas_library() -> Any:
 def _argument_types(any_type: bool, batched: bool) -> list[Any]:
     """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional arguments.
 
-    The arguments of a matrix are its address, its type if the function takes a type, its leading dimension, and its
-    stride in a batch. The optional arguments are the batch count, and the compute type with the algorithm.
+    Each matrix has these arguments: its address, its leading dimension, and optionally its element type and its stride
+    in a batch. The optional arguments are the batch count, and the compute type with the algorithm.
     """
     number, pointer = ctypes.c_int, ctypes.c_void_p
     matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]
@@ -143,7 +143,7 @@ def _argument_types(any_type: bool, batched: bool) -> list[Any]:
 
 
 def cublas_version() -> int:
-    """Return the number that cublasGetVersion would return for the version of cuBLAS.
+    """Return the version of cuBLAS as the integer that cublasGetVersion would return.
 
     cublasGetVersion itself needs a handle, and no handle can be created during the capture of a stream.
     """
@@ -199,7 +199,7 @@ class _CublasCall:
     def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
-        # A new function object has no argument types, so ctypes does not convert the arguments a second time.
+        # A new function object has no argument types, so ctypes does not convert the converted arguments a second time.
         self.function: Callable[..., int] = _cublas_library()[name]
         self.scalars = alpha_beta_array(
             op, element.scalar
@@ -223,7 +223,7 @@ class _CublasCall:
         types = iter(getattr(_cublas_library(), name).argtypes)
 
         def convert_arguments(values: tuple[int, ...]) -> list[Any]:
-            next(types)  # skip the type of the handle or address that precedes these values
+            next(types)  # skip the argument type of the handle or address that precedes these values
             return [next(types)(value) for value in values]
 
         self.parts = [convert_arguments(values) for values in parts]
@@ -261,7 +261,7 @@ class _RankCall:
 
 REQUESTED_CANDIDATES = 32  # number of algorithms requested from cuBLASLt's heuristic
 
-# Numbers of the attributes of descriptors in cublasLt.h.
+# The values that cublasLt.h defines for the attributes of descriptors.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
@@ -359,7 +359,7 @@ class CandidateCall:
             self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # the status if the heuristic offers no algorithm
+        if status != _NOT_SUPPORTED:  # the status that the heuristic returns if it has no algorithm
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:
@@ -369,5 +369,5 @@ class CandidateCall:
 
 
 def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:
-    """Return a power of two that divides the addresses of an operand's lines; `divides` divides its base address."""
+    """Return a power of two that divides the address of each line of an operand; `divides` divides the base address."""
     return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -10,16 +10,17 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-# Assumed traffic of a multiprocessor to global memory in bytes per clock cycle, if the driver reports no memory clock.
+# Traffic between a multiprocessor and global memory in bytes per clock cycle, assumed if the driver reports no memory
+# clock.
 MEMORY_BYTES_PER_CLOCK = 16
 
 
 @lru_cache(maxsize=64)
 def chip_of(device: int) -> Chip:
-    """Return the `Chip` that describes the CUDA device with this number.
+    """Return the `Chip` that describes the CUDA device with this index.
 
-    The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0;
-    the bandwidth is then MEMORY_BYTES_PER_CLOCK times the number of multiprocessors times their clock rate.
+    The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0.
+    The bandwidth is then MEMORY_BYTES_PER_CLOCK x (number of multiprocessors) x (their clock rate).
     """
     cupy_device = cupy.cuda.Device(device)
     attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)

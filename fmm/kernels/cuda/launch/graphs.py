@@ -1,12 +1,13 @@
 """Capture recurring calls into CUDA graphs, and replay a graph on other arrays.
 
 `GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The function `make`
-captures a call. A capture holds no memory of the captured call. The key of a capture contains everything on which the
-capture depends; each call compares its own key with the key of the capture.
+captures a call. A capture keeps no array of the captured call alive. The key of a capture contains everything on which
+the capture depends; each call compares its own key with the key of the capture.
 
-`UpdatableGraph` gives the kernels of a captured graph new parameters, so one graph serves all arrays of a shape. A
-kernel is recognized in the graph by its function and the bytes of its parameters at capture. cuBLAS's own kernels are
-not recognized and keep their parameters, so their operands must have the same addresses as at capture.
+`UpdatableGraph` sets new parameters of the kernels in a captured graph, so one graph serves all arrays of the same
+shape. fmm finds a kernel's node in the graph by the kernel's function and the bytes of its captured parameters.
+cuBLAS's own kernels keep their captured parameters, so their operands must have the same addresses as in the captured
+call.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-# Number of the call with the same key that is captured. A second call may be chance, and a capture takes as long as
-# several calls.
+# The third call with the same key is captured. A second call may be chance, and a capture takes as long as several
+# calls.
 CALLS_BEFORE_CAPTURE = 3
 MAX_CAPTURES = 64  # largest total number of captures in all threads
-MAX_COUNTED_KEYS = 64  # largest number of keys that a `GraphCaptures` counts or holds captures for
+MAX_COUNTED_KEYS = 64  # largest number of keys of a `GraphCaptures`: keys with captures and keys with counted calls
 _NOT_CAPTURED: Final = object()
 
 
@@ -31,8 +32,9 @@ _NOT_CAPTURED: Final = object()
 class GraphCache:
     """A cache of the captures of all threads, at most `limit` captures; the oldest capture is dropped first.
 
-    The cache uses no lock, because an exception at the wrong moment could leave a lock locked. Each access to the cache
-    is one C function. An exception between two accesses at worst leaves a capture that no call finds.
+    The cache uses no lock, because an exception from a signal handler could leave a lock locked. Each access to the
+    cache is one call of a C function. An exception between two accesses leaves at worst one capture that the limit does
+    not count.
     """
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:
@@ -40,11 +42,12 @@ class GraphCache:
         self._oldest_first: deque[tuple[GraphCaptures, Hashable]] = deque()
 
     def add_capture(self, owner: GraphCaptures, key: Hashable, captured: Any) -> None:
-        """Hold a capture for a key of this owner, and drop the oldest capture beyond the limit."""
+        """Store a capture for a key of this owner; drop the oldest captures if there are more than the limit."""
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            # A program with more recurring calls than the limit would otherwise capture the same calls again and again.
+            # Without this doubling, a program with more recurring calls than the limit would capture the same calls
+            # again and again.
             self.calls_before_capture *= 2
 
     def clear(self) -> int:
@@ -65,7 +68,7 @@ class GraphCache:
 
 
 class GraphCaptures:
-    """The captures of one prepared call on one stream in one thread; a key holds all that a capture depends on."""
+    """The captures of one prepared call on one stream in one thread."""
 
     def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
         """`make` captures a call, or returns None for a call that cannot be captured and is not tried again."""
@@ -74,7 +77,7 @@ class GraphCaptures:
         self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
 
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
-        """Return the capture for this key; once the key has recurred, `make` captures the call with these arguments.
+        """Return the capture for this key; if the key has recurred often enough, `make` first captures the call.
 
         The result is None if the call must be made without a graph.
         """
@@ -213,5 +216,5 @@ def _match_kernel_nodes(
 
 
 def _parameter_bytes(pointers: int, size: int) -> bytes:
-    """Return the bytes of a launch's parameter struct; `pointers` is the address of the pointer to the struct."""
+    """Return the bytes of a launch's parameter struct; at the address `pointers` is a pointer to the struct."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
 PROGRAMMATIC_SERIALIZATION = 6  # the driver's CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT_BYTES = 64  # alignment in bytes of a tensor map, as the driver requires
 MAP_DIMENSIONS = 3  # dimensions of a tensor map: position in a line, line of a matrix, matrix of a batch
-NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # the driver's CU_TENSOR_MAP_* numbers
+NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # values of the driver's CU_TENSOR_MAP_* constants
 SWIZZLE_MODES = {
     0: 0,
     32: 1,
@@ -32,7 +32,7 @@ BindLaunch = Callable[[int, int, int], BoundCall]
 
 
 class KernelCall:
-    """A kernel launch with all arguments except the stream and the addresses.
+    """A kernel launch whose arguments are prepared, except the stream and the addresses.
 
     `bind` returns the driver's call for a stream and a pointer to the parameters. The driver reads the parameters when
     the call is made. `words` holds the parameters as 64-bit words, with zero in place of each address.
@@ -55,8 +55,8 @@ class KernelCall:
 
 # ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
 #
-# A launch that only adds to the previous launch's result may start before the previous launch has ended. Small products
-# then fill the device together.
+# A launch that only adds to the previous launch's result may start before the previous launch has ended. Two small
+# products then use the whole device together.
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -65,7 +65,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 class _LaunchConfig(ctypes.Structure):
     _fields_ = (
-        ("shape", ctypes.c_uint * 7),  # grid and thread block in three dimensions each, then bytes of shared memory
+        ("shape", ctypes.c_uint * 7),  # three sizes of the grid, three of the thread block, and bytes of shared memory
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.POINTER(_LaunchAttribute)),
         ("count", ctypes.c_uint),
@@ -98,7 +98,7 @@ def tensor_map_encoder() -> Any:
 
 
 def encode_tensor_map(x: TensorMap) -> Any:
-    """Return a tensor map as the driver's 64-bit words, with zero in the first word, which is for the address.
+    """Return a tensor map as the driver's 64-bit words; the first word, which holds the address, is zero.
 
     The map is encoded for two addresses to check that no other word depends on the address.
     """

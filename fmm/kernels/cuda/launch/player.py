@@ -1,9 +1,9 @@
-"""Run a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
+"""Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`make_calls`) makes all calls. Nothing writes C before that function runs. After an exception, either the whole product
-is launched or C is unchanged, and the streams are synchronized. Only leading sums on the caller's stream are launched
-earlier; leading sums write nothing but the workspace.
+(`make_calls`) makes all calls. No call writes C before `make_calls` runs. After an exception, either all launches of
+the product are made or C is unchanged. In both cases the streams are synchronized. Only leading sums on the caller's
+stream are launched earlier; leading sums write nothing but the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """
@@ -54,11 +54,12 @@ from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, address_alig
 from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
-MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop fills in faster than NumPy
-# The bases of launches that do not write C. FLAG is included, because all sums receive the flag's address, but only
-# sums that write C raise the flag.
+MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores faster than NumPy
+# The bases of launches that do not write C. FLAG is one of these bases, because all sums receive the flag's address,
+# but only sums that write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# Base -> index of its address among the addresses of a call. The counters' addresses follow after these.
+# Base -> index of its address among the addresses of a call. The addresses of counters follow after the addresses of
+# the bases.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
@@ -70,17 +71,17 @@ class Addresses(NamedTuple):
     c: int
     workspace: int
     flag: int = 0  # address of the flag for inf and NaN
-    host_count: int = 0  # address of the count of recomputed products in host memory
+    host_count: int = 0  # address in host memory of the number of recomputed products
     addend: int = 0  # address of the addend; 0 if C holds the addend
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the addresses of A, B, C (and the addend), and the workspace."""
+        """Powers of two that divide the addresses of A, B, C and the workspace; C's power also divides the addend's."""
         return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
     def is_aligned(self) -> bool:
-        """True if all operands and the workspace are aligned like memory that array libraries allocate."""
+        """True if operands and workspace have at least the alignment of memory that array libraries allocate."""
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property
@@ -117,20 +118,20 @@ class _LaunchParameters:
         self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
-        # the addresses and counters in `words`; None while `words` is being written
+        # the addresses that `words` holds, including those of counters; None while `words` is being written
         self.filled_with: tuple[int, ...] | None = None
 
 
 class _SpareParameters(threading.local):
     """The parameter blocks of one thread that no call uses.
 
-    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
-    handler that runs the same list meanwhile thus takes another block. The block of an interrupted call is not used
-    again.
+    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. If a signal
+    handler runs the same list during the call, the handler thus takes another block. The block of an interrupted call
+    is not used again.
 
-    A thread that uses pooled memory and the graph of an ended thread may have no current CUDA context. Without a
-    context, setting a graph's parameters crashes in the driver. Therefore the constructor, which runs once in each
-    thread, makes the context current.
+    A thread that takes over an ended thread's graph may have no current CUDA context. The driver crashes if a thread
+    without a current context sets a graph's parameters. Therefore the constructor, which runs once in each thread,
+    makes the context current.
     """
 
     def __init__(self, device: int) -> None:
@@ -159,7 +160,7 @@ class Player:
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_address_slots(self) -> None:
-        """Store for each parameter word with an address: index of the word, index of the address, offset in bytes."""
+        """Store the word index, address index and byte offset of each parameter word that holds an address."""
         slots: list[tuple[int, int, int]] = []
         start = counting = 0
         for call in self.calls:
@@ -195,7 +196,7 @@ class Player:
     ) -> None:
         """Make all kernel launches and vendor calls in order, each on its own stream, on the current device.
 
-        The last two arguments are for the capture of a graph. `counters` holds the addresses of the graph's own
+        `counters` and `scratch` are only for the capture of a graph. `counters` holds the addresses of the graph's own
         counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH_BYTES bytes for each stream that
         calls cuBLAS.
 
@@ -224,7 +225,7 @@ class Player:
         self._spare.free.append(parameters)
 
     def prepare_calls(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
-        """Return the calls that `launch_all` would make, and a function that frees their parameters afterwards."""
+        """Return the calls that `launch_all` would make, and a function that later frees the calls' parameters."""
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
         first = [bind(stream, next(blocks), 0) for bind in self._leading_launches]
@@ -261,9 +262,10 @@ class Player:
         return calls + restoring
 
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
-        """Return a spare parameter block with these addresses filled in.
+        """Return a spare parameter block that holds the addresses of this call.
 
-        While the block is being filled, its `filled_with` is None, in case an exception interrupts.
+        `filled_with` is None while the words are being written, so a block with incomplete words is never taken for
+        complete.
         """
         wanted = (*addresses, *counters)
         try:
@@ -292,11 +294,11 @@ class Player:
         acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
-        """Return the addresses of new counters for one graph, which may run concurrently with other graphs."""
+        """Return the addresses of new counters for one graph. Graphs that run concurrently need separate counters."""
         return tuple(new_counters(count, stream) for count in self._counting)
 
     def kernel_nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
-        """Yield a node for each of fmm's kernels in launch order, with the parameters for these addresses."""
+        """Yield a node for each of fmm's kernels in launch order; the parameters of a node hold these addresses."""
         parameters = self._filled_parameters(addresses, counters)
         for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
@@ -305,7 +307,7 @@ class Player:
 
 @lru_cache(maxsize=1024)
 def cached_player(launches: LaunchList, device: int) -> Player:
-    """Return the cached player of a launch list for the current device, which has the number `device`."""
+    """Return the cached player of a launch list for the current device; `device` is the index of this device."""
     return Player(launches, device)
 
 

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
 def make_context_current(device: int) -> None:
-    """Make the CUDA context of a device, which is the current device, current in the calling thread.
+    """Make the CUDA context of the current device current in the calling thread; `device` is the index of this device.
 
     CUDA's runtime makes a context current at a thread's first runtime call that needs a context. Functions of the
     driver do not make a context current.
@@ -29,7 +29,7 @@ def make_context_current(device: int) -> None:
 
 
 def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[StreamContext]:
-    """Return the streams of a launch list, the caller's stream first; streams that call cuBLAS have a handle."""
+    """Return the streams of a launch list, the caller's stream first; each stream that needs cuBLAS has a handle."""
     if launches.stream_count == 1:
         return [StreamContext(thread_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
     first, *others = _own_streams(device, launches.stream_count, launches.vendor_stream_count)
@@ -40,10 +40,11 @@ def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[Stre
 
 
 def thread_handle(device: int) -> int:
-    """Return the calling thread's cuBLAS handle on the current device, which has the number `device`.
+    """Return the calling thread's cuBLAS handle on the current device; `device` is the index of this device.
 
     CuPy's own handle of a thread is not used: CuPy destroys that handle and waits for the device when the thread ends.
-    Driver 580.159 crashes if another thread ends meanwhile. fmm's handle passes to another thread instead.
+    Driver 580.159 crashes if another thread ends during this wait. After a thread has ended, another thread uses the
+    fmm handle of the ended thread.
     """
     streams = _thread_streams.own.by_device.get(device)
     first = streams[0] if streams and streams[0].handle else _own_streams(device, 1, 1)[0]
@@ -51,7 +52,7 @@ def thread_handle(device: int) -> int:
 
 
 def stream_sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
-    """Return the calls that make the other streams wait for the first stream (FORK), or the reverse (JOIN)."""
+    """Return the calls that make the other streams wait for stream 0 (FORK), or make stream 0 wait for them (JOIN)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
     cupy_runtime = cupy.cuda.runtime
@@ -75,8 +76,8 @@ class _PooledStream:
         self.handle = 0
 
 
-# Streams of threads that have ended, with their device numbers. Work of the next thread on a free stream follows the
-# work that the previous thread has started there.
+# Streams of threads that have ended, with their device numbers. If a new thread takes a free stream, its launches run
+# after all launches that the ended thread made on the stream.
 _free_streams: deque[tuple[int, _PooledStream]] = deque()
 
 
@@ -117,7 +118,7 @@ def _reuse_or_create(device: int) -> _PooledStream:
     for _ in range(len(_free_streams)):
         try:
             its_device, pooled = _free_streams.popleft()
-        except IndexError:  # another thread has taken the last stream meanwhile
+        except IndexError:  # another thread has taken the last free stream since the check
             break
         if its_device == device:
             return pooled
@@ -134,7 +135,7 @@ def take_capture_stream(device: int) -> Any:
     """Return a stream of the current device for a graph capture; no other capture uses the stream.
 
     Streams for captures are never destroyed. When a thread ends, CuPy destroys the thread's cuBLAS handle and waits for
-    the device. Driver 580.159 crashes if another thread destroys a stream meanwhile.
+    the device. Driver 580.159 crashes if another thread destroys a stream during this wait.
     """
     try:
         return _capture_streams[device].pop()
@@ -147,14 +148,14 @@ def return_capture_stream(device: int, stream: Any) -> None:
     _capture_streams.setdefault(device, deque()).append(stream)
 
 
-# ---- counters with which thread blocks take turns; all are zero before and after every launch
+# ---- counters that order the writes of thread blocks; all counters are zero before and after every launch
 
 # (device number, stream, number of counters) -> address of the counters
 _cached_counters: dict[tuple[int, int, int], int] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """Return the address of a stream's counters; launches on a stream run in order, so all share the counters."""
+    """Return the address of a stream's counters. Launches on one stream run in order, so all use the same counters."""
     key = device, stream, 1 << (count - 1).bit_length()
     found = _cached_counters.get(key)
     return found if found is not None else _cached_counters.setdefault(key, new_counters(key[2], stream))

@@ -1,1 +1,1 @@
-"""Host code of the product kernels: each module has the sizes, source, parameters and launch of one kernel."""
+"""Host code of the product kernels: each module generates one kernel's source, tile sizes, parameters and launch."""

@@ -1,9 +1,10 @@
-"""Split float32 operands into float16 planes: memory layout, kernel sources and launches.
+"""Split float32 operands into float16 planes: the memory layout of planes, the kernel sources and the launches.
 
-The kernels are in f16_planes.cuh and f16_spread.cuh. A number x of a line with exponent e becomes hi = float16(x 2^e)
-and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the planes and exponents of an operand are stored;
-`plane_split_launch` computes both. Componentwise products also record how far the exponents of each row and column
-spread (`ExponentSpread`). If the spread is too large, the operands are split a second time.
+The kernels are in f16_planes.cuh and f16_spread.cuh. A line (a row of A or a column of B) has one exponent e. A number
+x of the line becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the
+planes and exponents of an operand are stored; `plane_split_launch` computes both. Componentwise products also record
+the spread of the exponents along the inner dimension (`ExponentSpread`). If the spread is too large, the operands are
+split a second time.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
-SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster, which splits 64 positions of all lines
+SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster splits 64 positions of all lines
 WARP_THREADS = 32
-MAX_REGISTER_LOADS = 16  # largest number of loads from a line whose results a thread holds in registers
+MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling the numbers of an operand and for arranging the planes hi and lo. A line is a row of A or a column
 # of B.
-# default: each line has one exponent, and hi and lo alternate in chunks of PLANE_CHUNK_LENGTH numbers.
-# separate: each line has one exponent, and all of hi precedes all of lo, as the vendor's products need. No clusters.
+# default: each line has one exponent; chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
+# separate: each line has one exponent; plane hi precedes plane lo, as the vendor's products need. No clusters.
 # recorded: as "default"; the split also records the spread of exponents along the inner dimension.
-# balanced: as "default"; positions of the inner dimension are scaled too, if the recorded spread requires that.
+# balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
@@ -56,11 +57,11 @@ class SplitKernel:
 
     along: ContiguousAxis
     group: int  # number of threads that split one line
-    register_loads: int  # number of loads from a line whose results a thread holds in registers
+    register_loads: int  # number of a line's loads that a thread holds in registers
     wide: bool  # True if each load reads 16 bytes
 
     def function_cpp(self, rule: ScalingRule) -> str:
-        """Return the name and template arguments of the C++ function that splits, from f16_planes.cuh."""
+        """Return the name and template arguments of the C++ function of f16_planes.cuh that splits the operand."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "split_by_line" if self.along == "inner" else "split_by_position"
         return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
@@ -70,7 +71,8 @@ class SplitKernel:
 class OperandPlanes:
     """The memory layout of an operand's planes and exponents for a batch; the exponents follow the planes.
 
-    The planes are in the workspace. Planes that an earlier call prepared follow the operand's matrix in its own memory.
+    The planes are in the workspace. If an earlier call prepared planes, these planes follow the operand's matrix in the
+    matrix's own memory.
     """
 
     source: GemmOperand
@@ -117,7 +119,7 @@ class OperandPlanes:
         return self.exponents_offset + exponent_bytes(self.count * self.outer_size)
 
     def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
-        """Return the variant of the split kernel: a thread block splits each long line, a warp each short line."""
+        """Return the variant of the split kernel: a thread block splits a long line, and a warp splits a short line."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
         wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
@@ -139,7 +141,7 @@ class OperandPlanes:
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
     def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
-        """Return the slots for the addresses of operand, planes and exponents; their struct starts at word `first`."""
+        """Return the address slots of operand, planes and exponents in a struct Operand that starts at word `first`."""
         x = self.source
         return (
             AddressSlot(first, x.base, x.offset),
@@ -158,7 +160,7 @@ class OperandPlanes:
 
 
 def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
-    """Return the layouts of the planes of the row-major product's A and B, in the workspace or prepared earlier."""
+    """Return the layouts of A's planes and B's planes for the row-major product; some planes may be prepared."""
     first, second, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     left = (m, k) if along[0] == "inner" else (k, m)
@@ -185,7 +187,7 @@ def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
-    """Return the planes of A and B that must still be computed, once if both operands share their planes."""
+    """Return the planes of A and B that are not prepared; if both operands share their planes, return them once."""
     missing = [
         x
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
@@ -241,10 +243,10 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 @dataclass(frozen=True)
 class ExponentSpread:
-    """The planes of both operands, and the place of the spread of their exponents in the workspace.
+    """The planes of both operands, and the offset in the workspace where the spread of their exponents is stored.
 
-    At `offset` the workspace holds the largest exponent at each inner position of A, then those of B, then the decision
-    whether to balance.
+    From `offset` on, the workspace holds one largest exponent for each inner position of A, the same for B, and the
+    decision whether to balance.
     """
 
     left: OperandPlanes
@@ -296,7 +298,7 @@ def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
 def checked_split_launches(
     x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
 ) -> tuple[Launch, Launch, Launch]:
-    """Return the launches that split and record the spread, decide whether to balance, and then split again."""
+    """Return three launches: split and record the spread, decide whether to balance, and split again if balancing."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.pack_parameters(kernels)
     grid = x.left.thread_block_count(kernels[0]) + x.right.thread_block_count(kernels[1]), 1, 1

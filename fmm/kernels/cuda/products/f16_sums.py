@@ -1,10 +1,10 @@
 """Form sums of submatrices and write each sum directly as the planes hi and lo, for a batch of f16x3 products.
 
 The kernels are in f16_sums.cuh. The power of two that scales a sum depends on the sum's largest number, which is
-unknown before the sum is formed. The largest numbers of the sum's submatrices (blocks) bound this number. Therefore
-three launches replace the split of the level and the pass that writes planes. The first finds the largest number in
-each line or position of every block. The second computes the exponents of all sums. The third forms the sums and writes
-their planes.
+unknown before the sum is formed. The sum's largest number is bounded by the largest numbers of the blocks (submatrices)
+that are added. Therefore three launches replace the split of the level and the pass that writes planes. The first
+launch finds the largest number in each line or position of every block. The second launch computes the exponents of all
+sums. The third launch forms the sums and writes their planes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit ma
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split whose sums are the operands A, or the operands B, of a batch of f16x3 products."""
+    """A split with sums that are the left operands, or the right operands, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
     side: OperandSide  # name of the operand in the row-major product
-    separate: bool = False  # True if plane hi precedes plane lo as a whole, as the vendor's products need
+    separate: bool = False  # True if the complete plane hi precedes plane lo, as the vendor's products need
 
     @property
     def writes_result(self) -> bool:
@@ -44,7 +44,7 @@ class PlaneSums:
 
     @cached_property
     def source_array(self) -> BlockArray:
-        """The matrix that contains the blocks of all sums."""
+        """The source matrix of the split; its blocks are added in the sums."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
@@ -55,7 +55,7 @@ class PlaneSums:
 
     @property
     def is_k_major(self) -> bool:
-        """True if the planes' lines run along the inner dimension (K-major); each line then has one exponent."""
+        """True if the planes' lines run along the inner dimension (K-major); then each line has one exponent."""
         return self.planes.along == "inner"
 
     @cached_property
@@ -69,7 +69,7 @@ class PlaneSums:
 
     @cached_property
     def sum_kernel(self) -> SumKernel:
-        """The split's kernel; if lines of planes are padded, the kernel compares every position with the line's end."""
+        """The kernel of the split; if the planes' lines are padded, it compares every position with the line's end."""
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
@@ -77,7 +77,7 @@ class PlaneSums:
 def find_plane_sums(
     split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
 ) -> PlaneSums | None:
-    """Return the split that writes planes instead of an operand of a batch of products, or None.
+    """Return the split of one operand of a batch of products, changed to write planes; or None.
 
     The result is None if the split writes neither operand of the batch, or if its sums cannot be written as planes.
     """
@@ -100,7 +100,7 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
         return False
     source, dest = kernel.reads[0].array, kernel.writes[0].array
     written, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
-    below = all(s.j == 0 for s in kernel.writes)  # The sums are stacked vertically, or side by side if column-major.
+    below = all(s.j == 0 for s in kernel.writes)  # row-major sums are stacked, column-major sums are side by side
     layout = written.base, written.offset, written.row, written.down if below else written.right
     return (
         source != dest
@@ -158,7 +158,7 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """Return the launch that finds the largest number of each line or position of every block.
 
-    The results are stored in the memory of the sums, which are never written themselves.
+    The largest numbers are stored in the memory that a float32 split would use for its sums.
     """
     a, (down, across) = x.source_array, x.block_counts
     parameters = struct.pack(

@@ -1,7 +1,7 @@
 """Compute a float32 product as three products of float16 planes: hi hi + (hi lo + lo hi) / 2048.
 
 On Hopper GPUs, `f16x3_op` describes a GEMM for the kernel of gemm_f16x3.cuh, and `f16x3_launch` returns the launch. On
-other GPUs, `vendor_f16x3_steps` returns steps in which cuBLAS multiplies the planes. f16_planes.py and f16_sums.py
+other GPUs cuBLAS multiplies the planes, and `vendor_f16x3_steps` returns the steps. f16_planes.py and f16_sums.py
 compute the planes.
 """
 
@@ -49,7 +49,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 PRODUCT3_POINTERS = 5  # number of pointers in struct Product3, after its tensor maps
-# The last two sizes have no clusters. These sizes are for a C with few rows, where one thread block of each cluster
+# The last two sizes have no clusters. They are for a C with few rows, for which one thread block of each cluster of two
 # would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
@@ -60,7 +60,7 @@ class F16x3Kernel:
 
     sizes: WgmmaSizes
     along: tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
-    # True if the kernel raises the flag for an entry of C that may be inaccurate relative to its own size
+    # True if the kernel raises the flag for an entry of C that may exceed the componentwise bound
     checked: bool = False
     triangle: TriangleTiles | None = None
 
@@ -103,7 +103,7 @@ class F16x3Op:
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
     spread: ExponentSpread | None = None  # the spread of exponents; None unless the product is componentwise
-    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
 
     def __hash__(self) -> int:
         return id(self)
@@ -124,7 +124,7 @@ class F16x3Op:
 
     @property
     def cluster_tile_total(self) -> int:
-        """Total number of cluster tiles in the batch, which the resident clusters share."""
+        """Total number of cluster tiles in the batch; the resident clusters divide these tiles among themselves."""
         return (
             count_cluster_tiles(self.cluster_tile_counts, self.kernel.sizes, self.kernel.triangle is not None)
             * self.count
@@ -205,11 +205,11 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
 # ---- GPUs without warpgroups: cuBLAS multiplies the planes
 #
 # Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. Therefore
-# cuBLAS multiplies hi by hi in ranges of the inner dimension, and adds the product of each range to float32 numbers in
-# memory. The products hi lo and lo hi are so small that their truncation does not matter. All products accumulate in C,
-# and a last kernel undoes the scaling.
+# cuBLAS computes hi hi in one call for each range of the inner dimension, and adds each call's product to float32
+# numbers in memory. The products hi lo and lo hi are so small that their truncation does not matter. All products
+# accumulate in C, and a last kernel undoes the scaling.
 
-LO_PLANE_SCALE = 2048.0  # lo is the remainder after subtracting hi, times this factor
+LO_PLANE_SCALE = 2048.0  # plane lo is this factor times the remainder x - hi
 FLOAT16_BYTES = 2
 
 
@@ -218,7 +218,7 @@ class PlaneProduct(NamedTuple):
 
     start: int  # first position of the range along the inner dimension
     length: int  # number of positions in the range
-    lo_of_a: bool = False  # True to use plane lo of A, False to use plane hi
+    lo_of_a: bool = False  # True if the product uses A's plane lo, False if it uses A's plane hi
     lo_of_b: bool = False
     factor: float = 1.0
     keep: float = 1.0
@@ -227,7 +227,7 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return steps that split, multiply planes with cuBLAS and undo the scaling, or why these are impossible."""
+    """Return steps that split, multiply planes by cuBLAS and undo the scaling, or the reason why none can."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
@@ -238,7 +238,7 @@ def vendor_f16x3_steps(
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Return the products hi lo and lo hi over the whole inner dimension, then hi hi in ranges of that dimension."""
+    """Return the products hi lo and lo hi over the complete inner dimension, then one product hi hi for each range."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_PLANE_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_PLANE_SCALE)
     pieces = range(0, k, VENDOR_PIECE_LENGTH)
@@ -246,9 +246,9 @@ def _plane_products(k: int) -> list[PlaneProduct]:
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
-    """Return cuBLAS's call for one product of planes; the row-major product's B is cuBLAS's left operand.
+    """Return cuBLAS's call for one product of planes. The row-major product's B is the left operand of the call.
 
-    The call's kind is "sums", because only the last launch turns its result into C.
+    The call's kind is "sums", because the call's result becomes C only in the last launch.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")

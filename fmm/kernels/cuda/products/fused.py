@@ -33,7 +33,7 @@ class ProductBlocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` contains the indices of C's blocks that earlier launches write."""
+    """The launches of a fused level; `written` contains the index of each block of C that an earlier launch writes."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # With strategy None or a strategy for TMA, a single launch computes all products, if the device supports that.
+        # If the strategy is None or for TMA, a single launch computes all products, provided that the device supports
+        # TMA.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -52,11 +53,11 @@ class FusedLaunches:
 
     @property
     def is_atomic(self) -> bool:
-        """True if launches add to C atomically; C must then contain beta times old C before the first launch."""
+        """True if launches add to C atomically. In this case C must hold beta times old C before the first launch."""
         return "atomic" in self.tasks
 
     def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield the launches of each stage in order, as one list of launches for each stream."""
+        """Yield one list for each stage, in order; the list of a stage contains a list of launches for each stream."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
@@ -101,7 +102,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> 
 def tile_op_with_sums(
     s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
-    """Return a product of sums that is added to its destinations; if C is column-major, the kernel computes C^T."""
+    """Return a product of sums and its additions to blocks of C; if C is column-major, the kernel computes C^T."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
@@ -134,8 +135,8 @@ def tile_op_with_update(
 ) -> TileOp:
     """Return one product whose epilogue is `update`, a step table's update of C's blocks.
 
-    The inputs of the program `update` are the product and the old values of the blocks `reads`. The outputs of the
-    program are stored to the blocks `writes`.
+    The inputs of the program `update` are the product and the old values of the blocks of C in `reads`. The program's
+    outputs are stored to the blocks of C in `writes`.
     """
     s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
@@ -156,7 +157,7 @@ def tile_op_with_update(
 
 
 def _operand_along(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
-    """Return the dimension along which an operand is contiguous; `inner` is 0 for A and 1 for B of the kernel."""
+    """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A, 1 for its B."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 

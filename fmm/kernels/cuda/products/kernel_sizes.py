@@ -1,8 +1,8 @@
 """Define the named tile sizes ("strategies") of the product kernels, and the workspace sizes of float16 planes.
 
-The performance model (fmm.perfmodel.block_model) chooses the strategy with the smallest predicted time. The kernels of
-gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled for a strategy. This module does not import
-the recorder of launches, so plans and the model can import this module when fmm is imported.
+The performance model (fmm.perfmodel.block_model) chooses the strategy with the smallest predicted time. Each strategy
+is compiled into a variant of the kernels of gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh. Plans and
+the model import this module when fmm is imported, so this module does not import the recorder of launches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class TileSizes:
     """The tile sizes of one kernel, counted in matrix elements.
 
     A thread block computes an m_s x n_s tile of C in steps of k_s along the inner dimension. Each thread computes m_r x
-    n_r elements of C. The threads of a warp are arranged in warp_m rows and warp_n columns.
+    n_r elements of C. The threads of a warp form a grid of warp_m rows and warp_n columns.
     """
 
     name: str
@@ -29,14 +29,14 @@ class TileSizes:
     warp_m: int
     warp_n: int
     stages: int = 2  # depth of the pipeline: number of tiles of each operand that shared memory holds
-    # smallest number of thread blocks on a multiprocessor for which registers must suffice; 0: the compiler decides
+    # number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
-    # True if sums of K-major blocks are stored transposed in shared memory. The value for each strategy is the variant
-    # with fewer register bank conflicts.
+    # True if sums of K-major blocks are stored transposed in shared memory. Each strategy has the value that causes
+    # fewer register bank conflicts.
     transposed_sums: bool = True
-    types: tuple[str, ...] = ("float32", "float64")  # types for which a thread has enough registers
-    mma_depth: int = 8  # positions of the inner dimension that one float64 mma instruction multiplies
+    types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
+    mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension
 
     @property
     def threads_m(self) -> int:
@@ -64,7 +64,8 @@ STRATEGIES = (
 )
 
 
-# Strategies for the H200: accumulators fill the registers, so few reads of shared memory feed many multiply-adds.
+# Strategies for the H200: accumulators use almost all registers, so each read of shared memory serves many
+# multiply-adds.
 H200_STRATEGIES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -77,7 +78,7 @@ H200_STRATEGIES = tuple(
     )
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
-# many short stages, and products without sums are fastest with few long stages. `rate` is relative to the model's time
+# many short stages, and products without sums are fastest with few long stages. `rate` is relative to the model's speed
 # for Square, and 5 % below the rate measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
@@ -87,13 +88,14 @@ TMA_SIZES = tuple(
     )
 )
 # The kernel GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, where each thread computes one column of a
-# 16 x 128 tile. The paper's kernel loads 64 columns of A in each step. Our kernel loads 32 columns of A in each step,
-# because B is stored in shared memory too, and the tiles of A and B must fit on every chip. Traffic to global memory
-# and the size of each access are as in the paper.
+# 16 x 128 tile. The paper's kernel loads 64 columns of A in each step. Our kernel also stores B in shared memory. It
+# loads 32 columns of A in each step, so that the tiles fit on every chip. The traffic to global memory and the size of
+# each access equal those of the paper's kernel.
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
-# Strategies for float64 on the tensor cores. The threads of a warp are arranged 8 x 4, so a warp computes 64 x 32 or 48
-# x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache limits the bytes read by all
-# thread blocks together. `rate` is relative to Solo, derived from that traffic, and not measured yet.
+# Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
+# computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache
+# limits the total rate of these reads. `rate` is relative to Solo. It is derived from the bytes read and is not
+# measured yet.
 FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
     for s in (
@@ -117,7 +119,7 @@ def named_strategy(name: str) -> TileSizes:
 
 
 def tma_strategy(name: str) -> TileSizes | None:
-    """Return the strategy of TMA_SIZES with this name, or None."""
+    """Return the strategy of TMA_SIZES with this name; None if TMA_SIZES has no such strategy."""
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
@@ -126,8 +128,8 @@ def tma_strategy(name: str) -> TileSizes | None:
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 
-# The element types of gemm_small.cuh, and the largest number of rows of a triangle for which its kernel is used. With
-# 480 rows, each of the 120 tiles runs on its own multiprocessor of an H200. With 512 rows some tiles share a
+# The element types of gemm_small.cuh, and the largest number of rows of a triangle that its kernel computes. With 480
+# rows, each of the 120 tiles runs on its own multiprocessor of an H200. With 512 rows some tiles share a
 # multiprocessor: a float64 triangle then takes 35 us, and cuBLAS's syrk 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_SMALL_ROWS = 480
@@ -136,16 +138,16 @@ MAX_SMALL_ROWS = 480
 # ---- float16 planes: a float32 number as two float16 numbers, hi and lo (f16_planes.cuh)
 
 PLANE_CHUNK_LENGTH = 64  # number of elements in a chunk; chunks of hi and lo alternate along a line
-PLANES_PER_OPERAND = 2  # number of float16 planes of one float32 operand, hi and lo
+PLANES_PER_OPERAND = 2  # number of float16 planes of one float32 operand: hi and lo
 FLOAT32_BYTES = 4  # bytes of a float32 number, of hi and lo together, and of an exponent
-# Length of the inner dimension in one product of planes by cuBLAS. Longer products have a larger error than SGEMM on
-# uniform random data.
+# Largest inner dimension of one product of planes by cuBLAS. With a longer inner dimension, the error on uniform random
+# data is larger than SGEMM's.
 VENDOR_PIECE_LENGTH = 256
 PLANE_ALIGN_BYTES = 256  # alignment in bytes of planes and exponents in the workspace
 
 
 def plane_bytes(lines: int, length: int) -> int:
-    """Return the size in bytes of both planes of an operand, with `lines` lines of `length` elements."""
+    """Return the total size in bytes of an operand's planes hi and lo, with `lines` lines of `length` elements."""
     return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK_LENGTH), PLANE_ALIGN_BYTES)
 
 
@@ -155,12 +157,12 @@ def exponent_bytes(count: int) -> int:
 
 
 def padded_matrix_bytes(lines: int, length: int) -> int:
-    """Return the size in bytes of a contiguous float32 matrix, rounded up so that its planes can follow."""
+    """Return the size in bytes of a contiguous float32 matrix, rounded up to the alignment of planes."""
     return round_up(FLOAT32_BYTES * lines * length, PLANE_ALIGN_BYTES)
 
 
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
-    """Return the bytes of a matrix and of its prepared planes; either dimension may be the inner dimension."""
+    """Return the size in bytes of a matrix and its prepared planes, enough for rows or columns as lines."""
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 
 

@@ -1,8 +1,7 @@
 """Compute scaling exponents and residues of the operands: one plane of bytes for each modulus (residue_planes.cuh).
 
 `ResidueOperand` describes the memory of one operand with its exponents and planes. `measure_launch` computes the
-exponents, and `residue_split_launch` the planes. The products of planes, and the join of their results to C, are in
-residues.py.
+exponents, and `residue_split_launch` the planes. residues.py multiplies the planes, and joins the products to C.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
-MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: largest number of moduli, and of pieces of a weight
-BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the sums of bytes in modulus.cuh
+MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: largest numbers of moduli and of a weight's pieces
+BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the weighted sums of bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
-MAX_NORM = 2.0**60  # upper bound of scaled norms; a sum of four scaled numbers then has 62 bits
+MAX_NORM = 2.0**60  # upper bound of scaled norms; with this bound a sum of four scaled numbers has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
-RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster, which measures 64 positions of all lines
+RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
 TRANSPOSED_POSITIONS = 64  # number of positions that a cluster transposes together
 # by number of levels: smallest number of resident thread blocks of the split kernel, or "" for the compiler's choice
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
@@ -63,11 +62,11 @@ def moduli_table(moduli: tuple[int, ...]) -> bytes:
 
 
 def max_scaled_norm(moduli: int, k: int) -> float:
-    """Return the largest norm to which rows of A and columns of B may be scaled.
+    """Return the largest norm that a row of A or a column of B may have after scaling.
 
-    The product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). This
-    product must be smaller than half the product of the moduli. Rounding to integers changes each of the k numbers by
-    at most 1/2.
+    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). The
+    scalar product must be smaller than M / 2, where M is the product of all moduli. Rounding to integers changes each
+    of the k numbers of a row or column by at most 1/2.
     """
     half = float(isqrt(remainder_weights(moduli).product // 2))
     return min(half * (1 - 2.0**-20) - sqrt(k), MAX_NORM)
@@ -75,14 +74,14 @@ def max_scaled_norm(moduli: int, k: int) -> float:
 
 # ---- one operand
 
-# Where the bytes of an operand are, if its elements already are residues. "source": the operand's own memory. "planes":
-# a transposed copy in the memory of a plane.
+# The memory of an operand's bytes, if the operand's elements already are residues. "source": the operand's own memory.
+# "planes": a transposed copy in the memory of a plane.
 ByteSource = Literal["source", "planes"]
 
 
 @dataclass(frozen=True)
 class MeasureKernel:
-    """A variant of the kernel that measures one operand: `group` threads read a line, or a cluster transposes lines."""
+    """A variant of the kernel that measures one operand; `group` threads read a line, or a cluster transposes."""
 
     along: ContiguousAxis
     group: int
@@ -99,8 +98,8 @@ class MeasureKernel:
 class ResidueOperand:
     """An operand of a batch, and the memory layout of its exponents, planes and transposed copy.
 
-    Exponents and planes are in the workspace. Exponents and planes that an earlier call prepared follow the operand's
-    matrix in its own memory.
+    Exponents and planes are in the workspace. If an earlier call prepared exponents and planes, they follow the
+    operand's matrix in the matrix's own memory.
     """
 
     source: GemmOperand
@@ -111,20 +110,20 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # where the bytes are if the operand's elements already are residues; None if the elements are split into residues
+    # the memory of bytes that already are residues; None if the elements are split into residues
     bytes_from: ByteSource | None = None
-    base: str = "W"  # name of the base address of exponents and planes
+    base: str = "W"  # name of the base that the offsets of exponents and planes count from
     is_prepared: bool = False  # True if an earlier call prepared exponents and planes
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
-        """Return the kernel that measures or transposes the operand; None if neither is necessary."""
+        """Return the kernel that measures or transposes the operand; None if the operand needs neither operation."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = WARP_THREADS if self.geometry.k <= MAX_WARP_LINE_LENGTH else RESIDUE_THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
-        """Return True if all lines start at multiples of 16 bytes, or of four elements if four elements are smaller."""
+        """Return True if each line starts at a multiple of 16 bytes, or of four elements if these are fewer bytes."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
@@ -175,7 +174,7 @@ class ResidueOperand:
         lines, length = self.block
         if self.bytes_from == "source":
             return source_byte_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
-        # The padding at the end of each line of a transposed copy is not initialized.
+        # Each line of a transposed copy ends with padding that no kernel initializes.
         filled = self.geometry.k if self.bytes_from else length
         # The workspace holds the planes of one group of moduli at a time.
         before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
@@ -184,7 +183,7 @@ class ResidueOperand:
 
 
 def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
-    """Return the tensor map of planes of bytes; bytes of a line from position `filled` on are read as zero."""
+    """Return the tensor map of planes of bytes; a copy reads zeros at the positions from `filled` to the line's end."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
     return TensorMap(
@@ -193,7 +192,7 @@ def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None 
 
 
 def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
-    """Return the tensor map of an operand, or of C, whose elements are bytes already."""
+    """Return the tensor map of a matrix (an operand or C) whose elements are bytes."""
     piece = BlockTerm(x.base, x.offset, lines, length)
     return TensorMap(
         piece, BYTE_TYPE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
@@ -205,7 +204,7 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 @lru_cache(maxsize=64)
 def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
-    """Return the CUDA source of the kernel that measures and transposes operands; None skips an operand."""
+    """Return the CUDA source of the kernel that measures and transposes operands; an operand with None is skipped."""
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
@@ -229,19 +228,19 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
 
 
 def operand_type_cpp(dtype: str) -> str:
-    """Return the C++ type of an operand's elements; unsigned integers are read as signed integers of the same bits."""
+    """Return the C++ type of an operand's elements; for unsigned integers, the signed integer type of the same size."""
     found = DTYPES[dtype]
     return SIGNED_CPP_TYPES[found.itemsize] if found.exact else found.cpp
 
 
 @lru_cache(maxsize=1)
 def fast_sums_cpp() -> str:
-    """Return the C++ type for fast_sums.cuh with the coefficients of the scheme that multiplies residues."""
+    """Return C++ that defines type Sums by fast_sums.cuh, with the coefficients of the scheme INNER_ALGORITHM."""
     found = scheme(INNER_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
     def pack_coefficients(table: Matrix) -> int:
-        """Return an integer with the coefficients of all products: 8 bits for a product, 2 bits for a block."""
+        """Return an integer with all coefficients of a table: 8 bits for each product, 2 bits for each block."""
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
     tables = ", ".join(f"{pack_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
@@ -256,7 +255,7 @@ ResidueOperandPair = tuple[ResidueOperand, ResidueOperand]  # the operands A and
 def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...]) -> Launch:
     """Return the launch that computes the exponents of both operands, and transposes MN-major operands.
 
-    `aligned` is True for each of A and B whose address is a multiple of 16 bytes.
+    `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes.
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]

@@ -1,8 +1,8 @@
 """Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
 
-The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns its
-launches in order: measure the operands, split and multiply for each group of moduli, and join by the Chinese remainder
-theorem. residue_planes.py describes the operands.
+The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
+GEMM's launches in order: measure the operands, split and multiply for each group of moduli, and join by the Chinese
+remainder theorem. residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_B
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
-TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take as long as computing this number of columns
-MAX_UNREDUCED_STEPS = 512  # steps of 128 positions after which sums are reduced, as in gemm_residues.cuh
-FLOAT64_EXACT_BITS = 52  # number of bits of integers that float64 stores exactly
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, for bases of unknown alignment
+TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
+MAX_UNREDUCED_STEPS = 512  # largest number of steps of 128 positions before sums are reduced, as in gemm_residues.cuh
+FLOAT64_EXACT_BITS = 52  # number of bits of an integer that float64 stores exactly
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
 
 # ---- a GEMM as a product by residues
@@ -81,12 +81,12 @@ class ResidueOp:
 
     @property
     def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The moduli in groups; the workspace has room for the planes of one group."""
+        """The moduli in groups; the workspace holds the planes of one group at a time."""
         moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """Describe the products of planes for `count` moduli, starting at the modulus with index `first`."""
+        """Describe the products of planes for `count` moduli from the modulus with index `first` on."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
         layers = count * g.plane_product_count
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
@@ -105,10 +105,10 @@ class ResidueOp:
 def residue_op(
     op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
-    """Describe a GEMM as a product by residues, from planes in the workspace or from the operands' own bytes.
+    """Describe a GEMM as a product by residues, which are planes in the workspace or the operands' own bytes.
 
-    Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides its
-    address.
+    Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides the
+    base's address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -128,18 +128,18 @@ def residue_op(
         right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
     )
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
-    # The copy engine writes 16 bytes at a time, so it would write zeros after a row that does not end at a multiple of
-    # 16 bytes.
+    # The copy engine (TMA) writes 16 bytes at a time. If a row does not end at a multiple of 16 bytes, TMA would write
+    # zeros behind the row.
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels, the products of blocks in a scheme are not their own adjoints.
+    # With levels, the scheme multiplies sums of blocks, and such products are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand with the layout of its prepared planes, if an earlier call prepared planes."""
+    """Return the operand with the layout of its prepared planes; unchanged if no earlier call prepared planes."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -148,7 +148,7 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 
 
 def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
-    """Return the source of an operand's bytes, which are residues already; None if the bytes must be copied."""
+    """Return the memory of an operand's bytes, which already are residues; None if the bytes must be copied."""
     if along == "outer":
         return "planes"
     return "source" if _is_tma_aligned(x, alignment) else None
@@ -161,7 +161,7 @@ def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
 
 @lru_cache(maxsize=4096)
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
-    """Return the tile sizes with the shortest predicted time until the last cluster ends."""
+    """Return the tile sizes for which the last cluster is predicted to end first."""
 
     def last_cluster_end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
@@ -174,7 +174,7 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product: exponents, then planes and products for each group of moduli, then C.
+    """Return all launches of a product: find exponents, split and multiply for each group of moduli, join to C.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
     the flag for an inf or NaN in C.
@@ -194,11 +194,11 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
 
 
 def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that prepare one operand for later calls, and their workspace in bytes."""
+    """Return the launches that prepare one operand for later calls, and the bytes of workspace that they need."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # residue_op describes the operand to prepare as already prepared. The launches must compute the planes of this
-    # operand.
+    # residue_op marks the operand to prepare as prepared. Here the marks are exchanged, so the launches compute this
+    # operand's planes and skip the other operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -210,7 +210,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
 
 
 def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
-    """Return for each of A and B whether its address is a multiple of 16 bytes."""
+    """Return two values, for A and for B: True if the operand's address is a multiple of 16 bytes."""
     return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.operands)
 
 
@@ -223,7 +223,7 @@ class ResidueKernel:
 
     sizes: WgmmaSizes
     triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
-    reduces: bool = False  # True if sums are reduced modulo p after some steps, because the sums could exceed 32 bits
+    reduces: bool = False  # True if sums are reduced modulo p between steps, because they could exceed 32 bits
 
     @property
     def shared_bytes(self) -> int:
@@ -276,7 +276,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The weights of the Chinese remainder theorem in pieces of few bits, so that sums of pieces are exact."""
+    """The weights of the Chinese remainder theorem, cut into pieces of so few bits that sums of pieces are exact."""
 
     moduli: int
     levels: int
@@ -285,19 +285,19 @@ class WeightPieces:
     def piece_bits(self) -> int:
         """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits. Each level sums four residues, which adds 2 bits. The products for
-        all moduli are then added up, which adds the bits of their number.
+        A piece is multiplied by a residue of 7 bits. Each level adds four residues, and their sum has 2 more bits. The
+        sum over all moduli needs log2(number of moduli) more bits.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
-    def piece_count(self) -> int:
+    def weight_piece_count(self) -> int:
         """Number of pieces of a weight."""
         return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
     def split_number(self, x: int) -> list[float]:
         """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
-        places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
+        places = range(self.piece_bits * (self.weight_piece_count - 1), -1, -self.piece_bits)
         pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_WEIGHT_PIECES - len(pieces))
 
@@ -305,7 +305,7 @@ class WeightPieces:
     def packed_weights(self) -> bytes:
         """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
-        inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
+        inverse = 2 ** (self.piece_bits * (self.weight_piece_count - 1)) / numbers.product
         rows = [self.split_number(w) for w in numbers.weights]
         rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(rows))
         flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
@@ -318,7 +318,9 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(
+        join_kernel_source, (g.levels, g.moduli, pieces.weight_piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS
+    )
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 
@@ -372,9 +374,9 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
-    """Return the grid of the join kernel; each thread joins the same adjacent columns in every block of C."""
+    """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    if g.levels == 2:  # a separate warp for each block of the outer level
+    if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

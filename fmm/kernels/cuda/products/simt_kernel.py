@@ -1,8 +1,8 @@
 """Generate the CUDA source of a tiled product with fused sums, for the kernels of gemm_simt.cuh and gemm_mma_f64.cuh.
 
-The generated source contains all that depends on a scheme: the numbers of blocks in a product, and the epilogue for
-each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant of Figure 6 of
-Huang, Yu and van de Geijn is one compiled kernel. A step table's update of C is generated as code.
+The generated source contains everything that depends on a scheme: the number of blocks in each sum, and the epilogue
+for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant in Figure
+6 of Huang, Yu and van de Geijn needs only one compiled kernel. A step table's update of C is generated as code.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fmm.kernels.cuda.products.tiling import (
 
 MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
 CopyPath = Literal["async", "plain", "texture"]  # how a tile is copied to shared memory; enum Path of gemm_simt.cuh
-# How a product is added to a destination block. "keep": the kernel computes block = keep block + product; no other
-# kernel writes the block. "atomic": the kernel adds the product atomically, and other thread blocks may add to the same
-# block at the same time.
+# How a product is added to a destination block. "keep": the kernel computes block = keep block + factor product; no
+# other kernel writes the block at the same time. "atomic": the kernel adds the product atomically, and other thread
+# blocks may add to the same block at the same time.
 UpdateMode = Literal["keep", "atomic"]
-# How a kernel uses the device's flag for inf and NaN. "raises": the kernel raises the flag when it stores an inf or
-# NaN. "obeys": the kernel does nothing unless the flag is raised.
+# How a kernel uses the flag for inf and NaN. "raises": the kernel raises the flag when it stores an inf or NaN.
+# "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# ptxas's levels above -O1 reorder the multiply-adds. The order in the source reads registers without bank conflicts;
-# with another order each multiply-add takes a third of a cycle more.
+# ptxas's levels above -O1 reorder the multiply-adds. The source has an order without register bank conflicts. In
+# another order each multiply-add takes a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction: its rows and columns of C, and its smallest depth along the inner dimension (of 4, 8,
-# 16).
+# Sizes of the float64 mma instruction: rows of C, columns of C, and the smallest of its depths 4, 8 and 16 along the
+# inner dimension.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
@@ -56,10 +56,11 @@ class LaunchScalar(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The update of each element of the destination blocks from an element of the product.
+    """The computation that updates each element of the destination blocks with an element of the product.
 
-    The inputs of `program` are the product and the old values of the destinations `reads`. The outputs are stored to
-    the destinations `writes`, or added to these atomically. A destination may be read and never written.
+    The inputs of `program` are the product and the old values of the destinations `reads`. The outputs of `program` are
+    stored to the destinations `writes`, or added to these destinations atomically. A destination may be in `reads` but
+    not in `writes`.
     """
 
     program: AdditionProgram  # the sums to compute; coefficients may be LaunchScalars
@@ -98,11 +99,11 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """Return an equivalent `adding_epilogue` with its pairs (factor, keep), or `e` if none is equivalent.
+    """Return an `adding_epilogue` equivalent to `e` and its pairs (factor, keep), or `e` if there is none.
 
-    An equivalent exists if no destination's new value depends on the old value of another destination. Most kernels of
-    step tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients that the launch
-    sets.
+    An equivalent `adding_epilogue` exists if no destination's new value depends on another destination's old value.
+    Thus most products of step tables use the same compiled kernel: mulIncInc and mulStoreDec differ only in
+    coefficients that the launch sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
@@ -118,11 +119,11 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A compiled variant: one launch computes `products` products (sum of blocks of A)(sum of blocks of B).
+    """A compiled variant of the tiled kernel; one launch computes `products` products (sum of A's blocks)(sum of B's).
 
-    `left` and `right` are the numbers of blocks in these sums. A kernel that uses the flag receives the flag's address
-    in the parameters. A kernel that obeys the flag also receives the address of the host's count of recomputed products
-    (recompute_tiled.cuh).
+    `left` is the number of blocks in a sum of A's blocks, and `right` the number of blocks in a sum of B's blocks. A
+    kernel that uses the flag receives the flag's address in the parameters. A kernel that obeys the flag also receives
+    the address of the host's count of recomputed products (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -134,12 +135,12 @@ class TileKernel:
     along: tuple[ContiguousAxis, ContiguousAxis] = ("inner", "outer")
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles are copied to shared memory
+    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # paths by which tiles of A and tiles of B are copied
     triangle: TriangleTiles | None = None
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
-        """Numbers of blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
+        """The number of blocks of A, of B and of C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
         return self.left, self.right, self.epilogue.destination_count
 
     @property
@@ -148,7 +149,8 @@ class TileKernel:
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums, and copies through registers, occupy registers. The instruction of the smallest depth needs the fewest.
+        # Sums need registers, and so do copies through registers. The mma instruction of the smallest depth needs the
+        # fewest registers.
         return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
@@ -158,19 +160,19 @@ class TileKernel:
 
     @property
     def min_resident_blocks(self) -> int:
-        """Smallest number of thread blocks on a multiprocessor that must fit the registers; 0: the compiler decides."""
-        # shared memory suffices for one thread block
+        """Number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides."""
+        # shared memory suffices for one thread block only
         return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, for the tiles of all stages and for the blocks of sums."""
+        """Bytes of shared memory: the tiles of all stages, and one tile of each block that is added in a sum."""
         s, item = self.strategy, DTYPES[self.element].itemsize
         vector = VECTOR_BYTES // item  # number of elements in a vector access
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
-            # Lines are padded, so that equal positions of neighbouring lines are in different memory banks.
+            # Padding puts equal positions of neighbouring lines into different memory banks.
             padding = 2 * vector if self.mma_depth else vector if along == "inner" else 0
             copied = lines * (length + padding)
             transposed = along == "inner" and s.transposed_sums and not self.mma_depth
@@ -219,7 +221,7 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 
 
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
-    """Return C++ that calls the mma variant if the device has float64 mma instructions, else the variant without mma.
+    """Return a C++ call of the mma variant, or of the variant without mma if the device lacks float64 mma instructions.
 
     Both variants use the same shared memory.
     """
@@ -232,7 +234,7 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """Yield the C++ members of struct Product that list the destinations to read and write, and compute the update."""
+    """Yield C++ members of struct Product: the destinations to read, the destinations to write, and the update."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destination_count}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
@@ -255,7 +257,7 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
 
 
 def _read_condition(e: Epilogue, dest: int) -> str:
-    """Return the C++ condition for reading a destination: false if all coefficients of its old value are zero."""
+    """Return the C++ condition for reading a destination; it is false if all coefficients of the old value are zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
     conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))

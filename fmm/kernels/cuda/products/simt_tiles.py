@@ -1,7 +1,7 @@
 """Describe products for the tiled kernels of gemm_simt.cuh and gemm_mma_f64.cuh, and return their launches.
 
-A `TileOp` is one product with its blocks, and a `TileGroup` is several products. `tile_op` describes a GEMM in the
-kernel's row-major terms. `tile_launches` returns the launches for a chip. Products with fused sums are in fused.py.
+A `TileOp` is one product with its blocks, and a `TileGroup` is several products. `tile_op` describes a BLAS GEMM as a
+row-major product. `tile_launches` returns the launches for a chip. Products with fused sums are in fused.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-# bytes of an element -> `struct` format of struct Block of gemm_common.cuh
+# size of an element in bytes -> format of struct Block of gemm_common.cuh for Python's `struct`
 BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 
 
@@ -61,7 +61,7 @@ class TileOp:
     count: int = 1  # number of products in the batch
     # True if this launch only adds to the previous launch's results, and therefore may overlap the previous launch
     may_overlap: bool = False
-    open_strategy: bool = False  # True if the strategy may be replaced by a faster one
+    open_strategy: bool = False  # True if a faster strategy may replace the kernel's strategy
 
     def __hash__(self) -> int:
         return id(self)
@@ -72,12 +72,12 @@ class TileOp:
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """This product alone, so that callers can treat a TileOp like a TileGroup."""
+        """A tuple with this product only; callers can thus treat a TileOp like a TileGroup."""
         return (self,)
 
     @property
     def largest_product(self) -> TileOp:
-        """This product itself, so that callers can treat a TileOp like a TileGroup."""
+        """This product; callers can thus treat a TileOp like a TileGroup."""
         return self
 
     @property
@@ -123,17 +123,17 @@ class TileOp:
 
     @cached_property
     def access(self) -> MemoryAccess:
-        """ "vector" if all lines of all blocks are aligned whenever the base addresses are, else "scalar"."""
+        """ "vector" if aligned base addresses imply that all lines of all blocks are aligned, else "scalar"."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Several products, which run in a single launch if a kernel can compute all products together.
+    """Several products, which run in a single launch if one kernel can compute all of them.
 
-    `order` tells how the products write blocks of C. "free": each block is written by one product only. "turns": the
-    products write in the order of the group. "atomic": the products add to C atomically, in any order.
+    `order` says in which order the products write blocks of C. "free": each block is written by one product only.
+    "turns": the products write in the order of the group. "atomic": the products add to C atomically, in any order.
     """
 
     ops: tuple[TileOp, ...]
@@ -144,7 +144,7 @@ class TileGroup:
 
     @cached_property
     def fits_one_launch(self) -> bool:
-        """True if one launch of gemm_simt.cuh can compute all: one variant, and no product waits for another."""
+        """True if one launch can compute all products: all have one variant, and none waits for another product."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
 
@@ -167,7 +167,7 @@ class TileGroup:
 
     @cached_property
     def largest_product(self) -> TileOp:
-        """A product with the group's largest m, n and k; smaller products are treated as padded with zeros."""
+        """A product with the group's largest m, n and k; the kernel treats smaller products as if padded with zeros."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
 
@@ -222,13 +222,14 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     )
 
 
-# The epilogue C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend, which is read and never written.
+# The epilogue C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend; the kernel reads the addend and never
+# writes it.
 _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
 def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
-    """Return the same product with a separate addend in place of old C; the addend is column-major."""
+    """Return the same product with a separate column-major addend, which `keep` multiplies instead of C."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
     lines = *op.lines, BlockStrides(addend.right if op.m > 1 else 0)
@@ -247,21 +248,21 @@ def leaf_strategy(use: LeafUse) -> TileSizes | None:
 
 
 def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
-    """Return the copy paths of A's and B's tiles that a leaf such as `tile.gpu8.texture` names."""
+    """Return the copy paths of A's tiles and of B's tiles for a leaf such as `tile.gpu8.texture`, which names them."""
     return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
 
 
 # ---- launches for a chip
 
-# Smallest number of thread blocks for each multiprocessor with which a launch may overlap the previous launch. In
-# measurements, smaller overlapping launches slowed each other down.
+# A launch may overlap the previous launch if the launch has at least this number of thread blocks for each
+# multiprocessor. In measurements, overlapping launches with fewer thread blocks slowed each other down.
 OVERLAP_MIN_WAVES = 1.9
 
 
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """Return a single launch for all these products, or a launch for each product if no kernel can compute all.
+    """Return a single launch for all products of `op`, or one launch for each product if no kernel can compute all.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
     raise the flag when they store an inf or NaN.
@@ -274,8 +275,8 @@ def tile_launches(
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """Return the same products, with a smaller strategy if their own strategy does not fit the chip.
 
-    A strategy does not fit if its tiles exceed the chip's shared memory. On a chip without float64 mma instructions,
-    strategies for these instructions do not fit either, because a thread would need too many registers.
+    A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions also
+    do not fit a chip without these instructions, because a thread would need too many registers.
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
@@ -311,7 +312,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
 
 
 def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: bool) -> str:
-    """Return the label of a launch: kernel, tile sizes, and the features beyond a single product.
+    """Return the label of a launch: its kernel, its tile sizes, and the features that a single plain product lacks.
 
     `by_warps` is True if the kernel uses mma instructions. On a chip without float64 mma instructions, gemm_mma_f64.cuh
     compiles to the code of gemm_simt.cuh.

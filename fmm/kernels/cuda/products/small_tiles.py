@@ -15,10 +15,11 @@ from fmm.kernels.cuda.products.tiling import row_major_operands
 SMALL_TILE_SIDE, SMALL_THREADS = (
     32,
     256,
-)  # as in gemm_small.cuh: rows (and columns) of a tile, threads of a thread block
-SMALL_BLOCKS_PER_SM = 2  # smallest number of thread blocks on a multiprocessor for which registers must suffice
+)  # as in gemm_small.cuh: number of rows (and of columns) of a tile, number of threads of a thread block
+SMALL_BLOCKS_PER_SM = 2  # number of thread blocks whose registers must fit on a multiprocessor together
 SMALL_ENTRY = "fmm_small"
-# Extent of C -> enumerator of fmm::Part in gemm_small.cuh, and enumerator -> last words of the launch's label.
+# Two mappings: extent of C -> enumerator of fmm::Part in gemm_small.cuh; enumerator -> last words of the launch's
+# label.
 TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
     None: "ALL",
     "loose": "LOWER",
@@ -29,7 +30,7 @@ TRIANGLE_PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": 
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
-    """Return the launch that computes a whole product, of any size."""
+    """Return the launch that computes a product; the product may have any size."""
     left, right, along = row_major_operands(op)
     part, (m, n) = TRIANGLE_PARTS[op.triangle_extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
@@ -45,7 +46,7 @@ def small_launch(op: GemmOp, dtype: str) -> Launch:
 
 
 def _operand_strides(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
-    """Return an operand's strides: along the outer dimension, along the inner dimension, and between matrices."""
+    """Return an operand's strides along the outer dimension, along the inner dimension, and between matrices."""
     return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
 
 

@@ -1,9 +1,9 @@
 """Split the last tiles of C along the inner dimension (split-K), so that the last round of thread blocks ends sooner.
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
-dimension. Each part is a separate task, and the tasks that write the same tile do so in order. `split_tail` compares
-many divisions and returns the division whose last task ends first. A model predicts when each thread block starts,
-computes and stores.
+dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
+compares many divisions, and returns the division for which the last task is predicted to end first. A model predicts
+when each thread block starts, computes and stores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-MIN_PART_STEPS = 16  # smallest number of steps in a part; a shorter part costs more than the idle time saved
-TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
+MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost more time than they save
+TASK_COUNTS = (1, 8, 24)  # possible task counts of compiled kernels; a launch uses the smallest sufficient count
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
-# Times of a thread block to start, to store a tile of C, and to store a tile in order with other thread blocks. The
-# unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units if all thread
-# blocks store at about the same time. Parts and whole tiles store at different times, and with 30 units the model finds
-# the fastest of the measured divisions.
+# Three durations for a thread block: to start, to store a tile of C, and to store a tile in order with other thread
+# blocks. The unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units if all
+# thread blocks store at about the same time. In a launch, thread blocks store at different times. With 30 units the
+# model selects the division that was fastest in measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -27,7 +27,7 @@ class ProductPart(NamedTuple):
     """A task: a range of tiles of a product's C, over a range of steps of the inner dimension."""
 
     product: int
-    first: int  # index of the first tile
+    first: int  # index of the first tile of C
     tiles: int
     start: int  # index of the first step of the inner dimension
     steps: int
@@ -37,11 +37,11 @@ class ProductPart(NamedTuple):
 def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks of all products, with the last tiles divided into parts if the last task then ends sooner.
+    """Return the tasks of all products; divide the last tiles into parts if the last task then ends earlier.
 
-    A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. A product writes
-    `writes` blocks of C on average. A batch repeats each product `layers` times. In a batch, either no tile or every
-    tile of a product is divided.
+    A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. On average a
+    product writes `writes` blocks of C. A batch repeats each product `layers` times. If the product belongs to a batch,
+    either no tile or every tile of the product is divided.
     """
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
@@ -49,20 +49,20 @@ def split_tail(
     most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    def predicted_end(parts: tuple[ProductPart, ...]) -> float:
+    def predict_finish_time(parts: tuple[ProductPart, ...]) -> float:
         edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predicted_end, default=whole)
-    return best if predicted_end(best) < 0.995 * predicted_end(whole) else whole
+    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predict_finish_time, default=whole)
+    return best if predict_finish_time(best) < 0.995 * predict_finish_time(whole) else whole
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:
-    """Return tasks in the order of the products, with each of the last `cut` tiles divided into `each` parts.
+    """Return the tasks in the order of the products; each of the last `cut` tiles is divided into `each` parts.
 
-    The first divided tile may be inside a product. In later products too, separate tasks compute the tiles before and
-    after the same position.
+    The first divided tile may be at any index within a product's tiles. In all later products, separate tasks then
+    compute the tiles before this index and the tiles from this index on.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, each, round(ORDERED_STORE_TIME / k_s))
@@ -79,7 +79,7 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
 
 
 def _part_lengths(steps: int, each: int, later: int) -> list[int]:
-    """Return the number of steps of each part; a part ends `later` steps after the previous part, which stores C."""
+    """Return the number of steps of each part. A part ends `later` steps after the part that stores before it."""
     if each > 1:
         later = max(min(later, 2 * (steps // each - MIN_PART_STEPS) // (each - 1)), 0)
     least = (steps - later * (each * (each - 1) // 2)) // each
@@ -88,10 +88,10 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
 
 
 def last_job_end(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return the time when the last job ends, if each job starts on the machine that is free first.
+    """Return the time when the last job ends; each job runs on the machine that becomes free first.
 
-    A group is a pair: a number of jobs, and the duration of each job. The jobs start in the order of the groups, the
-    first jobs at time 0.
+    Each group is a pair: the number of its jobs, and the duration of one job. The jobs start in the order of the
+    groups, the first jobs at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

@@ -1,7 +1,7 @@
 """Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
 BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore computes C^T = B^T
-A^T. The memory of each matrix is the same, and the operands are swapped.
+A^T. No matrix is moved: the operands are swapped, and each matrix is read as its transpose.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Literal
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 
-VECTOR_BYTES = 16  # bytes of a vector access, and the alignment in bytes that the copy engine (TMA) needs
-RASTER_ROWS = 8  # number of rows of tiles computed together, so that their tiles of B stay in the L2 cache
+VECTOR_BYTES = 16  # size in bytes of a vector access; equal to the alignment that the copy engine (TMA) needs
+RASTER_ROWS = 8  # number of rows of tiles that are computed together; their tiles of B thus stay in the L2 cache
 
 # The dimension along which an operand is contiguous: "inner" for the inner dimension (K-major), "outer" for A's rows or
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
-# The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": these
-# tiles, and their mirror images. A TriangleTiles value of None means all tiles of a general C.
+# The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": the
+# tiles on and below the diagonal, and their mirror images. A TriangleTiles value of None means all tiles of a general
+# C.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",
@@ -39,7 +40,7 @@ def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Cont
 
 
 def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
-    """Return the tiles that a kernel computes for this extent; "loose", which permits more, becomes "lower"."""
+    """Return the tiles that a kernel computes for an extent of C; for "loose" these are the tiles of "lower"."""
     return "lower" if extent == "loose" else extent
 
 
@@ -47,8 +48,8 @@ def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
 def count_triangle_tiles(tiles: tuple[int, int], height: int, width: int) -> int:
     """Return the number of tiles that overlap the lower triangle of C.
 
-    `tiles` has the number of rows and of columns of tiles in C. Each tile has `height` rows and `width` columns of
-    elements.
+    `tiles` contains the number of rows of tiles and the number of columns of tiles in C. Each tile has `height` rows
+    and `width` columns of elements.
     """
     rows, columns = tiles
     return sum(min(-(-(row + 1) * height // width), columns) for row in range(rows))

@@ -1,7 +1,8 @@
 """Describe products for the kernel of gemm_tma.cuh, where the copy engine (TMA) loads the tiles.
 
 `tma_op` turns one or several TileOps into a single launch. The last tiles of C may be divided into parts along the
-inner dimension (split_k.py). Each part is then a task, and the tasks that write the same tile take turns.
+inner dimension (split_k.py). Each part is then a separate task. Tasks of the same tile write the tile one after the
+other.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from fmm.kernels.cuda.products.tiling import (
 )
 
 SM90_SHARED_BYTES = 227 << 10  # largest shared memory of a thread block in bytes, on compute capability 9.0
-BlockCounts = tuple[int, int, int]  # numbers of blocks of A, of B and of C
+BlockCounts = tuple[int, int, int]  # three numbers: the number of blocks of A, of B and of C
 
 
 @dataclass(frozen=True)
 class TmaKernel:
-    """A compiled variant of the kernel: up to `tasks` tasks, each a product of sums with at most `terms` blocks.
+    """A compiled variant of the TMA kernel for up to `tasks` tasks; each task is a product of sums.
 
-    `blocks` has the numbers of distinct blocks of A, B and C. `shapes` contains the pairs (A is a sum, B is a sum) that
-    occur in the tasks.
+    `terms` holds the largest number of blocks in a sum for A, for B and for C. `blocks` holds the number of distinct
+    blocks of A, of B and of C. `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
     """
 
     strategy: TileSizes
@@ -70,8 +71,8 @@ class TmaKernel:
     def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
-        Each stage holds a tile of every term, and a tile of the sum if there are several terms. A tile of C later uses
-        the same memory. Each stage also has two barriers of 8 bytes.
+        Each stage holds a tile of every term, and a tile of the sum if there are several terms. After the last stage, a
+        tile of C is stored in the same memory. Each stage also has two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -102,15 +103,15 @@ def tma_kernel_source(kernel: TmaKernel) -> str:
 
 @dataclass(frozen=True)
 class TmaOp:
-    """A launch whose parameters describe all tasks; each task is a part of a product."""
+    """A launch with parameters that describe all tasks; each task computes a part of a product."""
 
     kernel: TmaKernel
     maps: tuple[TensorMap, ...]  # tensor maps of all blocks of A, then of all blocks of B
-    dest: tuple[BlockTerm, ...]  # all blocks of C
+    dest: tuple[BlockTerm, ...]  # all distinct blocks of C
     parts: tuple[ProductPart, ...]
     tasks: bytes  # bytes of struct Task of gemm_tma.cuh for every part
     lines: BlockStrides  # strides of C's blocks
-    tiles: tuple[int, int]  # number of rows and of columns of tiles in a block of C
+    tiles: tuple[int, int]  # number of rows of tiles and number of columns of tiles in a block of C
     count: int  # number of products in the batch
 
     def __hash__(self) -> int:
@@ -132,7 +133,7 @@ class TmaOp:
 
     @property
     def parameter_bytes(self) -> bytes:
-        """The bytes of the parameters if C is aligned."""
+        """The parameters of the launch as bytes, for a C that is aligned."""
         return self.pack_parameters(True)
 
     def pack_parameters(self, aligned_result: bool) -> bytes:
@@ -176,8 +177,8 @@ class TmaOp:
 def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
     """Describe these products of aligned operands as one launch of the TMA kernel.
 
-    Return None if the kernel cannot compute the products, or if the launch needs too many parameters or too much shared
-    memory.
+    Return None if the kernel cannot compute the products, or if the launch exceeds the limits of parameters or of
+    shared memory.
     """
     ops, largest = op.ops, op.largest_product
     if not _is_tma_supported(ops):
@@ -189,7 +190,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
     steps, triangle = -(-largest.k // s.k_s), largest.kernel.triangle
     writes = sum(len(o.dest) for o in ops) / len(ops)
-    if triangle:  # a thread block writes a tile and its mirror, so tiles are not divided into parts
+    if triangle:  # a thread block writes a tile and the tile's mirror, so no tile is divided
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
@@ -224,8 +225,8 @@ def has_tma_alignment(op: TileOp | TileGroup) -> bool:
 def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
-    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of an operand
-    must have the same number of blocks; an operand may also be a single block.
+    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of A must have
+    the same number of blocks, and so must all sums of B; an operand may also be a single block.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -252,12 +253,13 @@ def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStride
 def _pack_tasks(
     ops: Sequence[TileOp], parts: Sequence[ProductPart], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
 ) -> Iterator[bytes]:
-    """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
+    """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    A task contains, for each tile that several tasks write, the number of earlier tasks and whether this task is the
-    last.
+    For each block of C, a task contains the number of earlier tasks that write the same tiles, and 1 if no later task
+    writes these tiles.
     """
-    # If a product is divided, different tasks write the tiles before the cut and the tiles after the cut.
+    # If the tiles of a product are divided at index `cut`, different tasks write the tiles before `cut` and the tiles
+    # from `cut` on.
     cut = max(part.first for part in parts)
     all_writers = Counter(
         (_without_factors(x), behind)
@@ -288,7 +290,7 @@ def _pack_tasks(
 
 
 def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return the sides of the cut where the part has tiles: False for before the cut, True for after the cut."""
+    """Return the sides of tile index `cut` on which the part has tiles: False before `cut`, True from `cut` on."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 

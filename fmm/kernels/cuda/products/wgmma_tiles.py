@@ -1,8 +1,8 @@
-"""Describe products on Hopper's tensor cores, by the warpgroup instruction wgmma: float16, bfloat16, TF32 and bytes.
+"""Describe products of float16, bfloat16, TF32 and bytes on Hopper's tensor cores, by the instruction wgmma.
 
 The kernel is in gemm_wgmma.cuh. `wgmma_op` describes a GEMM with its tensor maps, `best_wgmma_sizes` chooses the tile
-sizes, and `wgmma_launch` returns the launch. f16x3.py and residues.py use the same tiles and instructions, with the
-kernels of gemm_f16x3.cuh and gemm_residues.cuh.
+sizes, and `wgmma_launch` returns the launch. f16x3.py and residues.py use the same tiles and instructions in other
+kernels, gemm_f16x3.cuh and gemm_residues.cuh.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_tiles,
 )
 
-TILE_LINE_BYTES = 128  # length of a tile along the inner dimension, in bytes
-WGMMA_DEPTH_BYTES = 32  # length along the inner dimension that one wgmma instruction multiplies, in bytes
+TILE_LINE_BYTES = 128  # size in bytes of one line of a tile along the inner dimension
+WGMMA_DEPTH_BYTES = 32  # depth of one wgmma instruction along the inner dimension, in bytes
 # number of wgmma instructions along the inner dimension of a tile
 INSTRUCTIONS_PER_TILE = TILE_LINE_BYTES // WGMMA_DEPTH_BYTES
 BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
@@ -38,7 +38,7 @@ BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
 
 @dataclass(frozen=True)
 class WgmmaSizes:
-    """The size m_s x n_s of a thread block's tile of C; the `cluster` thread blocks of a cluster share loads of B."""
+    """Tile sizes: a thread block computes an m_s x n_s tile of C; the thread blocks of a cluster load B together."""
 
     m_s: int
     n_s: int
@@ -56,12 +56,12 @@ class WgmmaSizes:
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-# A triangle of C may also have tiles of 192 columns. With 256 columns most multiprocessors may be idle in the last
-# round, for example with 4096 rows on an H200.
+# A triangle of C may also have tiles of 192 columns. With tiles of 256 columns, most multiprocessors may be idle in the
+# last round, for example if C has 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
 MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| for which the kernel is used
-UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time with a cluster
-TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take as long as computing this number of columns
+UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
+TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class WgmmaKernel:
 
     @property
     def store_passes(self) -> int:
-        """Number of parts in which a tile of C is stored; a part has the same size in bytes for all types."""
+        """Number of parts in which a tile of C is stored; parts have the same size in bytes for all element types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
@@ -108,14 +108,14 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
     """Return the C++ struct Step, whose function `multiply` multiplies 64 rows of A by `width` columns of B.
 
-    With `keeps` = 0 the first wgmma instruction overwrites the accumulators. All other instructions add to the
-    accumulators. 16-bit operands may be transposed, that is, contiguous along the outer dimension. Products of bytes
-    accumulate as integers. An instruction must name all its registers, so the text of an instruction depends on
-    `width`. All instructions of a tile are in one asm statement, because NVRTC compiles slowly for each statement with
-    many registers.
+    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to the
+    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension.
+    Products of bytes accumulate as integers. A wgmma instruction must name all its registers, so its text depends on
+    `width`. All instructions of a tile are in one asm statement, because every asm statement with many registers takes
+    NVRTC long to compile.
 
-    With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A and LOW_B are the distances from
-    plane hi to plane lo of A and of B.
+    With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
+    plane lo of A, and LOW_B the same distance for B.
     """
     sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
     accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))
@@ -139,7 +139,7 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
 
 
 def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of an asm statement, with one wgmma for each pair of offsets from the descriptors of A and B."""
+    """Yield the lines of an asm statement; each pair in `offsets` (from A's descriptor, from B's) gives one wgmma."""
     count, transposable = width // 2, element.itemsize == 2
     names = ", ".join(f"%{i}" for i in range(count))
     signs = "" if element.itemsize == 1 else ", 1, 1"
@@ -169,7 +169,7 @@ def _wgmma_inputs(element: DType, offsets: Sequence[tuple[str, str]]) -> str:
 
 
 class WarpgroupKernel(Protocol):
-    """The members that `WgmmaOp` needs of any kernel with wgmma instructions."""
+    """The members that a kernel with wgmma instructions must have to be used by `WgmmaOp`."""
 
     @property
     def sizes(self) -> WgmmaSizes: ...
@@ -187,21 +187,21 @@ class WgmmaOp(Generic[KernelT]):
     kernel: KernelT
     maps: tuple[TensorMap, TensorMap, TensorMap]  # tensor maps of A, B and C
     steps: int  # number of tiles along the inner dimension
-    tiles: tuple[int, int]  # number of rows and of columns of cluster tiles in C
+    tiles: tuple[int, int]  # number of rows and number of columns of cluster tiles in C
     count: int  # number of products in the batch
     adds: bool  # True if the copy engine adds the product to C's old value; `keep` is then zero
     factor: float
     keep: float
-    sides: tuple[int, int]  # number of rows and of columns of C
+    sides: tuple[int, int]  # number of rows and number of columns of C
     clusters: int  # number of clusters that run on the device at the same time
-    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
     def cluster_tile_total(self) -> int:
-        """Total number of cluster tiles in the batch, which the resident clusters share."""
+        """Total number of cluster tiles in the batch; the resident clusters divide these tiles among themselves."""
         return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
@@ -229,20 +229,20 @@ class WgmmaOp(Generic[KernelT]):
 
 @lru_cache(maxsize=4096)
 def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
-    """Describe a GEMM whose base addresses are aligned; return None if the kernel cannot compute the GEMM."""
+    """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM."""
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine can add to C, but cannot add to a mirrored tile or read a separate addend.
+    # The copy engine (TMA) can add a tile to C, but TMA can neither add to a mirrored tile nor read a separate addend.
     adds = beta == 1 and op.triangle is None and op.addend is None
     sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
     line = TILE_LINE_BYTES // DTYPES[dtype].itemsize
 
     def operand_tensor_map(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
-        """Return the tensor map of a matrix, whose lines are its rows or columns; a copy moves at most `most` lines."""
+        """Return the tensor map of a matrix; one copy moves at most `most` of the matrix's lines (rows or columns)."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
         piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
         return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), TILE_LINE_BYTES)
@@ -272,8 +272,8 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
-    # The copy engine writes 16 bytes at a time, so it would write zeros after a row that does not end at a multiple of
-    # 16 bytes.
+    # The copy engine (TMA) writes 16 bytes at a time. If a row does not end at a multiple of 16 bytes, TMA would write
+    # zeros behind the row.
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # The instruction that transposes a tile supports elements of 16 bits only.
@@ -284,7 +284,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
 
 
 def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:
-    """Return True if the copy engine can read or write the matrix, provided that its base address is aligned."""
+    """Return True if the copy engine (TMA) can access the matrix, provided that the base address is aligned."""
     return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
 
 
@@ -292,7 +292,7 @@ def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:
 
 
 def cluster_tiles(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
-    """Return the number of rows and of columns of cluster tiles in C."""
+    """Return the number of rows of cluster tiles and the number of columns of cluster tiles in C."""
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
@@ -302,7 +302,7 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
 
 
 def raster_rows(s: WgmmaSizes) -> int:
-    """Return the number of rows of cluster tiles computed together; their height is a multiple of a tile's width."""
+    """Return the number of rows of cluster tiles that are computed together: a multiple of a tile's width in height."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
 
@@ -315,7 +315,7 @@ def best_wgmma_sizes(
     among: tuple[WgmmaSizes, ...] = WGMMA_SIZES,
     triangle: bool = False,
 ) -> WgmmaSizes:
-    """Return the tile sizes with the shortest predicted time until the last cluster ends."""
+    """Return the tile sizes for which the last cluster is predicted to end first."""
 
     def last_cluster_end(s: WgmmaSizes) -> float:
         units, slowdown = (

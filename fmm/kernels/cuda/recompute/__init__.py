@@ -1,1 +1,1 @@
-"""Handling of inf and NaN: flags that kernels raise, and launches that recompute a product without a fast algorithm."""
+"""Detect inf and NaN in C by flags that kernels raise, and recompute the product without a fast algorithm."""

@@ -1,12 +1,12 @@
-"""Flags on a device, one for each pair of a stream and a thread. A kernel raises the flag for an inf or NaN in C.
+"""Allocate the flags that kernels raise for an inf or NaN in C: one flag for each pair of a stream and a thread.
 
-A flag is raised and lowered by kernels on its stream, so the host does not wait for the device. The device writes the
-number of recomputed products to host memory, and later calls read the number. Inf and NaN tend to occur again, so
-after a recomputed product the next products on the stream go to the vendor.
+Only kernels on the flag's stream raise and lower a flag, so the host does not wait for the device. The device writes
+the number of recomputed products to host memory, and later calls read the number. An inf or NaN tends to occur again,
+so after a recomputed product the vendor computes the next products on the stream.
 
-A thread owns the flags of its streams, at most MAX_FLAGS_PER_THREAD flags. A thread that ends, or that has too many
-flags, abandons flags, and the next thread on the same stream takes them. If thousands of flags are abandoned, the host
-waits for the device once and uses their memory for other streams.
+A thread owns the flags of its streams, at most MAX_FLAGS_PER_THREAD flags. A thread abandons its flags when it ends,
+and its oldest flag when it has too many flags. The next thread on the same stream takes an abandoned flag. If thousands
+of flags are abandoned, the host waits for the device once and reuses the memory of these flags for other streams.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fmm.kernels.cuda.recompute.recompute import VendorBackoff
 
 FLAG_BYTES = 16  # bytes of struct Slot in nonfinite_flag.cuh, rounded up
 FLAGS_PER_CHUNK = 4096  # number of flags in one allocation
-MAX_FLAGS_PER_THREAD = 256  # number of flags that a thread can own
-StreamKey = tuple[int, int]  # the number of a device, and the handle of a stream on the device
+MAX_FLAGS_PER_THREAD = 256  # largest number of flags that a thread owns
+StreamKey = tuple[int, int]  # the index of a device, and the handle of a stream on the device
 
 
 class _FlagChunk:
-    """Device memory for many flags and host memory for their counts, never freed because kernels may still write."""
+    """Memory for many flags and their counts; it is never freed, because kernels may still write to it."""
 
     def __init__(self) -> None:
         self.device_memory = runtime.malloc(FLAGS_PER_CHUNK * FLAG_BYTES)
@@ -49,7 +49,7 @@ class StreamFlag:
         self.count_address = chunk.host_memory.ptr + 4 * number
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
-        self._before = int(self._counts[number])  # the count at this time: earlier flags used the same memory
+        self._before = int(self._counts[number])  # the count that earlier flags have left in this memory
         self._backoff = VendorBackoff(self._before)
         self.prepared: dict[int, Any] = {}  # prepared calls of the runtime for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
@@ -74,9 +74,9 @@ _flags_lock = threading.Lock()  # guards _idle_flags and _free_entries
 
 
 class _FlagsOfThread:
-    """The flags that one thread owns. When the thread ends, they are abandoned.
+    """The flags that one thread owns. When the thread ends, its flags are abandoned.
 
-    Abandoning flags takes no lock, because a thread can end at any moment.
+    `__del__` takes no lock, because a thread can end at any moment.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ _thread_flags = _ThreadFlags()
 def stream_flag(device: int, stream: int) -> StreamFlag:
     """Return this thread's flag on a stream of the current device.
 
-    Two threads that use one stream have separate flags. Their launches can alternate. With a common flag, one thread's
-    recomputation would lower the flag that the other thread's plan has raised.
+    Two threads that use one stream have separate flags. The launches of the two threads can alternate. If the threads
+    shared one flag, one thread's recomputation would lower the flag that the other thread's plan has raised.
     """
     found = _thread_flags.flags.by_stream.get((device, stream))
     return found if found is not None else _acquire_flag((device, stream))
@@ -120,7 +120,8 @@ def reset_flags() -> None:
 def _acquire_flag(key: StreamKey) -> StreamFlag:
     """Return a flag for this thread on a stream: an abandoned flag of the same stream, else a new one.
 
-    Launches on one stream are ordered, so earlier launches that use an abandoned flag do no harm.
+    Launches on one stream run in order. So launches that an ended thread made with an abandoned flag end before the
+    flag is used again.
     """
     device, stream = key
     with _flags_lock:
@@ -155,7 +156,7 @@ def _sort_abandoned_flags() -> None:
 
 
 def _allocate_chunk_entry(device: int) -> _ChunkEntry:
-    """Return memory for a flag: an entry of a chunk that no launch writes."""
+    """Return memory for a flag: a chunk's entry that no flag uses and no launch writes."""
     free = _free_entries.setdefault(device, [])
     if not free:
         idle = [key for key in _idle_flags if key[0] == device]

@@ -1,9 +1,10 @@
-"""Recompute a product with an inf or NaN on the device, without a fast algorithm.
+"""Recompute a product on the device without a fast algorithm, if C contains an inf or NaN.
 
-Every kernel that writes C raises a flag when it stores an inf or NaN. The launches of this module follow the launches
-of a plan, and return at once if the flag is down. Types in TILED_STRATEGIES are recomputed by the tiled kernel
-(recompute_tiled.cuh), other types by a simple kernel (recompute_simple.cuh). The host never waits for the flag. A later
-call reads the count of recomputed products in host memory, and `VendorBackoff` sends the next products to the vendor.
+Every kernel that writes C raises a flag when it stores an inf or NaN. The launches of this module run after the
+launches of a plan. Their kernels return at once unless the flag is raised. Types in TILED_STRATEGIES are recomputed by
+the tiled kernel (recompute_tiled.cuh), other types by a simple kernel (recompute_simple.cuh). The host never waits for
+the flag. A later call reads the count of recomputed products in host memory, and `VendorBackoff` sends the next
+products to the vendor.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from fmm.problem import Problem
 
 SIMPLE_THREADS = 256  # threads of a thread block, as in recompute_simple.cuh
 RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
-# For each type, the tile sizes of the tiled kernel. They are the same for all sizes of a product, so that few kernels
-# are compiled. The first product of a type waits for the compilation. Compared with the fastest tile sizes (Square),
-# Huge compiles in half the time, and recomputes at 3/4 of the speed on an H200.
+# For each type, the tile sizes of the tiled kernel. The tile sizes are the same for all sizes of a product, so that few
+# kernels are compiled. The first product of a type waits for the compilation. On an H200, Huge recomputes at 3/4 of the
+# speed of the fastest tile sizes (Square), and compiles in half the time.
 TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 
 
 def may_create_nonfinite(plan: Plan) -> bool:
-    """Return True if a plan can produce an inf or NaN where the classical product has none.
+    """Return True if a plan can produce an inf or NaN in an entry where the classical product is finite.
 
     The result is True for plans with emulation, and for plans whose levels or leaf save multiplications.
     """
@@ -43,17 +44,17 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
 
 def can_recompute(problem: Problem) -> bool:
-    """Return True if a problem can be recomputed; A A^T + beta C cannot, because the old C is overwritten."""
+    """Return True if the device can recompute a problem; it cannot for A A^T + beta C, because old C is overwritten."""
     return not (problem.writes_triangle and problem.has_factors)
 
 
 def recompute_launches(
     problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: DeviceView | None = None
 ) -> tuple[Launch, ...]:
-    """Return the launches that recompute the product if the flag is up; they follow the plan's launches.
+    """Return the launches that recompute the product if the flag is raised; they run after the plan's launches.
 
-    With `unseen`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag. `addend` is
-    the matrix that beta multiplies: an addend, or a copy of the old C.
+    If `unseen`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag. `addend` is
+    the matrix that beta multiplies: the call's addend, or a copy of the old C.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -93,10 +94,11 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: D
 
 
 def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
-    """Return the launch of the tiled kernel. Its thread blocks are all resident at a time and share the tiles.
+    """Return the launch of the tiled kernel.
 
-    The parameters are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with
-    the flag, then the host's count.
+    All thread blocks of the launch are resident at the same time, and divide the tiles among themselves. The parameters
+    are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with the flag's
+    address, and then the address of the host's count.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
@@ -116,7 +118,7 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
 
 def tiled_recompute_op(problem: Problem) -> TileOp:
-    """Return the tiled product C = A B that its kernel computes only if the flag is up."""
+    """Return the tiled product C = A B for a kernel that computes the product only if the flag is raised."""
     s = TILED_STRATEGIES[problem.stored_type]
     views = operand_views(problem)
     op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored_type)
@@ -129,10 +131,12 @@ def tiled_recompute_op(problem: Problem) -> TileOp:
 def simple_recompute_source(dtype: str, entry: str) -> str:
     """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
-    Each kernel has a separate source. So the first product compiles both kernels in parallel, or only one of them.
+    Each kernel has a separate source. So the first product compiles both kernels in parallel if it needs both, else
+    only one kernel.
     """
     element = DTYPES[dtype]
-    # Rows and columns of sums in a thread, so that the sums take 64 registers. A tile has 16 x 16 threads.
+    # A thread computes `each` x `each` entries of C, so the sums of a thread take 64 registers. A tile has 16 x 16
+    # threads.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::ClassicalParams", (SIMPLE_THREADS, 1)
     calls = {RECOMPUTE_ENTRY_NAME: f"recompute_product<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}
@@ -141,8 +145,8 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
 
 # ---- after a recomputed product
 
-# Number of products that go to the vendor after a recomputed product: MIN_BACKOFF at first. Each recomputed product
-# doubles the number, up to MAX_BACKOFF.
+# After the first recomputed product, MIN_BACKOFF products go to the vendor. Each later recomputed product doubles this
+# number, up to MAX_BACKOFF.
 MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
@@ -150,10 +154,10 @@ MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 class VendorBackoff:
     """Exponential backoff: after a recomputed product, the next products go to the vendor.
 
-    Inf and NaN tend to occur again, and computing a product twice takes longer than the vendor's product.
+    An inf or NaN tends to occur again, and computing a product twice takes longer than the vendor's product.
     """
 
-    recomputed: int = 0  # number of products that were recomputed before the last call
+    recomputed: int = 0  # number of recomputed products at the last call of `allows_plan`
     next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed product
     vendor_products_left: int = 0  # number of products that still go to the vendor
     plan_products: int = 0  # number of products by plans since the last recomputed product

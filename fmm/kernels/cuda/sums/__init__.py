@@ -1,1 +1,1 @@
-"""Host code of the kernels that add blocks: the order of their statements, their CUDA source, and their launches."""
+"""Host code of the kernels that add blocks: their statement order, their CUDA source, and their launches."""

@@ -1,4 +1,4 @@
-"""Launches of the kernels that mirror a triangle (mirror_triangle.cuh) and scale by powers of two (rescale.cuh)."""
+"""Return launches of two kernels: mirror a triangle (mirror_triangle.cuh), scale by powers of two (rescale.cuh)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY_NAME = "fmm_rescale"
-SignedExponents = tuple[DeviceView | None, int]  # a vector of exponents (None: no exponents), and their sign: 1 or -1
+SignedExponents = tuple[DeviceView | None, int]  # a vector of exponents (None: no scaling), and their sign: 1 or -1
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LineExponentsOp:
 
 @dataclass(frozen=True)
 class RescaleOp:
-    """The operation that scales the rows and columns of a matrix by powers of two, to a copy or in place."""
+    """The operation that scales the rows and columns of a matrix by powers of two, in place or into a copy."""
 
     label: str
     source: DeviceView
@@ -109,20 +109,20 @@ def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[DeviceView], 
 
 
 class _ParameterWords:
-    """The parameters of a kernel, appended word by word, and the address slots among the words."""
+    """The 8-byte words of a kernel's parameters, and the slots of the words that hold addresses."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
         self.slots: list[AddressSlot] = []
 
     def add_address(self, x: DeviceView | None) -> None:
-        """Append the address of a view, or a null pointer for None."""
+        """Append a word for the address of a view, or a null pointer if `x` is None."""
         if x is not None:
             self.slots.append(AddressSlot(len(self.words), x.base, x.offset))
         self.words.append(0)
 
     def add_numbers(self, *values: int) -> None:
-        """Append integers, one 8-byte word each."""
+        """Append integers; each integer is one 8-byte word."""
         self.words += values
 
     def add_exponents(self, exponents: SignedExponents) -> None:
@@ -186,7 +186,7 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
 def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
     """Return the complete CUDA source of a scaling kernel.
 
-    The kernel calls fmm::`function`; its template arguments are the type and then `flags`.
+    The kernel calls fmm::`function`; the template arguments of this function are the element type and then `flags`.
     """
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)

@@ -1,9 +1,10 @@
-"""A sum kernel: the blocks that a thread loads, adds and stores, the width of its memory accesses, and its CUDA source.
+"""Describe a sum kernel: the blocks that it adds, the width of its memory accesses, and its CUDA source.
 
 Each thread computes one position of every block. sum_order.py orders the thread's statements. sum_launch.py describes
 the blocks in memory. The generated source is `struct Step`, statements without branches that the kernel of
 block_sums.cuh runs. Only this struct depends on a scheme's coefficients. The order of the statements keeps few values
-live at a time: values that do not fit in registers would be spilled to memory, and memory limits these kernels.
+live at a time. Values that do not fit in registers would be spilled to memory, and memory bandwidth limits these
+kernels.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, 
 SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
 CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel
 MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
-# Largest number of a thread's 255 registers that may hold live values. Addresses and early loads need the others.
-# Three levels in one pass have 84 live values: 168 registers for two float32 elements or one float64 element.
+# Largest number of a thread's 255 registers that may hold live values. Addresses and early loads need the other
+# registers. Three levels in one pass have 84 live values: 168 registers for two float32 elements or one float64
+# element.
 MAX_VALUE_REGISTERS = 176
-MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels, whose addresses need more registers
-# Largest number of registers for live values with which four thread blocks fit on a multiprocessor. The limit applies
-# to kernels that prefetch or transpose.
+MAX_PREFETCH_VALUE_REGISTERS = 128  # MAX_VALUE_REGISTERS of prefetching kernels, where addresses need more
+# Largest number of registers for live values if four thread blocks are to fit on a multiprocessor. The limit applies to
+# kernels that prefetch or transpose.
 MAX_FOUR_BLOCK_REGISTERS = 72
-MAX_SHORT_PROGRAM_STATEMENTS = 400  # programs with more statements are long: more than two levels in one pass
-MAX_JOINT_PASS_VALUES = 12  # with more live values, a prefetching kernel processes one element of a thread at a time
+MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long (more than two levels in one pass)
+MAX_JOINT_PASS_VALUES = 12  # with more live values, a thread of a prefetching kernel processes one element at a time
 # A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
-# loads as live values. PREFETCH_BATCHES batches of loads are then in flight, PREFETCH_BYTES bytes in a thread block.
-# Registers hold too few loads in flight: on an H200, the join of three levels moves 1.9 TB/s without prefetching and
-# 3.7 to 4.1 TB/s with prefetching.
+# loads as live values. A prefetching thread block has PREFETCH_BATCHES batches of loads in flight, with PREFETCH_BYTES
+# bytes in total. Without prefetching, registers limit the number of loads in flight: on an H200, the join of three
+# levels then moves 1.9 TB/s. With prefetching it moves 3.7 to 4.1 TB/s.
 PREFETCH_MIN_LOADS = 32
 PREFETCH_BATCHES = 8
 PREFETCH_BYTES = 32 << 10
 
 
 class BlockIndex(NamedTuple):
-    """The block of an input or output of a kernel: an array, and row i and column j in the array's grid of blocks."""
+    """The block of an input or output: its array's index, and row i and column j in the array's grid of blocks."""
 
     array: int
     i: int
@@ -52,7 +54,7 @@ class BlockIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class SumKernel:
-    """A kernel that adds blocks: its program and its blocks. Sizes and strides are launch parameters.
+    """A kernel that adds blocks, described by its program and its blocks. Sizes and strides are launch parameters.
 
     An array is a grid of blocks of one matrix, or equal blocks at a constant distance.
     """
@@ -63,7 +65,7 @@ class SumKernel:
     writes: tuple[BlockIndex, ...]
     aliases: tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
     arrays: int  # number of arrays
-    unchecked: frozenset[int]  # indices of the arrays without bounds checks: their blocks are as large as the launch
+    unchecked: frozenset[int]  # indices of arrays without bounds checks, because no block is smaller than the launch
     element: str  # element type
     column_major: frozenset[int] = frozenset()  # indices of the column-major arrays; all other arrays are row-major
     in_parts: frozenset[int] = frozenset()  # indices of complex arrays, whose parts are separate values
@@ -75,27 +77,28 @@ class SumKernel:
 
     @cached_property
     def vector_width(self) -> int:
-        """Elements per thread: the largest number that one access moves and whose live values fit in registers."""
+        """Number of elements per thread: the largest for one access whose live values fit in registers."""
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
         registers = MAX_PREFETCH_VALUE_REGISTERS if self.prefetches_loads else MAX_VALUE_REGISTERS
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
-        # Three levels with alpha and beta need many registers besides the live values.
+        # Programs of three levels with alpha and beta need many registers in addition to those of live values.
         if self.is_long_program and self.scalars:
             width = max(width // 2, 1)
-        # A complex number takes two values: with four numbers per thread, the joins of two levels spill registers.
+        # A complex number has two live values. With four numbers per thread, the joins of two levels would spill
+        # registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
     def is_long_program(self) -> bool:
-        """True if the program is so long that the kernel contains its statements once, always with bounds checks."""
-        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # one access moves both parts of a number
+        """True if the program is so long that the kernel has no second copy of its statements without bounds checks."""
+        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # an access moves both parts of a number
         return len(self.statements) > longest
 
     @property
     def processes_elements_singly(self) -> bool:
-        """True if a thread processes its elements one by one, because registers cannot hold all their addresses."""
+        """True if a thread processes its elements one by one, because registers cannot hold all elements' addresses."""
         return self.is_long_program or (
             self.prefetches_loads and peak_live_values(self.statements) > MAX_JOINT_PASS_VALUES
         )
@@ -122,10 +125,10 @@ class SumKernel:
 
     @property
     def launch_bounds(self) -> str:
-        """The kernel's launch bounds: threads of a thread block, then thread blocks that fit on a multiprocessor.
+        """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        Without the second number, the compiler aims at six thread blocks for the joins of two levels and at five for
-        transposing splits, and spills registers to reach this number. With four thread blocks no register is spilled.
+        Without the second number, the compiler spills registers to fit six thread blocks for the joins of two levels,
+        and five for transposing splits. With four thread blocks no register is spilled.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -134,7 +137,7 @@ class SumKernel:
 
     @property
     def tile_shape(self) -> tuple[int, int]:
-        """Rows and columns of a thread block's tile; a kernel that does not transpose has a tile of one row."""
+        """Rows and columns of a thread block's tile; a kernel that does not transpose has tiles of one row."""
         if not self.column_major:
             return 1, SUM_THREADS * self.vector_width
         down = SECTOR_BYTES // DTYPES[self.element].itemsize
@@ -142,9 +145,9 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part(self, event: Statement) -> int | None:
-        """Return the value or output that is the other part (real or imaginary) of a statement's complex number.
+        """Return the index of the value or output with the other part (real or imaginary) of a statement's number.
 
-        The numbers of the two parts are consecutive. Return None if the statement accesses complete numbers, or if the
+        The indices of the two parts are consecutive. Return None if the statement accesses complete numbers, or if the
         kernel does not access the other part.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
@@ -202,7 +205,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
 
 
 def _is_one_of_cpp(arrays: frozenset[int]) -> str:
-    """Return a C++ condition that is true if `array` is one of these indices."""
+    """Return a C++ condition that is true if the C++ variable `array` is one of these indices."""
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
 
@@ -212,7 +215,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(PREFETCH_BATCHES if kernel.loads_per_batch else 0):
         yield from _batch_start_lines(kernel, loads, batch)
-    seen: set[int] = set()  # accessed parts of complex numbers, see _complex_access_lines
+    seen: set[int] = set()  # loaded and stored parts of complex numbers, as in _complex_access_lines
     for event in kernel.statements:
         if event.kind in ("load", "store") and (other := _accessed_other_part(kernel, event, loads)) is not None:
             yield from _complex_access_lines(kernel, event, other, seen)
@@ -231,7 +234,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
 
 
 def _accessed_other_part(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
-    """Return the other part of a complex number if the kernel loads or stores this part, else None."""
+    """Return the index of a complex number's other part if the kernel also loads or stores that part, else None."""
     other = kernel.other_complex_part(event)
     return other if event.kind == "store" or other in loads else None
 
@@ -239,8 +242,8 @@ def _accessed_other_part(kernel: SumKernel, event: Statement, loads: Sequence[in
 def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
     """Yield one access to both parts of a complex number.
 
-    A load of both parts stands at the first of the two load statements. A store of both parts stands at the second of
-    the two store statements. `seen` contains the values loaded so far, and ~o for each output o stored so far.
+    The access to both parts replaces the first of two load statements, or the second of two store statements. `seen`
+    contains the index v of each value loaded so far, and ~o for the index o of each output stored so far.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source
@@ -263,7 +266,7 @@ def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen:
 def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines that start a batch of prefetched loads.
 
-    After the last batch, empty batches are committed, because each wait counts the later batches.
+    After the last batch of loads, empty batches are committed, because each wait counts the batches committed later.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"
@@ -271,7 +274,7 @@ def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> I
 
 
 def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Yield the lines that read a prefetched value; the last value of a batch also starts a later batch."""
+    """Yield the lines that read a prefetched value. After the last value of a batch, they also start a later batch."""
     batch, within = divmod(i, kernel.loads_per_batch)
     if within == 0:
         yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"

@@ -1,4 +1,4 @@
-"""Launches of the sum kernel: describe the blocks of a step of sums by few arrays, and pack the kernel's parameters.
+"""Launch the sum kernel: describe the blocks of a step of sums by few arrays, and pack the kernel's parameters.
 
 `sum_op` describes the blocks when a plan is recorded; `sum_launch` returns the launch for a chip. `ArrayFitter` finds
 the arrays. An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block.
@@ -21,7 +21,7 @@ from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
-PlacedView = tuple[Place, DeviceView]  # a block's place in the plan, and its memory
+PlacedView = tuple[Place, DeviceView]  # a block's place in the plan, and the view of the block's memory
 ARRAY_STRUCT_BYTES = 56  # bytes of struct Array in block_sums.cuh
 MAX_GRID_BLOCKS = 65535  # largest number of thread blocks along the second and third axis of a grid
 
@@ -48,7 +48,7 @@ class SumOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """The bytes of struct Parameters of block_sums.cuh. All pointers are null; an array begins with its pointer."""
+        """The bytes of struct Parameters of block_sums.cuh; the pointer at the start of each struct Array is null."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
         sizes = self.rows, self.cols, *self.smallest_block_shape
@@ -81,7 +81,7 @@ class SumOp:
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks along the columns (x) and along the rows (y; a very tall launch continues along z)."""
+        """The number of thread blocks along columns (x) and along rows (y, and also z if y would exceed its limit)."""
         height, width = self.kernel.tile_shape
         down = -(-self.rows // height)
         deep = -(-down // MAX_GRID_BLOCKS)
@@ -96,7 +96,8 @@ def sum_op(
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Neighbouring threads access neighbouring elements of the outputs: a transposing split writes more than it reads.
+    # Neighbouring threads access neighbouring elements of the outputs, because a transposing split writes more than it
+    # reads.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -105,7 +106,7 @@ def sum_op(
     arrays, block_indices, batches = fitter.fit_arrays()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
-        # With real coefficients, complex matrices are added as real matrices with twice the columns.
+        # If all coefficients are real, complex matrices are added as real matrices with twice the number of columns.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
         arrays = [as_real_array(x) for x in arrays]
     if len(arrays) * ARRAY_STRUCT_BYTES + 16 * len(scalars) + 64 > MAX_PARAMETER_BYTES:
@@ -141,24 +142,24 @@ def copy_op(label: str, source: DeviceView, dest: DeviceView) -> SumOp | None:
 
 @lru_cache(maxsize=4096)
 def _unique_kernel(kernel: SumKernel) -> SumKernel:
-    """Return one object for all equal kernels. So the order of their statements is searched only once."""
+    """Return the same object for all equal kernels, so that the order of their statements is searched only once."""
     return kernel
 
 
-# Coefficients that are literals in the CUDA source: the usual coefficients of schemes. Other coefficients are launch
-# parameters, so that a new alpha or beta needs no compilation. They are compared by value: 2 and 2.0 are equal.
+# The usual coefficients of schemes: they are literals in the CUDA source. Other coefficients are launch parameters, so
+# that a new alpha or beta needs no compilation. Coefficients are compared by value: 2 and 2.0 are equal.
 LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
-    """Return the program with launch parameters in place of unusual coefficients, and the parameters' values."""
+    """Return the program with launch parameters in place of coefficients that are no literals, and their values."""
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
     def launch_parameter(c: Coefficient) -> Coefficient:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
-        key = value if value == value else repr(value)  # a NaN differs from itself
+        key = value if value == value else repr(value)  # a NaN is not equal to itself, so its text is the key
         return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
 
     lines = tuple(tuple((launch_parameter(c), v) for c, v in terms) for terms in program.lines)
@@ -211,7 +212,7 @@ class BlockArray(NamedTuple):
 
 
 def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
-    """Return the rows and columns of a block. Blocks at the edge of an array can be smaller than the others."""
+    """Return the number of rows and of columns of a block, which can be smaller at an edge of the array."""
     return (
         min(array.height, array.rows - block.i * array.height),
         min(array.width, array.cols - block.j * array.width),
@@ -219,7 +220,7 @@ def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
 
 
 def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
-    """Return True if the block has at least this number of rows and columns."""
+    """Return True if the block has at least `rows` rows and at least `cols` columns."""
     size = block_size(array, block)
     return size[0] >= rows and size[1] >= cols
 
@@ -227,7 +228,7 @@ def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: i
 def transposed_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
-    """Return the indices of all input arrays if they are column-major and all output arrays row-major.
+    """Return the indices of all input arrays if all of these are column-major and all output arrays are row-major.
 
     Otherwise return an empty set.
     """
@@ -239,8 +240,8 @@ def transposed_arrays(
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of a write, index of a read) on the same memory.
 
-    A separate addend counts as if it were in C. So beta C and beta times an addend have the same order of statements,
-    and equal results.
+    A separate addend counts as if it were in C. So the statements have the same order for beta C as for beta times an
+    addend, and the results are equal.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -257,7 +258,7 @@ def transposed_place(placed: PlacedView) -> PlacedView:
 
 
 def as_real_array(x: BlockArray) -> BlockArray:
-    """Return a complex array as an array of real numbers with twice the columns."""
+    """Return a complex array as an array of real numbers with twice the number of columns."""
     return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
@@ -287,8 +288,8 @@ class ArrayFitter:
     def _add_block_grid(self, members: Sequence[int]) -> bool:
         """Add one array for these blocks of one matrix; return False if the blocks do not form a grid.
 
-        In a grid, every block begins at a multiple of the block size. Only blocks at the matrix's edge are smaller, and
-        no block inside the matrix is empty.
+        In a grid, every block begins at a multiple of the block size. Only blocks at the matrix's edge are smaller than
+        the block size, and no block inside the matrix is empty.
         """
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
@@ -329,7 +330,7 @@ class ArrayFitter:
             yield run
 
     def _continues_block_run(self, run: Sequence[int], i: int) -> bool:
-        """Return True if block i equals the blocks of a sequence and continues it at the same distance."""
+        """Return True if block i equals the blocks of a sequence in size and follows them at the same distance."""
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
         first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)

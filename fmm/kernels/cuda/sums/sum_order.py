@@ -1,4 +1,4 @@
-"""The order of a sum kernel's statements: when each value is loaded, added and stored.
+"""Find the order of a sum kernel's statements, which load, add and store values.
 
 The order determines how many values a thread holds in registers at a time, and how early the thread's loads start.
 """
@@ -13,14 +13,14 @@ from typing import Literal, NamedTuple
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order_lines_by_use
 
 AliasPairs = tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
-# Limits of the search for an order of the inputs: the number of orders tried, and the sum of their lengths. For three
-# levels the search takes a quarter of a second.
+# Limits of the search for an order of the inputs: the number of orders tried, and the total number of inputs in these
+# orders. For three levels the search takes a quarter of a second.
 MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
 
 class LaunchCoefficient(NamedTuple):
-    """A coefficient that is a launch parameter, such as alpha or beta. A new value needs no compilation."""
+    """A coefficient that is a launch parameter, such as alpha or beta. Its new value needs no compilation."""
 
     number: int
 
@@ -34,7 +34,7 @@ class Statement(NamedTuple):
 
     kind: Literal["load", "start", "add", "store"]
     value: int
-    source: int = -1  # `start` and `add`: the value of the term, or -1 for an empty sum; `store`: the output
+    source: int = -1  # `start` and `add`: index of the term's value, -1 for an empty sum; `store`: index of the output
     factor: Coefficient | LaunchCoefficient = 1
 
 
@@ -42,10 +42,11 @@ class Statement(NamedTuple):
 def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
     """Return the statement order with the fewest live values.
 
-    The candidates are the program's own order of sums, the order by use, and an order that forwards inputs. A split has
-    few inputs and many outputs: it loads all inputs first and stores each output as soon as the output is complete. A
-    join adds each product at once to all sums that contain the product. So the order of the products determines how
-    many sums are incomplete at a time. For strassen^3 the products' own order has 85, the order found has 43.
+    The candidates are the program's own order of sums, the sums ordered by use, and an order that forwards inputs. A
+    split has few inputs and many outputs: it loads all inputs first and stores each output as soon as the output is
+    complete. A join adds each product at once to all sums that contain the product. So the order of the products
+    determines how many sums are incomplete at a time. For strassen^3, 85 values are live in the products' own order,
+    and 43 in the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -79,7 +80,7 @@ def _live_value_counts(events: Sequence[Statement]) -> list[int]:
 def _line_by_line_order(program: AdditionProgram) -> tuple[Statement, ...]:
     """Return all loads in the order of their first use, then the sums line by line.
 
-    Loads that follow each other wait for memory together.
+    The waiting times of consecutive loads overlap.
     """
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [Statement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
@@ -99,16 +100,17 @@ def _term_statement(value: int, index: int, source: int, factor: Coefficient) ->
 
 
 def _store_statements(program: AdditionProgram, value: int) -> Iterator[Statement]:
-    """Yield the stores of a value to all outputs that have this value."""
+    """Yield the stores of a value, one for each output that equals the value."""
     return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
 def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
-    """Return the best order of forwarded inputs that a short search finds.
+    """Return the best statement order that a short search over orders of inputs finds.
 
-    The search writes the number of an input in a mixed radix of prime factors, the smallest factor first or last. A
-    trial exchanges two values of a digit. The products of a composed scheme are numbered in the same way, one digit for
-    each of its schemes. So a good order of Strassen's seven products is a good order of Strassen's compositions too.
+    The search writes the index of an input with digits in a mixed radix of prime factors, the smallest factor first or
+    last. Each trial exchanges two values of the digits of one radix. The index of a product of a composed scheme is
+    built in the same way, with one digit for each composed scheme. So a good order of Strassen's seven products is a
+    good order of Strassen's compositions too.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -119,9 +121,9 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[Statement, ...]:
-    """Return the best order found by exchanging values of digits, for input numbers in this mixed radix.
+    """Return the best order found by exchanging digit values of input indices in the mixed radix `system`.
 
-    The search ends when no exchange lowers the number of live values.
+    The search ends when no exchange lowers the register pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _InputForwarder(program, aliases, _values_in_digit_order(free, system, digits)).ordered_statements()
@@ -146,7 +148,7 @@ def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple
 
 
 def _register_pressure(events: Sequence[Statement]) -> tuple[int, int]:
-    """Return the largest number of live values, and the sum of the numbers over all statements."""
+    """Return the largest number of live values, and the sum of the numbers of live values over all statements."""
     alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
 
@@ -160,7 +162,7 @@ def _prime_factors(number: int) -> list[int]:
 def _values_in_digit_order(
     values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
 ) -> list[int]:
-    """Return the values in the order of their numbers, after the digits of each number are mapped by `digits`."""
+    """Return the values sorted by index after `digits` has mapped the digits of each index."""
     order = [0]
     for radix in system:
         order = [radix * n + digit for n in order for digit in digits[radix]]
@@ -168,30 +170,30 @@ def _values_in_digit_order(
 
 
 class _InputForwarder:
-    """Orders statements by forwarding: a value is added to all sums that contain it as soon as it is available.
+    """Orders statements by forwarding: as soon as a value is available, it is added to all sums that contain it.
 
     Inputs are loaded one by one. A sum whose output overwrites one of its own inputs, such as C in alpha A B + beta C,
-    loads this input last. A line of the program is one sum.
+    loads this input last. Each line of the program is one sum.
     """
 
     def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
         self.program, self.aliases, self.order = program, aliases, order
         self.events: list[Statement] = []
-        self.missing = [len(terms) for terms in program.lines]  # number of terms that each line still lacks
-        self.started: set[int] = set()  # lines with at least one term
+        self.missing = [len(terms) for terms in program.lines]  # number of terms still to be added to each line
+        self.started: set[int] = set()  # lines to which at least one term is added
         self.loaded: set[int] = set()  # inputs that are loaded
         self.finished: set[int] = set()  # values that are complete
-        # For each value, the lines that contain the value, and its coefficients there.
+        # For each value, the lines that contain the value, and the value's coefficient in each line.
         self.needed_by: dict[int, list[tuple[int, Coefficient]]] = {v: [] for v in program.outputs}
         for number, terms in enumerate(program.lines, program.inputs):
             for c, source in terms:
                 self.needed_by.setdefault(source, []).append((number, c))
-        # For each line, the input that its output overwrites, if no other line contains this input.
+        # For each line, the input that the line's output overwrites, if no other line contains this input.
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
     def freely_ordered_inputs(self) -> list[int]:
-        """The inputs that can be loaded in any order: those that no line overwrites."""
+        """The inputs that can be loaded in any order: the inputs that no line overwrites."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
     def ordered_statements(self) -> tuple[Statement, ...]:
@@ -217,7 +219,7 @@ class _InputForwarder:
         self.finished.add(value)
         for store in _store_statements(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.needed_by):
-                self._load_value(read)  # before the store overwrites the input's memory
+                self._load_value(read)  # load the input before the store overwrites the input's memory
             self.events.append(store)
         for number, c in self.needed_by.get(value, []):
             self.events.append(_term_statement(number, number in self.started, value, c))
@@ -226,7 +228,7 @@ class _InputForwarder:
             self._continue_sum_line(number)
 
     def _continue_sum_line(self, number: int) -> None:
-        """Finish a line that has all its terms; if only the overwritten input is missing, load this input first."""
+        """Finish a line if all its terms are added; if only the overwritten input is missing, load this input first."""
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
             self._finish_value(number)

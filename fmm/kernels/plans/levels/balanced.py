@@ -71,7 +71,7 @@ class BalancedLevel(LevelWithSteps):
 
 
 def balanced_level(gamma: float = 2) -> BalancedLevel:
-    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5, or one that is not finite."""
+    """Return the level `balanced(gamma)`; raise PlanError if gamma is below 1.5 or not finite."""
     if not 1.5 <= gamma < inf:
         raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike")
     short = f"{gamma:g}"
@@ -108,8 +108,9 @@ class QuartersLevel(LevelWithSteps):
     """The level `quarters`: C is computed in four blocks, one after the other.
 
     The rows of A and the columns of B are halved, if there are at least two. The level has no sums and saves no
-    multiplications. The plan below needs about half of its workspace or less, because a block of C needs only half of A
-    and half of B. The level is for integers, because a GPU has no kernels for sums of integers.
+    multiplications. Compared with a product for all of C, the plan below needs at most about half of the workspace,
+    because a block of C needs only half of A and half of B. The level is for integers, because a GPU has no kernels for
+    sums of integers.
     """
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:

@@ -5,8 +5,8 @@ part is R - P - Q. The plan below the level multiplies real numbers. A split ste
 real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
 and writes complex numbers, with a complex alpha and beta.
 
-The error is bounded in norm only, because R - P - Q can cancel. If one part of an entry is much smaller than the other,
-the small part can lose digits that four real products would keep.
+The error is bounded in norm only, because R - P - Q can cancel. If the real part of an entry is much smaller than the
+imaginary part (or the reverse), the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
-# For P, Q and R: the coefficients of the real and the imaginary part in both operands; then the weights in A B.
+# For each of P, Q and R: the coefficients of the real and the imaginary part of A, and equally of B; then the weights
+# of P, Q and R in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to the index of the conjugated operand
 # Fields of Level that are equal for all levels with three real products in place of a complex product.
 #
-# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
-# P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
-# that the error in norm grows by sqrt(2).
-# Error growth on numbers of one sign: the error of R is four times as large as the error of P. In units of the variance
-# of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for four real products. The growth is therefore sqrt((18
-# + 2) / 4).
+# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of P
+# - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
+# the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
+# large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for
+# four real products. The growth is therefore sqrt((18 + 2) / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -66,8 +66,9 @@ class ComplexLevel(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. As
-        factors of P, Q and R, they would make both parts of an entry NaN, where BLAS makes only one part NaN.
+        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. If P,
+        Q and R were multiplied by an infinite or NaN factor, both parts of an entry could become NaN, where BLAS makes
+        only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
@@ -119,7 +120,7 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Return the places of three matrices: three temporaries, or blocks of one tall temporary for a batch."""
+        """Return the places of three matrices: three temporaries; for a batch, three blocks of one tall temporary."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
@@ -196,7 +197,7 @@ def _update_step(
 ) -> Sum:
     """Return the step C = alpha (weighted sum of products) + beta C, in real and imaginary parts.
 
-    The step does not write a part of C that does not change.
+    If the real or the imaginary part of C does not change, the step does not write this part.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)

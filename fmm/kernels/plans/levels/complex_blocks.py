@@ -1,4 +1,4 @@
-"""The levels `3m` and a scheme in one pass, as in `3m(strassen^2.pad16)`.
+"""The level `3m` and the level of a scheme, computed in one pass, as in `3m(strassen^2.pad16)`.
 
 The split step reads blocks of complex numbers once, and writes the real operands of three products for each product of
 the scheme. One batch computes all real products. The join step writes blocks of complex numbers. The separate levels
@@ -131,7 +131,7 @@ def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
 
 @lru_cache(maxsize=64)
 def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
-    """Return the program that computes the real operands of all products from the parts of blocks.
+    """Return the program that computes the real operands of all products from the real and imaginary parts of blocks.
 
     `matrix` is the scheme's U for A, and V for B.
     """
@@ -157,7 +157,7 @@ def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgr
 
 
 def _whole_number_as_int(x: Coefficient) -> Coefficient:
-    """Return a whole real number as an int, any other number as it is."""
+    """Return an integral real number as an int, and any other number unchanged."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
 

@@ -22,26 +22,28 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The passes of a level, and the blocks of A, B and C that its sums move and its temporaries hold.
+    """The number of passes of a level, and of blocks of A, B and C that the level's sums move and its temporaries hold.
 
-    In a pair, the first value is for equal blocks, and the second value is for smaller blocks at the edge.
+    In `held` and `in_place`, the first value is for equal blocks, and the second value is for smaller blocks at the
+    edge.
     """
 
     passes: int
     moved: Sides
-    # numbers of blocks in temporaries, grouped by the blocks' sides
+    # the number of blocks in temporaries, grouped by the blocks' sides
     held: tuple[tuple[BlockGroup, ...], tuple[BlockGroup, ...]]
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the numbers of elements in these numbers of blocks of A, B and C. `sides` are the block sides."""
+        """Return how many elements the given number of blocks of A, of B and of C have. `sides` are the block sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
-        """Return the numbers of elements in temporaries with blocks like those of A, like those of B, and others.
+        """Return the number of elements in temporaries with blocks like A's, with blocks like B's, and with others.
 
-        `sides` are the block sides. `whole` is True for each of A, B and C that consists of equal blocks.
+        `sides` are the block sides. `whole` holds three values for A, B and C: True if the matrix consists of equal
+        blocks.
         """
         found = [0.0, 0.0, 0.0]
         for padded, stacks in enumerate(self.held):
@@ -63,7 +65,7 @@ def count_blocks(
     """Return a level's block counts, computed from the level's steps for block sides equal to COUNTING_SIDES.
 
     `order` holds the ranks of the block sides m, k and n by length. `steps` returns the level's steps for a unit and
-    sides. `usual` is the unit of the level.
+    sides. `usual` is the unit of the level's block sides.
     """
     marks = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
@@ -92,7 +94,10 @@ def _find_counting_side(length: int, marks: Shape) -> tuple[int, int]:
 
 
 def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
-    """Return the numbers of blocks of A, B and C that the rectangles contain. A tall rectangle has several blocks."""
+    """Return how many blocks of A, of B and of C the rectangles consist of.
+
+    A tall rectangle consists of several blocks.
+    """
     m, k, n = marks
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
@@ -104,7 +109,7 @@ def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], marks: Shape) -> 
 def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Sides, bool]:
     """Return the block sides, and True if all blocks are equal.
 
-    Block sides with padding are whole numbers; without padding, they are averages.
+    With padding, block sides are integers; without padding, block sides are averages.
     """
     (m, k, n), (rows, inner, cols) = sides, size
     if not fringe.startswith("pad"):

@@ -1,7 +1,8 @@
 """The level `gram`: one triangle of C as two smaller Gram products and one product below the diagonal.
 
 The level cuts C only, not the inner dimension. Any plan of products may compute the product below the diagonal. With
-one level of recursion in this product, fewer multiplications remain than with the best published algorithms for A A^T.
+one level of recursion in the product below the diagonal, `gram` needs fewer multiplications than the best published
+algorithms for A A^T.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
 MAX_GRAM_CUTS = 9  # largest number of halvings of C
-# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. Leaf
-# products then read and write whole tiles and aligned rows.
+# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. With
+# these block sides, leaf products read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
@@ -33,7 +34,8 @@ class GramLevel(LevelWithSteps):
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
     a dot, the plan may name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all blocks on
     the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous along the
-    outer dimensions. A column-major B is copied for this leaf. For A A^T, both operands are read from the copy.
+    outer dimensions. A column-major B is copied for this leaf. For A A^T, the leaf reads both operands from the copy of
+    B.
     """
 
     cuts: int  # number of halvings of C's side
@@ -95,7 +97,10 @@ class GramLevel(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products, with all products of the first size in one batch. At most the last product is smaller."""
+    """Return the products; all products with the size of the first product become one batch.
+
+    At most the last product is smaller than the first.
+    """
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
     return [ProductBatch(tuple(equal)) if len(equal) > 1 else equal[0], *others] if equal else others

@@ -27,7 +27,8 @@ EXPONENT_BYTES = 4
 LINE_BYTES = 16  # the length of a line of a plane, in bytes, is a multiple of this number
 PART_ALIGN_BYTES = 256  # every part of the workspace begins at a multiple of this number of bytes
 STRASSEN_PRODUCTS = 7  # number of products of one level of Strassen's algorithm below the residues
-# Bytes of workspace above which only some planes of A and B exist at a time. A and B are then read several times.
+# Bytes of workspace above which only some planes of A and B exist at a time. Above this limit, A and B are read several
+# times.
 MAX_WORKSPACE_BYTES = 52 << 30
 INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
 # texts in a plan of zero, one and two levels of recursion below residues
@@ -47,7 +48,7 @@ class PlaneLayout:
     count: int  # number of products in the batch
     moduli: int
     levels: int  # number of levels of Strassen's algorithm below the residues
-    item: int = FLOAT64_BYTES  # bytes of a number of A, B and C
+    item: int = FLOAT64_BYTES  # bytes of one element of A, B or C
 
     @property
     def block_shape(self) -> Shape:
@@ -85,9 +86,9 @@ class PlaneLayout:
 
     @cached_property
     def moduli_per_pass(self) -> int:
-        """Return the number of moduli for which A and B are split at a time.
+        """Return for how many moduli one pass splits A and B into planes.
 
-        A and B are split for all moduli at a time, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
+        A and B are split for all moduli at once, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
         """
         if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
@@ -157,7 +158,8 @@ def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int,
 def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
     """Return the bytes of a matrix, and the bytes of the prepared exponents and planes behind the matrix.
 
-    The inner dimension may be the rows or the columns of the matrix. Prepared operands are without levels of recursion.
+    The inner dimension may be the rows or the columns of the matrix. Prepared operands have no levels of recursion
+    below the residues.
     """
     planes = moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)
@@ -248,7 +250,8 @@ def _inner_programs(depth: int) -> SchemePrograms:
 def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """Return the program that computes the sums for every modulus, and then joins the residues to C.
 
-    The join follows from the Chinese remainder theorem. The program has 1 in place of the theorem's large weights.
+    The join follows from the Chinese remainder theorem. In the program, the coefficient 1 stands for each of the
+    theorem's large weights.
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

@@ -8,9 +8,10 @@ the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uch
 norms.
 
 Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
-below the level is modulo p and never rounds. The sums of Strassen's levels are computed in registers, while operands
-are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore one leaf
-runs the level with everything below the level. This module registers a Leaf row for each text of level and leaf.
+below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
+while operands are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes.
+Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each combination
+of the level, levels below and the leaf `bytes`.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
-# By type: the valid numbers of moduli, and the largest number of levels below residues. (Two levels below residues
-# would not make float32 faster.)
+# Two dicts by type: the valid values for the number of moduli, and the largest number of levels below residues. (Two
+# levels below residues would not make float32 faster.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
 MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of such a level
-# would be different for A and for B.
+# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of a level below
+# residues would be different for A and for B.
 PREPARED_MODULI: Final = 14
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
 # 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus more or less changes the error by a factor of
@@ -72,7 +73,7 @@ NORM_BOUND_BY_MODULI: Final = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResiduesLevel(LevelInLeaf):
-    """The level `residues(moduli)`. The level `residues` of integers has `moduli` 0: the type determines the number.
+    """The level `residues(moduli)`. For integers, `moduli` is 0: the type determines the number of moduli.
 
     The field `saves_products` is False, although levels below residues save products. Products modulo p round nothing,
     and inf and NaN are handled separately.
@@ -105,7 +106,7 @@ class ResiduesLevel(LevelInLeaf):
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return 1 / moduli: one multiplication of the problem is a multiplication of bytes for each modulus."""
+        """Return 1 / moduli, since a multiplication of the problem becomes one multiplication of bytes per modulus."""
         return next((1 / step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1.0)
 
 
@@ -206,10 +207,11 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
         # With fewer moduli than usual, the product is less accurate than the vendor's; with more moduli, the product is
-        # slower. Two levels below residues are no candidate: split and join take more time than the products save
-        # (measured on an H200 up to 16384).
+        # slower. Two levels below residues are no candidate: split and join take more time than the smaller number of
+        # products saves (measured on an H200 up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # Probes do not measure float32. Only calls that require less than the vendor's error use float32 by residues.
+        # Probes do not measure float32. Only a call that requires a smaller error than the vendor's uses residues for
+        # float32.
         unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,

@@ -15,14 +15,14 @@ The traversal of a scheme is one of these options:
 A step table has its own order of operations.
 
 The products of a fused level may run concurrently. With `streams`, products that write different blocks run on two
-streams. With `atomic`, products add to C atomically in any order, so that the last bits of C vary from run to run. With
+streams. With `atomic`, products add to C atomically in any order, so the last bits of C vary from run to run. With
 `variants`, products with equal numbers of blocks may share a launch.
 
 The fringe is one of these options:
 
 * `unequal`: blocks differ by one row or column, and sums are computed as if smaller blocks were padded with zeros.
 * `pad`: blocks are equal, with virtual zeros beyond the edge. With `pad16`, block sides are multiples of 16.
-* `peel`: the largest part of the matrices with equal blocks (the core), and then thin strips.
+* `peel`: the plan multiplies the largest part of the matrices with equal blocks (the core), and then thin strips.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def block_grid(self) -> Shape:
-        """Return the numbers of blocks (m, k, n): A is cut into m x k blocks, and B into k x n blocks."""
+        """Return the block grid (m, k, n): A is cut into m x k blocks, and B into k x n blocks."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
@@ -136,7 +136,7 @@ class SchemeLevel(LevelWithSteps):
         return self.fringe != "peel"
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
-        """Return the memory needs of a batch of equal blocks; None for other levels.
+        """Return the memory needs if the level is one batch of equal blocks; None for any other level.
 
         A batch has three temporaries: left operands, right operands and products.
         """
@@ -236,7 +236,10 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, also if the catalogue does not have it. Options are not checked."""
+    """Return the level of this scheme or table, even if the catalogue does not list the scheme or table.
+
+    Options are not checked.
+    """
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
@@ -255,7 +258,7 @@ def build_scheme_level(
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
         # The steps of peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C.
-        # The table's steps then depend on the order of the block sides by length.
+        # The steps of a table with sums in blocks of C depend on the order of the block sides by length.
         cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
         types=_coefficient_types(bilinear),
         traversal=traversal,
@@ -397,7 +400,7 @@ def _parse_scheme_level(text: str) -> SchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the schemes, in order of their numbers of additions; then the step tables, which need less workspace."""
+    """Yield the schemes, ordered by their number of additions, and then the step tables, which need less workspace."""
     found: list[tuple[int, CandidateLevel]] = []
     for name, forms in candidate_schemes():
         try:

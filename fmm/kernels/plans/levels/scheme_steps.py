@@ -30,7 +30,7 @@ def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple
 def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
-    """Return four stages of steps: a pass over A for all left operands, a pass over B, the products, a pass for C."""
+    """Return four stages of steps: a pass over A, a pass over B, the products, and a pass that joins C."""
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
@@ -89,8 +89,8 @@ def _place_products_in_c(
     """Return the products with a block of C as destination for as many products as possible.
 
     A block of C can hold a product if no line of the join reads the product after the line that computes the block.
-    Destinations in C save memory. They also save time: the join overwrites numbers that it has just read, so that the
-    CPU need not fetch these cache lines again.
+    Destinations in C save memory. Destinations in C also save time: the join overwrites numbers that the join has just
+    read, so the CPU need not fetch their cache lines again.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
@@ -156,7 +156,10 @@ def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
 
 
 def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
-    """Return the step that adds a product to its blocks of C. The first product of a block is written, not added."""
+    """Return the step that adds a product to its blocks of C.
+
+    The first product of a block overwrites the block; later products are added to the block.
+    """
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
     program = _scatter_program(tuple((column[i], i in started) for i in wanted))
@@ -166,7 +169,7 @@ def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequenc
 
 @lru_cache(maxsize=1024)
 def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return the program with one output for each pair (c, old): c times input 0, plus the next input if `old`."""
+    """Return the program with one output for each pair (c, old): c times input 0, plus one more input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -183,7 +186,7 @@ SCRATCH_NAME = "P'"  # temporary of a product without a place in the table; no s
 def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
     """Return the steps of a step table, with the sizes of all places.
 
-    With padded blocks, C is computed in a padded temporary if its blocks are not equal.
+    With padded blocks, C is computed in a padded temporary if the blocks of C are not equal.
     """
     parts, (m, k, n) = table.size, sides
     shape, full = (m, n), {}
@@ -212,7 +215,8 @@ class _TableLowering:
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # A place holds a sum of blocks of A, a sum of blocks of B, or part of C. Only part of C may be cropped.
+        # A place holds a sum of blocks of A, a sum of blocks of B, or part of C. Only a place that holds part of C may
+        # be cropped.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
@@ -241,7 +245,10 @@ class _TableLowering:
             self.steps += ProductWithSums(product, update).as_two_steps
 
     def _lower_product(self, step: TableStep) -> Product:
-        """Return the step's product. Its destination is a place that the kernel only writes, or else scratch memory."""
+        """Return the step's product.
+
+        The product's destination is a place that the kernel only writes, or else scratch memory.
+        """
         left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]

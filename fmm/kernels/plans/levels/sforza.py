@@ -3,8 +3,8 @@
 A^T A becomes four smaller products of a matrix and its transpose, and two products by Strassen's algorithm. In contrast
 to the level `gram`, `sforza` also cuts the inner dimension, and adds pairs of products. In the paper's notation, C11 =
 A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, and C21 = A12^T A11 + A22^T A21. The paper's A is the operand B of
-the code, and the paper's A^T is the operand A. The two terms of a block are in the temporaries W1 and W2. Rows and
-columns beyond even sides are multiplied afterwards.
+the code, and the paper's A^T is the operand A. The two terms of a block of C are computed in the temporaries W1 and W2.
+If a side is odd, its last row or column is multiplied afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
 MAX_SFORZA_DEPTH = 6  # largest depth of a level `sforza`
-LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
+UNMIRRORED_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 StepList = list[Sum | Product]
 
@@ -53,13 +53,13 @@ class SforzaLevel(LevelWithSteps):
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """Return the steps of the paper's Algorithm 1 on even sides, then the products beyond even sides."""
+        """Return the steps of the paper's Algorithm 1 on even sides, then the products for odd sides."""
         if params.op != "gram":
             raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
         half, inner = n // 2, k // 2
         if not half or not inner:
             whole = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
-            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE_PARAMS),))
+            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), UNMIRRORED_TRIANGLE_PARAMS),))
         a = {f"{i + 1}{j + 1}": Place("B", i * inner, j * half, inner, half) for i in (0, 1) for j in (0, 1)}
         t = {f"{i + 1}{j + 1}": Place("A", j * half, i * inner, half, inner) for i in (0, 1) for j in (0, 1)}
         steps: StepList = []
@@ -80,7 +80,7 @@ class SforzaLevel(LevelWithSteps):
         elif on_diagonal:
             inner, params = (
                 replace(plan, levels=(self.inner_level, *plan.inner_plan.gram_plan.levels)),
-                LOOSE_TRIANGLE_PARAMS,
+                UNMIRRORED_TRIANGLE_PARAMS,
             )
         else:
             inner = replace(rest, levels=(_strassen_level(),) * (self.recursion - 1) + rest.levels)
@@ -115,7 +115,7 @@ class SforzaLevel(LevelWithSteps):
 
 
 def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
-    """Yield the products beyond even sides: for the last index of the inner dimension, then for the last row of C."""
+    """Yield the products for odd sides: for the last index of the inner dimension, then for the last row of C."""
     even, leaf = n - n % 2, replace(plan, levels=())
     if k % 2:
         core = Place("A", 0, k - 1, even, 1), Place("B", k - 1, 0, 1, even), Place("C", 0, 0, even, even)

@@ -155,11 +155,11 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
     pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
     for x in (numbers.product, *numbers.weights):
-        cut = pieces.split_number(x)[: pieces.piece_count]
+        cut = pieces.split_number(x)[: pieces.weight_piece_count]
         assert all(0 <= c < 2**pieces.piece_bits and c == int(c) for c in cut)
-        assert sum(int(c) << pieces.piece_bits * (pieces.piece_count - 1 - i) for i, c in enumerate(cut)) == x
+        assert sum(int(c) << pieces.piece_bits * (pieces.weight_piece_count - 1 - i) for i, c in enumerate(cut)) == x
     largest = 128 * 4**levels * count * 2**pieces.piece_bits
-    assert largest <= 2**52 and pieces.piece_count <= 4
+    assert largest <= 2**52 and pieces.weight_piece_count <= 4
     assert len(pieces.packed_weights) == 8 * (3 + 4 + 80)
 
 

@@ -1,0 +1,54 @@
+"""Checks of the solvers' arguments, and their results in `out`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers, TorchSolvers, solver_library
+
+TRANS_CODES = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
+
+
+def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
+    """Return the functions of the arrays' library, and the arrays in one element type.
+
+    Lists become NumPy arrays and integers float64, as in NumPy. torch's tensors are unchanged.
+    """
+    library = solver_library(*arrays)
+    if isinstance(library, TorchSolvers):
+        return library, list(arrays)
+    if library is NUMPY_SOLVERS:
+        arrays = tuple(np.asarray(x) for x in arrays)
+    dtype = np.result_type(*(x.dtype for x in arrays))
+    dtype = np.dtype(np.float64) if dtype.kind in "biu" else dtype
+    return library, [x.astype(dtype, copy=False) for x in arrays]
+
+
+def check_square(a: Any) -> None:
+    """Raise ValueError unless the last two dimensions of an array are equal."""
+    if not is_square(a):
+        raise ValueError(f"expected a square matrix or a stack of square matrices, not the shape {tuple(a.shape)}")
+
+
+def is_square(a: Any) -> bool:
+    """Return True for a square matrix, and for a stack of square matrices."""
+    return bool(a.ndim >= 2 and a.shape[-1] == a.shape[-2])
+
+
+def check_trans(trans: Any) -> str:
+    """Return "N", "T" or "C" for one of SciPy's names; ValueError with the valid names for anything else."""
+    if not isinstance(trans, int | str) or trans not in TRANS_CODES:
+        raise ValueError(f"unknown trans {trans!r}; valid: 0, 1, 2, 'N', 'T', 'C'")
+    return TRANS_CODES[trans]
+
+
+def write_result(library: NumpySolvers, out: Any, x: Any) -> Any:
+    """Return a result, copied into `out` if `out` was passed; ValueError if its shape or type differs."""
+    if out is None:
+        return x
+    if type(out) is not type(x) or tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
+        found = f"{tuple(getattr(out, 'shape', ()))} of {getattr(out, 'dtype', type(out).__name__)}"
+        raise ValueError(f"out is {found}, the result is {tuple(x.shape)} of {x.dtype}")
+    return library.write(out, x)

@@ -1,0 +1,46 @@
+"""The recursion of Cholesky factors: the first half, the panel below, the rest less the panel's product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm import api
+from fmm.linalg.arguments import is_square
+from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.split_levels import CHOLESKY_RULE, first_half, split_levels
+from fmm.linalg.triangular_recursion import solve_in_place, triangular_levels
+
+
+def cholesky_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return how often to halve; 0 where the library's own function factors, or rejects, the whole array."""
+    if not is_square(a):
+        return 0
+    return split_levels(a.shape[-1], None, library.dtype_name(a), library.device(a), limit, CHOLESKY_RULE)
+
+
+@np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
+def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+    """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none."""
+    levels = cholesky_levels(library, a, limit)
+    factor = library.write(library.empty(tuple(a.shape), a), library.module.tril(a))
+    for i in np.ndindex(*a.shape[:-2]):
+        factor_in_place(library, factor[i], levels, limit)
+    return factor
+
+
+def factor_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> None:
+    """Replace a lower triangle by its Cholesky factor: the first half, the panel below, the rest less their product."""
+    n = a.shape[0]
+    if levels == 0 or n < 2:
+        library.write(a, library.cholesky_block(a))
+        return
+    h = first_half(n)
+    first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
+    factor_in_place(library, first, levels - 1, limit)
+    # X L^H = P is conj(L) X^T = P^T
+    panel_levels = triangular_levels(library, first, n - h, limit)
+    solve_in_place(library, library.conjugate(first), library.transpose(panel), (True, False), panel_levels, limit)
+    api.gram(panel, out=rest, rows=True, fill="lower", alpha=-1, beta=1, max_error_growth=limit)
+    factor_in_place(library, rest, levels - 1, limit)

@@ -1,0 +1,129 @@
+"""Inverses by recursion over products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fmm import api
+from fmm.linalg.arguments import common_arrays, is_square, write_result
+from fmm.linalg.cholesky_factors import cholesky
+from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.split_levels import INVERSE_RULE, first_half, split_levels
+from fmm.linalg.triangular_recursion import solve_in_place, triangular_levels
+
+MATRIX_KINDS = ("gen", "pos")
+
+
+def inv(
+    a: Any,
+    /,
+    *,
+    assume_a: Literal["gen", "pos"] = "gen",
+    out: Any = None,
+    max_error_growth: float | None = None,
+) -> Any:
+    """Return the inverse of a matrix, as numpy.linalg.inv does.
+
+    Parameters
+    ----------
+    a : array
+        A matrix, or a stack, of NumPy, CuPy or torch.
+    assume_a : {"gen", "pos"}, optional
+        "pos" for a Hermitian positive definite matrix. Where products gain, only its lower triangle is read, and the
+        inverse is Hermitian bit for bit.
+    out : array, optional
+        Array for the inverse; it may be a.
+    max_error_growth : float, optional
+        The largest error growth of the products, as in fmm.matmul.
+
+    Returns
+    -------
+    array
+        The inverse; `out` if it was passed.
+
+    Raises
+    ------
+    LinAlgError
+        The matrix is singular, or with "pos" not positive definite: the exception of the library.
+    ValueError
+        assume_a has an unknown value.
+
+    Notes
+    -----
+    "gen" factors by the library's own LU, then solves two triangular systems by products. Matrices that do not gain,
+    singular matrices and tensors that require gradients are left to the library's own inverse.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.linalg.inv(np.array([[2.0, 0.0], [0.0, 4.0]]))
+    array([[0.5 , 0.  ],
+           [0.  , 0.25]])
+    """
+    if assume_a not in MATRIX_KINDS:
+        raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(MATRIX_KINDS)}")
+    library, (a,) = common_arrays(a)
+    if not is_square(a) or not library.is_plain(a) or library.needs_gradient(a):
+        inverse = library.inv(a)
+    elif assume_a == "pos":
+        inverse = invert_positive_stacks(library, a, max_error_growth)
+    else:
+        inverse = invert_stacks(library, a, max_error_growth)
+    return write_result(library, out, inverse)
+
+
+@np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
+def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+    """Return the inverses of a stack by LU and two triangular solves."""
+    n = a.shape[-1]
+    if not split_levels(n, None, library.dtype_name(a), library.device(a), limit, INVERSE_RULE):
+        return library.inv(a)
+    levels, inverse = triangular_levels(library, a, n, limit), library.empty(tuple(a.shape), a)
+    for i in np.ndindex(*a.shape[:-2]):
+        if (factored := library.lu(a[i])) is None:
+            return library.inv(a)
+        lu, pivots = factored
+        x = library.write(inverse[i], library.identity(n, a)[row_order(pivots)])
+        solve_in_place(library, lu, x, (True, True), levels, limit)
+        solve_in_place(library, lu, x, (False, False), levels, limit)
+    return inverse
+
+
+def row_order(pivots: Sequence[int]) -> list[int]:
+    """Return the order of the rows after all exchanges of row i with row pivots[i]."""
+    rows = list(range(len(pivots)))
+    for i, j in enumerate(pivots):
+        rows[i], rows[j] = rows[j], rows[i]
+    return rows
+
+
+@np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
+def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+    """Return the inverses of a stack of positive definite matrices: the product of the inverse factor with itself."""
+    levels = triangular_levels(library, a, a.shape[-1], limit)
+    if not levels:
+        return library.inv(a)
+    inverse = cholesky(a, max_error_growth=limit)
+    for i in np.ndindex(*a.shape[:-2]):
+        invert_triangle_in_place(library, inverse[i], levels, limit)
+        library.write(inverse[i], api.gram(inverse[i], max_error_growth=limit))
+    return inverse
+
+
+def invert_triangle_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> None:
+    """Replace a lower triangular matrix by its inverse; the block below is -L22^-1 L21 L11^-1."""
+    n = a.shape[0]
+    if levels == 0 or n < 2:
+        x = library.identity(n, a)
+        library.solve_block(a, x, True, False)
+        library.write(a, x)
+        return
+    h = first_half(n)
+    first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
+    invert_triangle_in_place(library, first, levels - 1, limit)
+    library.write(panel, api.gemm(panel, first, alpha=-1, max_error_growth=limit))
+    solve_in_place(library, rest, panel, (True, False), triangular_levels(library, rest, h, limit), limit)
+    invert_triangle_in_place(library, rest, levels - 1, limit)

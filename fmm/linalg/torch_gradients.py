@@ -1,0 +1,67 @@
+"""Gradients of the solvers for torch. They are solvers and products themselves, so second derivatives exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmm import api
+from fmm.linalg.cholesky_recursion import factor_stacks
+from fmm.linalg.solver_library import TorchSolvers
+from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
+
+
+class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
+    """The solution x of a x = b or x a = b."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
+        """Return x."""
+        x = solve_without_gradient(TorchSolvers(), a, b, form, limit)
+        ctx.save_for_backward(a, x)
+        ctx.form, ctx.limit, ctx.shape_of_b = form, limit, b.shape
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradients of a and b: that of b is a^-H g, that of a the triangle of -(a^-H g) x^H."""
+        (a, x), form, limit = ctx.saved_tensors, ctx.form, ctx.limit
+        of_b = TriangularSolution.apply(a.mH, gradient, form._replace(lower=not form.lower), limit)
+        of_a = None
+        if ctx.needs_input_grad[0]:
+            factors = (-of_b, x.mH) if form.left else (-x.mH, of_b)
+            product = api.matmul(*factors, max_error_growth=limit)
+            offset = int(form.unit_diagonal)
+            of_a = (product.tril(-offset) if form.lower else product.triu(offset)).sum_to_size(a.shape)
+        return of_a, of_b.sum_to_size(ctx.shape_of_b), None, None
+
+
+class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
+    """The lower Cholesky factor."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, limit: float | None) -> Any:
+        """Return the factor; torch's own function where a block has none."""
+        library = TorchSolvers()
+        try:
+            factor = factor_stacks(library, a, limit)
+        except library.linalg_error:
+            factor = library.cholesky(a)
+        ctx.save_for_backward(factor)
+        ctx.limit = limit
+        return factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradient L^-H P L^-1, made Hermitian; P is the lower triangle of L^H g with half its diagonal."""
+        (factor,), limit = ctx.saved_tensors, ctx.limit
+        product = api.matmul(factor.mH, gradient, max_error_growth=limit).tril()
+        product = product - torch.diag_embed(product.diagonal(dim1=-2, dim2=-1)) / 2
+        solve, upper, lower = (
+            TriangularSolution.apply,
+            TriangularForm(False, False, True),
+            TriangularForm(True, False, False),
+        )
+        result = solve(factor, solve(factor.mH, product, upper, limit), lower, limit)
+        return (result + result.mH) / 2, None

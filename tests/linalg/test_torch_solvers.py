@@ -1,0 +1,168 @@
+"""fmm.linalg on torch's tensors: values, gradients and exceptions beside torch.linalg's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.linalg import split_levels
+from fmm.linalg.split_levels import SplitRule
+from tests.support.solver_matrices import DTYPES, backward_error, positive_matrices, random_matrix
+
+torch = pytest.importorskip("torch")
+SIZES = (0, 1, 2, 17, 33)
+
+
+@pytest.fixture(autouse=True)
+def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halve every matrix down to blocks of two rows."""
+    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
+    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
+        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
+
+
+def tensor(x: Any, gradient: bool = False) -> Any:
+    return torch.tensor(x, requires_grad=gradient)
+
+
+def assert_close(found: Any, expected: Any, bits: int = 20) -> None:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    assert float((found - expected).abs().max() if found.numel() else 0) <= 2.0**-bits * scale
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", SIZES)
+def test_triangular_systems_are_solved_as_by_torch(n: int, dtype: str) -> None:
+    a = tensor(random_matrix(n, n, dtype) + 2 * n * np.eye(n).astype(dtype))
+    b = tensor(np.stack([random_matrix(n, 5, dtype, seed) for seed in (1, 2)]))
+    for lower, left, unit in [(x, y, z) for x in (False, True) for y in (False, True) for z in (False, True)]:
+        right = b if left else b.mT
+        matrix = a / (2 * n + 1) if unit else a
+        expected = torch.linalg.solve_triangular(matrix, right, upper=not lower, left=left, unitriangular=unit)
+        assert_close(fmm.linalg.solve_triangular(matrix, right, 0, lower, unit, left=left), expected, 16)
+        adjoint = fmm.linalg.solve_triangular(matrix.mH.resolve_conj(), right, "C", not lower, unit, left=left)
+        assert_close(adjoint, expected, 16)
+    assert_close(
+        fmm.linalg.solve_triangular(a, b[0, :, 0]), torch.linalg.solve_triangular(a, b[0, :, :1], upper=True)[:, 0]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", SIZES)
+def test_factors_and_inverses_are_those_of_torch(n: int, dtype: str) -> None:
+    for name, matrix in positive_matrices(n, dtype).items():
+        a = tensor(matrix)
+        for upper in (False, True):
+            factor = fmm.linalg.cholesky(a, upper=upper)
+            product = factor.mH @ factor if upper else factor @ factor.mH
+            assert_close(product, a, 18)
+            assert not torch.any(factor.tril(-1) if upper else factor.triu(1))
+        identity, kinds = np.eye(n, dtype=dtype), ("gen", "pos")
+        allowed = 10 * backward_error(matrix, torch.linalg.inv(a).numpy(), identity)
+        for kind in kinds:
+            inverse = fmm.linalg.inv(a, assume_a=kind).numpy()  # type: ignore[arg-type]
+            assert backward_error(matrix, inverse, identity) <= allowed + 64 * float(np.finfo(dtype).eps), (name, kind)
+
+
+def test_out_takes_results() -> None:
+    a = tensor(positive_matrices(17, "float64")["normal"])
+    out = torch.empty(17, 17, dtype=torch.float64)
+    for function in (fmm.linalg.cholesky, fmm.linalg.inv):
+        expected = function(a)
+        assert function(a, out=out) is out
+        assert torch.equal(out, expected)
+    b = a[:, :3].clone()
+    expected = fmm.linalg.cho_solve((a, True), b)
+    assert fmm.linalg.cho_solve((a, True), b, out=b) is b and torch.equal(b, expected)
+
+
+def test_singular_and_indefinite_matrices_raise_torchs_exceptions() -> None:
+    a = tensor(positive_matrices(18, "float64")["normal"])
+    indefinite, singular = a.clone(), a.clone()
+    indefinite[11, 11] = -1
+    singular[:, 4] = 0
+    for name, matrix in (("cholesky", indefinite), ("inv", singular)):
+        for x in (matrix, torch.stack([a, matrix])):
+            with pytest.raises(torch.linalg.LinAlgError) as expected:
+                getattr(torch.linalg, name)(x)
+            with pytest.raises(torch.linalg.LinAlgError) as found:
+                getattr(fmm.linalg, name)(x)
+            assert str(found.value) == str(expected.value)
+    triangle = singular.tril()
+    found = fmm.linalg.solve_triangular(triangle, a, lower=True)
+    assert not torch.isfinite(found[4:]).all() and torch.isfinite(found[:4]).all()
+
+
+# ---- gradients
+
+
+def gradients(function: Any, *tensors: Any) -> list[Any]:
+    """Return the gradients of a weighted sum of the result's entries."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    y = function(*leaves)
+    weights = torch.arange(1, y.numel() + 1, dtype=torch.float64).reshape(y.shape).cos()
+    (y * weights).abs().square().sum().backward()
+    return [x.grad for x in leaves]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
+def test_gradients_of_triangular_systems_are_torchs(unit: bool, left: bool, lower: bool, dtype: str) -> None:
+    a = tensor(random_matrix(9, 9, dtype) / 4 + 3 * np.eye(9).astype(dtype))
+    b = tensor(np.stack([random_matrix(9, 9, dtype, seed) for seed in (1, 2)]))
+
+    def by_fmm(a: Any, b: Any) -> Any:
+        return fmm.linalg.solve_triangular(a, b, 0, lower, unit, left=left)
+
+    def by_torch(a: Any, b: Any) -> Any:
+        return torch.linalg.solve_triangular(a, b, upper=not lower, left=left, unitriangular=unit)
+
+    for found, expected in zip(gradients(by_fmm, a, b), gradients(by_torch, a, b), strict=True):
+        assert_close(found, expected, 36)
+    for trans, view in (("T", lambda x: x.mT), ("C", lambda x: x.mH)):
+        pair = gradients(lambda a, b, t=trans: fmm.linalg.solve_triangular(a, b, t, not lower, unit, left=left), a, b)
+        expected_pair = gradients(lambda a, b, v=view: by_torch(v(a), b), a, b)
+        for found, expected in zip(pair, expected_pair, strict=True):
+            assert_close(found, expected, 36)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("upper", [False, True])
+def test_gradients_of_factors_are_torchs(upper: bool, dtype: str) -> None:
+    a = tensor(np.stack([positive_matrices(n, dtype)["normal"] for n in (9, 9)]))
+    (found,) = gradients(lambda x: fmm.linalg.cholesky(x, upper=upper), a)
+    (expected,) = gradients(lambda x: torch.linalg.cholesky(x, upper=upper), a)
+    assert_close(found, expected, 36)
+
+
+def test_second_derivatives_pass_gradcheck() -> None:
+    a = tensor(random_matrix(3, 3, "float64") / 4 + 3 * np.eye(3), True)
+    b = tensor(random_matrix(3, 2, "float64", seed=1), True)
+    solve = lambda a, b: fmm.linalg.solve_triangular(a, b, lower=True)  # noqa: E731
+    assert torch.autograd.gradgradcheck(solve, (a, b))
+    assert torch.autograd.gradgradcheck(lambda x: fmm.linalg.cholesky(x @ x.mT), (a,))
+
+
+def test_inverses_with_gradients_are_torchs() -> None:
+    a = tensor(positive_matrices(9, "float64")["normal"])
+    for kind in ("gen", "pos"):
+        (found,) = gradients(lambda x, k=kind: fmm.linalg.inv(x, assume_a=k), a)
+        (expected,) = gradients(torch.linalg.inv, a)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")  # of torch's own forward derivatives
+def test_traces_and_transforms_are_torchs() -> None:
+    a = tensor(positive_matrices(9, "float64")["normal"])
+    stack = torch.stack([a, 2 * a])
+    assert_close(torch.func.vmap(fmm.linalg.cholesky)(stack), torch.linalg.cholesky(stack), 40)
+    found = torch.func.vmap(lambda x: fmm.linalg.solve_triangular(x, a, lower=True))(stack)
+    assert_close(found, torch.linalg.solve_triangular(stack, a, upper=False), 40)
+    _, tangent = torch.func.jvp(fmm.linalg.cholesky, (a,), (a,))
+    assert_close(tangent, torch.linalg.cholesky(a) / 2, 40)

@@ -1,0 +1,65 @@
+"""Matrices on which solvers may go wrong, and backward errors of solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+DTYPES = ("float32", "float64", "complex64", "complex128")
+SIZES = (0, 1, 2, 3, 17, 64)
+
+
+def random_matrix(m: int, n: int, dtype: str, seed: int = 0) -> Array:
+    """Return a matrix of normal numbers."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((m, n)) + (1j * rng.standard_normal((m, n)) if "complex" in dtype else 0)
+    return x.astype(dtype)
+
+
+def triangular_matrices(n: int, dtype: str) -> dict[str, Array]:
+    """Return full matrices of which either triangle is a factor of a system that has a solution in range."""
+    a = random_matrix(n, n, dtype) + 2 * np.sqrt(n) * np.eye(n, dtype=dtype)
+    grades = np.exp2(np.linspace(-10, 10, n)).astype(dtype)
+    near_singular = a.copy()
+    near_singular[n // 2 :, n // 2 :] *= np.array(1e-6, dtype)
+    found = {"normal": a, "graded rows": a * grades[:, None], "graded columns": a * grades}
+    found |= {"near singular": near_singular, "diagonal": np.diag(grades)}
+    return {name: a.astype(dtype) for name, a in found.items()}
+
+
+def positive_matrices(n: int, dtype: str) -> dict[str, Array]:
+    """Return Hermitian positive definite matrices, well and badly conditioned."""
+    x = random_matrix(n, n, dtype).astype(np.result_type(dtype, "float64"))
+    identity = np.eye(n)
+    grades = np.exp2(np.linspace(-6, 6, n))
+    normal = x @ x.conj().T / max(n, 1) + identity
+    shift = 64 * max(n, 1) * float(np.finfo(dtype).eps)
+    low_rank = x[:, : n // 2] @ x[:, : n // 2].conj().T / max(n, 1) + shift * identity
+    found = {"normal": normal, "graded": grades[:, None] * normal * grades, "near singular": low_rank}
+    return {name: a.astype(dtype) for name, a in found.items()}
+
+
+def every_layout(x: Array) -> Iterator[Array]:
+    """Yield a matrix in row-major and column-major order, with gaps, backward, and read-only."""
+    yield x
+    yield np.asfortranarray(x)
+    gaps = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)
+    gaps[::2, ::3] = x
+    yield gaps[::2, ::3]
+    yield np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1]
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    yield frozen
+
+
+def backward_error(a: Array, x: Array, b: Array) -> float:
+    """Return the norm of b - a x beside the norms of a, x and b, column by column, computed in higher precision."""
+    if x.size == 0:
+        return 0.0
+    wide_a, wide_x, wide_b = (np.asarray(y).astype(np.result_type(y.dtype, "longdouble")) for y in (a, x, b))
+    residual = np.linalg.norm(wide_b - wide_a @ wide_x, axis=0)
+    scale = np.linalg.norm(wide_a) * np.linalg.norm(wide_x, axis=0) + np.linalg.norm(wide_b, axis=0)
+    return float(np.max(residual / scale))
