@@ -331,7 +331,8 @@ def run_jobs(
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
-    failures = {name: lacking[name] or why for name, why in stopped.items() if lacking[name] or why}
+    reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
+    failures = {name: why for name, why in reasons.items() if why}
     if options.json or options.quiet or not _print_tables(jobs, path, failures, monotonic() - began):
         for (_, dtype), why in lacking.items():
             if why and not code:
