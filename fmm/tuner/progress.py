@@ -12,32 +12,32 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUP_COUNT = 4  # number of speedups in the line; the latest ones are shown
+SHOWN_SPEEDUP_COUNT = 4  # largest number of speedups that the bar shows; it shows the latest ones
 
 OptionalSection = dict[str, Any] | None  # a section of a config; None if too little was measured
 
 
 class TuningProgress(Protocol):
-    """Receiver of a tuning's events: a progress bar, or an object that shows nothing."""
+    """Receives the events of a tuning; a receiver is a progress bar, or shows nothing."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the planned seconds of all element types that follow the next element type."""
+        """Set the planned seconds of the element types that come after the next element type."""
 
     def begin_element_type(self, label: str, seconds: float) -> None:
-        """Begin the tuning of an element type with these planned seconds."""
+        """Show that the tuning of an element type begins, with its planned seconds."""
 
     def show_sample(self, stage: str, elapsed: float) -> None:
         """Show the stage of a sample that was taken `elapsed` seconds after the element type began."""
 
     def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
-        """Show the speedup so far of the current element type; `conclude` computes its config section."""
+        """Show the speedup so far of the current element type; calling `conclude` returns its config section."""
 
     def end_element_type(self, dtype: str, section: OptionalSection) -> None:
-        """End the tuning of an element type with this config section."""
+        """Show that the tuning of an element type has ended with this config section."""
 
 
 class SilentProgress:
-    """A receiver of a tuning's events that shows nothing."""
+    """A receiver that ignores all events of a tuning."""
 
     def set_remaining_seconds(self, seconds: float) -> None: ...
 
@@ -51,7 +51,7 @@ class SilentProgress:
 
 
 class ProgressBar:
-    """A progress bar on stderr; `bar` is tqdm's, with the planned seconds of all element types as its total."""
+    """A progress bar on stderr; `bar` is a tqdm bar whose total is the planned seconds of all element types."""
 
     def __init__(self, bar: Any, limit: float = inf) -> None:
         self.bar, self.limit = bar, limit
@@ -59,8 +59,8 @@ class ProgressBar:
         self._to_come: float | None = None
         self._label = ""
         self._last = "", 0.0  # stage and elapsed seconds of the latest sample
-        self._gain_lines: dict[str, str] = {}  # element type -> speedup text, for types that have ended
-        self._so_far: dict[str, str] = {}  # element type -> speedup text, for the current type
+        self._gain_lines: dict[str, str] = {}  # element type -> speedup text, for types with a finished tuning
+        self._so_far: dict[str, str] = {}  # element type -> speedup text, for the type that is being tuned
 
     def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
@@ -94,7 +94,7 @@ class ProgressBar:
 
 
 def best_speedup_text(section: OptionalSection, dtype: str) -> str:
-    """Return the largest certified speedup with its side, else the model's first side with a gain, else no text."""
+    """Return as text the largest certified speedup with its side, else the model's first side with a gain, else ""."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
@@ -107,13 +107,13 @@ def best_speedup_text(section: OptionalSection, dtype: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text: in seconds below two minutes, in minutes above."""
+    """Return a duration as text, in seconds below two minutes and in minutes above."""
     return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[TuningProgress]:
-    """Yield a progress bar for jobs with these planned seconds; yield a silent receiver if stderr is no terminal."""
+    """Yield a progress bar for jobs with these planned seconds; if stderr is no terminal, yield a silent receiver."""
     if not shown or not sys.stderr.isatty():
         yield SilentProgress()
         return

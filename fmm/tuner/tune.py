@@ -1,8 +1,7 @@
 """Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
 `run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` measures with fmm.tuner.tune_type, writes
-a section that is better than the present section, and prints a summary.
+`tune_job` measures with fmm.tuner.tune_type, writes the section if better than the config's, and prints a summary.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from fmm.tuner.trials.record import (
 )
 from fmm.tuner.tune_type import TuningOutcome, tune_type
 
-# packages of the extra `tune`, checked before the measurements
+# packages of the extra `tune`, which are checked before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-SAMPLING_SHARE = 0.75  # share of a tuning's time for samples; the rest is for warm-up, checks and fits
+SAMPLING_SHARE = 0.75  # share of a tuning's time that samples take; warm-up, checks and fits take the rest
 PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
-FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds in which several CPU cores compile the kernels of all first looks
+FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
 KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
 
 
@@ -82,9 +81,9 @@ class InvalidOptionError(ValueError):
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Tune as the options say, and return an exit code.
+    """Run the tuning that the options describe, and return an exit code.
 
-    The code is 2 for invalid arguments, 1 if a section was not written, and 130 after Ctrl-C.
+    The exit code is 2 for invalid arguments, 1 if a section was not written, and 130 after Ctrl-C.
     """
     try:
         jobs = list(_tuning_jobs(options))
@@ -96,7 +95,7 @@ def run_tune(options: argparse.Namespace) -> int:
     except (UnknownDeviceError, ShapesFileError, InvalidOptionError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
-    except RuntimeError as error:  # the home folder is unknown
+    except RuntimeError as error:  # Python cannot determine the home folder
         return _report_write_error(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
         return _print_dry_run(jobs, path, options)
@@ -139,7 +138,7 @@ def path_argument(text: str) -> Path:
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the path of the config that an argument names by the rules of FMM_CONFIG; None names the default."""
+    """Return the config's path for an argument with the same rules as FMM_CONFIG; None names the default config."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -154,9 +153,9 @@ def trials_path(path: Path) -> Path:
 
 
 def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
-    """Yield the jobs of a command; several element types begin with a first look each.
+    """Yield the jobs of a command; if there are several element types, each has a first look at the start.
 
-    Every element type then has a result if the tuning is stopped early.
+    Every element type therefore has a result, even if the tuning is stopped early.
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
@@ -182,7 +181,7 @@ def _jobs_of_device(
 
 
 def _warn_of_left_out_shapes(wanted: ShapesFile, jobs: Sequence[TuningJob]) -> None:
-    """Print the number of a program's shapes that no job certifies."""
+    """Print how many of a program's shapes are not certified by any job."""
     certified = {(size, job.dtype) for job in jobs for size in job.wanted}
     left_out = sum(shape not in certified for shape in wanted.recorded)
     if left_out:
@@ -225,7 +224,7 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
 
 
 def _wanted_text(wanted: Sequence[ProductSize]) -> str:
-    """Return, for the line of a dry run, the number of shapes that the user named, and the first of them."""
+    """Return the text of a dry run about the shapes that the user named: their number, and the first of them."""
     if not wanted:
         return ""
     first = ", ".join("x".join(map(str, size)) for size in wanted[:3])
@@ -243,11 +242,11 @@ class TuningJob:
     dtype: str
     wanted: tuple[ProductSize, ...]
     effort: str
-    again: bool = False  # True if the job continues an earlier, stopped job of the same command
+    again: bool = False  # True if the job continues a stopped job of the same command
 
     @property
     def planned_effort(self) -> Effort:
-        """Seconds, rounds and shapes of the job's effort on its device."""
+        """The job's effort (seconds, rounds and shapes) on its device."""
         return self.device.efforts_by_name[self.effort]
 
     @property
@@ -257,11 +256,11 @@ class TuningJob:
 
     @property
     def waits_for_kernels(self) -> bool:
-        """True for the first look at a GPU, while its kernels are being compiled."""
+        """True if the job is a first look at a GPU whose kernels are being compiled."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
-        """Return True if another job must continue this first look, since its model was not checked."""
+        """Return True if another job must continue this first look because its model was not checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
@@ -274,7 +273,7 @@ class TuningJob:
 
     @property
     def resume_settings(self) -> dict[str, Any]:
-        """Settings that a job and a recorded tuning must share for the job to resume the tuning."""
+        """Settings that must agree before a job resumes a recorded tuning."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
@@ -288,15 +287,15 @@ class TuningJob:
         return None
 
 
-DeviceAndType = tuple[str, str]  # the key of a device, and the name of an element type
+DeviceAndType = tuple[str, str]  # (device key, element type)
 
 
 def run_jobs(
     jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace, results: dict[DeviceAndType, dict[str, Any]]
 ) -> int:
-    """Run the jobs in turn, and return an exit code; `results` receives each element type's last result for --json.
+    """Run the jobs in turn; return an exit code, and store each element type's last result in `results` for --json.
 
-    At the end print the reason for each element type without a usable result.
+    At the end, print for each element type without a usable result the reason.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
@@ -317,12 +316,12 @@ def run_jobs(
             if end.code:
                 return end.code
             usable = not end.why_not or end.earlier_is_used
-            # a usable result of an earlier first look is kept
+            # keep the usable result of an earlier first look
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             if job.needs_continuation(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
-                queue.extendleft(reversed(late))  # the kernels of the GPU are compiled now
+                queue.extendleft(reversed(late))  # from here on, the kernels of the GPU are compiled
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
@@ -343,20 +342,20 @@ def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[Tunin
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job: exit code, duration, and whether fmm.matmul can use the section."""
+    """The result of a job: its exit code, its duration, and whether fmm.matmul can use the section."""
 
-    code: int  # the exit code with which the command must end; 0 to continue
-    why_not: str  # reason for which fmm.matmul cannot use the result; empty for a usable result
+    code: int  # exit code if the command must end; 0 if it continues
+    why_not: str  # reason why fmm.matmul cannot use the result; empty if it can
     seconds: float
     stopped: bool = False  # True if the time limit ended the measurements
-    earlier_is_used: bool = False  # True if the config keeps an earlier section with more held-out speedups
+    earlier_is_used: bool = False  # True if the config keeps its earlier section, which has more held-out speedups
     result: dict[str, Any] | None = None  # result of the job for --json
 
 
 def tune_job(
     job: TuningJob, path: Path, options: argparse.Namespace, left: float | None, progress: TuningProgress
 ) -> JobResult:
-    """Tune one element type within `left` seconds, and write its section, also after an interruption."""
+    """Tune one element type for at most `left` seconds, and write its section, also after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
@@ -395,13 +394,13 @@ def tune_job(
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
-        return end  # the job that continues this one prints the summary
+        return end  # the job that continues this job prints the summary
     _print_summary(job, path, options, outcome, why_not)
     return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
 def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the first look that preceded this tuning; none if the file cannot be read."""
+    """Return the trials of the first look before this tuning; return none if the file cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
             return first_look_trials(trials.read_tunings(), header)
@@ -419,7 +418,7 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
 def _measure_and_record(
     journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
 ) -> tuple[TuningOutcome, bool]:
-    """Return the outcome of a tuning, and True if writing its trials failed."""
+    """Measure, and return the outcome of the tuning; the second value is True if writing its trials failed."""
     try:
         if header:
             trials.add_header(header)
@@ -438,9 +437,9 @@ def _measure_and_record(
 
 
 def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> str:
-    """Return why the config must keep its present section; empty if the new section may be written.
+    """Return the reason to keep the config's present section; empty if the new section may be written.
 
-    A finished section without diagnostics may be written, unless a first look measured the section. Any other section
+    A section without diagnostics from a finished tuning may be written, except from a first look. Any other section
     needs at least as many held-out speedups as the present section.
     """
     if outcome.section is None:
@@ -454,7 +453,7 @@ def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> s
 
 
 def _section_quality(section: Any) -> tuple[bool, int]:
-    """Return True if a section's model is trusted, and the section's number of held-out speedups."""
+    """Return whether a section's model is trusted, and the section's number of held-out speedups."""
     try:
         return not section.get("doubts"), int(section["error"]["speedup"]["count"])
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -471,7 +470,7 @@ def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
 
 
 def _section_in_config(job: TuningJob, path: Path) -> Any:
-    """Return the config's section for the job; None for other versions of libraries or driver."""
+    """Return the config's section for the job; None if its library or driver versions differ."""
     found = _device_sections(job, path).get(job.dtype)
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 

@@ -1,7 +1,7 @@
 """Tune one element type: measure probes, fit the model, search and certify plans, and conclude a config section.
 
-The section is computed from the recorded trials alone. A tuning that Ctrl-C or a time limit stopped therefore has a
-section, too.
+The section is computed from the recorded trials alone. A tuning that was stopped by Ctrl-C or a time limit therefore
+has a section, too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fmm.tuner.trials.record import ProductSize
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The config section of a tuning, None if too little was measured; `stopped` says why the tuning ended early."""
+    """The config section of a tuning, or None if too little was measured; `stopped` says why the tuning ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
-    """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
+    """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares)."""
     stopped = ""
     try:
         if effort.look and not wanted:
@@ -56,7 +56,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # a later job continues this tuning; without held-out shapes a fit could not be checked
+            # a later job continues this tuning: without held-out shapes, a fit could not be checked
             return TuningOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -115,19 +115,19 @@ def tune_gram_products(
 
 
 def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return one plan for each triangle kernel of fmm whose time the model cannot predict for this type."""
+    """Return a plan for each of fmm's triangle kernels with a time that the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of the model's best plans that are timed on each problem
-MAX_PREDICTED_TIME_RATIO = 1.05  # plans slower than this multiple of the vendor's predicted time are not timed
+MAX_GRAM_PLANS = 3  # number of plans, the best by the model, that are timed on each problem
+MAX_PREDICTED_TIME_RATIO = 1.05  # a plan is not timed if its predicted time exceeds this multiple of the vendor's
 
 
 def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if some plan's predicted time is below MAX_PREDICTED_TIME_RATIO times the vendor's."""
+    """Return True if any plan's predicted time is below MAX_PREDICTED_TIME_RATIO times the vendor's."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
         < MAX_PREDICTED_TIME_RATIO

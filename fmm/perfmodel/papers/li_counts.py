@@ -1,10 +1,10 @@
 """Compute the exact counts of Li, Ranka and Sahni (2011) for n x n matrices of float32 on a Tesla C1060.
 
-For k levels of recursion the paper counts arithmetics A(k, n), memory transactions T(k, n) and volume V(k, n). In this
-module the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call counts the
-blocks that the kernel reads and writes. Only the tests have the paper's closed forms and recurrences. The counts leave
-out time, caches and launches. `threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and
-tau2.
+For k levels of recursion the paper counts arithmetic operations A(k, n), memory transactions T(k, n) and volume V(k,
+n). In this module the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call
+counts the blocks that the kernel reads and writes. The paper's closed forms and recurrences are in the tests only. The
+counts leave out time, caches and launches. `threshold_plan` returns the plan that the paper's codes run for the
+thresholds tau1 and tau2.
 """
 
 from __future__ import annotations
@@ -255,10 +255,11 @@ def percent_reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fracti
 def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
     """Return the plan that the recursive code of a method (Figure 16 or 23) runs on n x n matrices.
 
-    A product of at most tau1 rows is one classical product by `leaf`. A product of at most tau2 rows is one level of
-    Figure 12 or 13, with sums inside the product kernels. A larger product is one level of Figure 16 or 23, and the
-    same rule applies to the level's products. For an odd n the products of a level have (n + 1)/2 rows, since the step
-    tables pad. The leaf of the paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
+    A product of at most tau1 rows is computed as one classical product by `leaf`. A product of at most tau2 rows is
+    computed by one level of Figure 12 or 13, with sums inside the product kernels. A larger product is computed by one
+    level of Figure 16 or 23, and the same rule applies to the level's products. For an odd n the products of a level
+    have (n + 1)/2 rows, since the step tables pad. The leaf of the paper's codes tStrassen and tWinograd is
+    `tile.gpu8.texture`.
     """
     if scheme not in METHOD_STEP_TABLES:
         raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(METHOD_STEP_TABLES)}")

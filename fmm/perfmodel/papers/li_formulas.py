@@ -1,9 +1,10 @@
 """Compare printed counts of Li, Ranka and Sahni (2011), sections 4 to 7, with counts computed from fmm's step tables.
 
 Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, and Figures 15 and 20 to 22 the reductions.
-Sections 6 and 7 have numbers in the text. li_counts computes the quantities: arithmetics A, transactions T and volume
-V. The paper's closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit,
-with ties away from zero. No percentage of the paper is a tie; rounding half to even would therefore give equal results.
+Sections 6 and 7 of the paper print further numbers in the text. li_counts computes the quantities: arithmetic
+operations A, transactions T and volume V. The paper's closed forms are compared as polynomials. A percentage is
+compared after rounding to the printed digit, with ties away from zero. No percentage of the paper is a tie; rounding
+half to even would therefore give equal results.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell,
     return printed, computed, computed - printed
 
 
-# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. Kernels below `mul` have the
+# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. Kernels listed below `mul` have the
 # amounts that Figure 11 adds to the transactions T and the volume V of `mul`.
 FIGURE_11_KERNELS: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
@@ -230,7 +231,8 @@ SECTION_6_KERNEL_CALLS: Final = {
     ),
     "winograd": (("add, sub", 8), ("mul", 3), ("mulAdd", 2), ("mulIncIncInc", 1), ("mulSubInc", 1)),
 }
-# Sections 6.1 and 6.2: method -> transactions beyond 7T and bytes of volume beyond 7V, for m x m blocks.
+# Sections 6.1 and 6.2: method -> transactions in addition to 7T and bytes of volume in addition to 7V, for m x m
+# blocks.
 SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
@@ -274,7 +276,8 @@ def _rounded_reduction_rows(
 ) -> list[tuple[Cell, ...]]:
     """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
 
-    The difference cell compares whole percents. `text` is the row's name with braces for the quantity.
+    The difference cell compares whole percents. `text` is the row's name, with braces in the place of the quantity's
+    name.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):

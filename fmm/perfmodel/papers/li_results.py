@@ -275,7 +275,7 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 
 def _temporaries_share(n: int = 64) -> float:
-    """Return the elements of Figure 2's temporaries at all levels as a share of n^2.
+    """Return the number of elements of Figure 2's temporaries at all levels, as a share of n^2.
 
     Each level needs a quarter of the next outer level's temporaries: all levels need 4/3 of the first level's
     temporaries.

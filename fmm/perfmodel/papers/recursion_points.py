@@ -2,8 +2,8 @@
 
 alpha is the time of one element of a block addition, and pi is the time of one flop of the vendor's product. Equations
 2 and 3 need only the ratio alpha/pi. In this module A is m x k and B is k x n; the paper writes m x n and n x p. The
-model leaves out strides, caches and the lower cost of copies. A fixed ratio also leaves out the lower rate of small
-products.
+model leaves out strides, caches and the lower cost of copies. A fixed ratio alpha/pi also leaves out the lower rate of
+small products.
 
 `choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects the rule
 of `choose_hasa_plan`. `choose_hasa_plan` has no margin: a plan with any predicted gain is chosen.
@@ -162,7 +162,7 @@ def recursion_levels(
 def levels_above_recursion_point(
     shape: Shape, point: float, work: BlockWork = STRASSEN_WORK
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels by sections 4.1.1 and 4.1.2: a level splits sizes that are all at least the recursion point."""
+    """Return the levels by sections 4.1.1 and 4.1.2: a level needs m, k and n of at least the recursion point."""
     found: list[RecursionLevel] = []
     while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))

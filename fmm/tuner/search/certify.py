@@ -23,7 +23,7 @@ CERTIFY_SEED = 1  # seed of the random operands of a certification; the search u
 
 
 def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
-    """Measure a search's best plans on fresh operands until one is certified, and the best plan without workspace."""
+    """Measure a search's best plans on fresh operands until one is certified; also measure one without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []
@@ -42,7 +42,7 @@ def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits,
 def _certify_faster_plan(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
-    """Measure two plans in paired rounds; return True if `plan` is certified to be faster than `than`."""
+    """Measure `plan` and `than` in paired rounds; return True if `plan` is certified to be faster."""
     base, run = TimedRun(than), TimedRun(plan)
     with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
         samples = timed.sample_rounds([base, run], limits)
@@ -50,10 +50,10 @@ def _certify_faster_plan(
 
 
 def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """Return a config entry for each searched shape: for the first certified plan, else for the vendor's product.
+    """Return a config entry for each searched shape, with the first certified plan or else the vendor's product.
 
-    A shape has no entry if the tuning ended before its best plan was certified. Without a measured noise floor the list
-    is empty.
+    If the tuning ended before a shape's best plan was certified, the shape has no entry. If no noise floor was
+    measured, the list is empty.
     """
     found: list[Entry] = []
     if noise is None:
@@ -103,7 +103,7 @@ def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], no
 
 
 def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Return a predicate: True for a plan that beats the peer, or for all plans if the vendor beats the peer."""
+    """Return a function that is True for plans that beat the peer; True for all plans if the vendor beats the peer."""
     leaves = {
         p: median(certification.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
@@ -116,16 +116,16 @@ def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], nois
     return lambda plan: plan in (peer, *won)
 
 
-# Stages that time each plan in separate rounds, paired with the vendor's product or with the peer.
+# In these stages, each plan has its own rounds, which pair the plan with the vendor's product or with the peer.
 PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield each plan of one shape's trials with the seconds of the vendor (or peer) and of the plan, by round."""
+    """Yield (plan, seconds of the vendor or peer, seconds of the plan) for each plan in a shape's trials, by round."""
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # a plan may have failed in its last round
+        rounds = [t.seconds for t in trials if t.plan == plan]  # None if the plan failed
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]
         if trials[0].stage in PAIRED_STAGES:

@@ -1,4 +1,4 @@
-"""Search the fastest plan of a shape: time the model's best plans and Optuna's proposals against the vendor."""
+"""Search for a shape's fastest plan: time the model's best plans and Optuna's proposals against the vendor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEARCH_STAGE = "search"
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The plans of a search on one problem, with their median speedups over the vendor, the fastest first."""
+    """The plans that a search timed on one problem, with their median speedups over the vendor, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
@@ -32,7 +32,7 @@ class RaceResult:
 def search_plans(
     journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
 ) -> RaceResult:
-    """Time plans against the vendor until `effort.trials` or `seconds` are spent; return the plans by speedup."""
+    """Time up to `effort.trials` plans against the vendor in at most `seconds`; return the plans by speedup."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p
@@ -56,7 +56,7 @@ def search_plans(
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
-    """Time these plans against the vendor's product, and return the plans by speedup."""
+    """Time these plans against the vendor's product; return the plans sorted by speedup."""
     with journal.open_problem(SEARCH_STAGE, problem) as timed:
         racing = PlanRace(timed, effort.rounds)
         for plan in plans:
@@ -78,7 +78,7 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
 
 
 def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
-    """Return True if the plan accepts the element type, and is within the default error limit and the memory."""
+    """Return True if the plan can multiply the element type, and is within the default error limit and the memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
     m, k, n = problem.size
@@ -96,7 +96,7 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
 
 
 class PlanRace:
-    """Times plans on one problem, each in rounds with the vendor's product; clearly slower plans stop early."""
+    """Times each plan on one problem in rounds with the vendor's product; a clearly slower plan stops early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
         self.timed, self.rounds = timed, rounds
@@ -123,7 +123,7 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return both runs, to stop them, if the plan's best round is below the leader's 95 % interval; else none."""
+        """Return both runs, to be stopped, if the plan's best round is below the leader's 95 % interval; else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
@@ -138,7 +138,7 @@ class PlanRace:
 def search_proposals(
     promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
-    """Yield the promising plans, then proposals of Optuna's sampler, `trials` plans in all."""
+    """Yield the promising plans, then proposals of Optuna's sampler, up to `trials` plans in total."""
     yield from promising[:trials]
     if trials > len(promising):
         yield from optuna_proposals(device, problem, results, trials - len(promising))

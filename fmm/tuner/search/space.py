@@ -1,6 +1,6 @@
-"""The search space of plans: named choices of levels, options and leaves, from which `build_plan` builds a plan.
+"""The search space of plans: named choices of levels, options and leaves; `build_plan` builds a plan from choices.
 
-`build_plan` raises PlanError with the reason for incompatible choices.
+For incompatible choices, `build_plan` raises PlanError with the reason.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import TunableDevice
 
-MAX_PASS_PRODUCTS = 7**3  # largest number of products of levels that are computed in one pass
-SearchSpace = Mapping[str, Sequence[str]]  # name of a choice -> possible values
+MAX_PASS_PRODUCTS = 7**3  # largest number of products when several levels are computed in one pass
+SearchSpace = Mapping[str, Sequence[str]]  # name of a choice -> its possible values
 
 
 def search_space(device: str) -> SearchSpace:
-    """Return the search space for a kind of device: `cpu` or `cuda`."""
+    """Return the search space for a kind of device, which is `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
-    # Leaves for integers are left out, since integers are not tuned.
+    # The search space has no leaves for integers, since integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
-    # The list of leaves may be long: the effort limits the number of timed plans.
+    # A long list of leaves costs no time, since the effort limits the number of timed plans.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
@@ -42,7 +42,7 @@ def search_space(device: str) -> SearchSpace:
     space = {
         "scheme": schemes,
         "depth": ("1", "2", "3"),
-        "composed": ("no", "yes"),  # "yes": all levels in one pass
+        "composed": ("no", "yes"),  # "yes" computes all levels in one pass
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
@@ -66,7 +66,7 @@ def space_for_dtype(space: SearchSpace, dtype: str) -> SearchSpace:
 
 
 def _has_valid_options(leaf: str, dtype: str) -> bool:
-    """Return True if the leaf has no options, or if the options are valid for the type or its real type."""
+    """Return True if the leaf has no options, or if its options are valid for the type or for the type's real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.multiplied_types() and (compared is None or real in compared))
@@ -79,7 +79,7 @@ def _type_changing_levels(device: str) -> list[str]:
 
 
 def build_plan(choices: Mapping[str, str]) -> Plan:
-    """Return the plan of these choices; raise PlanError for incompatible choices."""
+    """Build the plan that has these choices; raise PlanError for incompatible choices."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
@@ -96,7 +96,7 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
 
 
 def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None:
-    """Raise PlanError for GPU choices that take long to compile and gain too little."""
+    """Raise PlanError if the choices for a GPU take long to compile and gain too little."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
         raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
@@ -111,12 +111,12 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
 
 
 def _level_forms(text: str) -> tuple[str, ...]:
-    """Return the forms in which a level is a candidate, such as `one pass`."""
+    """Return the forms of a level that candidates use, such as `one pass`."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
 def _level_power_text(scheme: str, exponent: str) -> str:
-    """Return the text of a scheme's power, `exponent` levels in one pass; raise PlanError for too many products."""
+    """Return the text of `exponent` levels of a scheme in one pass; raise PlanError for too many products."""
     level = next((level for level in candidate_levels() if level.text == scheme), None)
     if level and level.products ** int(exponent) > MAX_PASS_PRODUCTS:
         raise PlanError(
@@ -132,7 +132,7 @@ def _level_text(name: str, options: Sequence[str]) -> str:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def choices_by_plan(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
-    """Return every plan of the search space with the first choices from which `build_plan` builds the plan."""
+    """Return a dictionary of all plans in the search space: plan -> first choices that build it."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))

@@ -1,8 +1,8 @@
 """Measure a first look at an element type: scale the model of this kind of device to rates measured within seconds.
 
-The times of the vendor's products and of one plan's sums scale the model. Whole plans on held-out shapes check the
-model. Only plans whose kernels compile first are timed. The other kernels compile in the meantime, for the tuning after
-the first look.
+The tuner scales the model to the times of the vendor's products, and of the sums of one plan. Whole plans on held-out
+shapes check the model. A first look times only plans whose kernels are the first to be compiled. The kernels for the
+later tuning compile during the first look.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fmm.tuner.stages.probes import (
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
-# Sides (m, k, n) of the vendor's timed products, as fractions of the largest side that the effort affords.
+# Sides (m, k, n) of the vendor's products in a first look, as fractions of the largest affordable side.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
 def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure the stages of a first look, the vendor's products first: fmm's kernels compile in the meantime."""
+    """Measure the stages of a first look; the vendor's products come first, while fmm's kernels compile."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
@@ -52,15 +52,15 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
-    for size in shapes.square_ladder(side)[:1]:  # no square is certified on a slow device
+    for size in shapes.square_ladder(side)[:1]:  # on a slow device, the first look certifies no square
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 
 def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
     """Return the plans that a first look may time on a problem, as two lists sorted by predicted time.
 
-    The first list has plans with the vendor's leaf whose kernels compile first. The second list has at most one plan:
-    the best compiled plan whose leaf has its own rate in the calibration.
+    The first list has plans with the vendor's leaf; their kernels are the first to be compiled. The second list has at
+    most one plan: the best compiled plan with a leaf that has its own rate.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
@@ -73,9 +73,9 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
 
 
 def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
-    """Certify the compiled plan that the model ranks first, unless an uncompiled plan is predicted to be far faster.
+    """Certify the compiled plan that the model ranks first, unless a plan that is not compiled is predicted far faster.
 
-    A certified entry of the compiled plan would prevent the choice of the faster plan.
+    Decisions would prefer the compiled plan's certified entry to that faster plan.
     """
     ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:
@@ -88,7 +88,7 @@ def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) ->
 
 
 def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
-    """Return the compiled plan with the shortest predicted time; None if an uncompiled plan is predicted far faster."""
+    """Return the compiled plan with the shortest predicted time; None if a plan not yet compiled is far faster."""
     device, calibration = journal.device, calibration_so_far(journal, problem.dtype)
     candidates = [c for c in rank_candidates(problem, calibration) if is_within_limits(device, c.plan, problem)]
     light = set(compilable_candidates(device, effort)) - {VENDOR}

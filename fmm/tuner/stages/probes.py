@@ -37,20 +37,21 @@ TIME_SHARES = {
     "certify": 0.25,
     "halves": 0.1,
 }
-NOISY_SAMPLE_RATIO = 1.1  # if two samples of a run have a larger ratio, a third sample is taken
+NOISY_SAMPLE_RATIO = 1.1  # a third sample is taken if the ratio of a run's two samples is larger
 MAX_AA_PAIR_DIFFERENCE = 0.03  # A/A pairs with a larger relative difference are measured again
-AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds for measuring A/A pairs again
+AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds for additional rounds of A/A pairs
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
 EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
-MAX_SHAPE_TIME_SHARE = 0.03  # additional rounds of a shape end after this share of the planned seconds
-CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape has a side near a crossover
-# Side of the quiet stage's first product, and the largest seconds of the last product. The side doubles every time.
+MAX_SHAPE_TIME_SHARE = 0.03  # a shape gets no additional rounds after this share of the planned seconds
+CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a crossover
+# Side of the first product in the quiet stage, and the largest number of seconds of the last product. The side doubles
+# from product to product.
 QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
 def measure_quiet_times(journal: Journal, dtype: str) -> None:
-    """Record the shortest of many samples of products of a few milliseconds, as the times of a quiet device.
+    """Record the shortest of many samples of short products, as the times of a device without other work.
 
     Every tuning calls this function twice, at different moments.
     """
@@ -78,20 +79,21 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # small products do not reach the full rate of a fast device
+        side *= 4  # the small products do not reach the full rate of a fast device
 
 
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products come first, from the largest down. They need none of fmm's kernels, and running compilers
-    disturb the largest products least. Leaves with their own rate follow, since their plans gain most. Plans follow in
-    the order in which their kernels compile. Held-out shapes are measured among the fitted shapes, so that a stopped
-    tuning has both.
+    The vendor's products come first, from the largest down. The vendor's products need no kernels of fmm, and running
+    compilers disturb the largest products least. Leaves with their own rate come second, since plans with these leaves
+    gain most. The other plans come third, in the order in which their kernels compile. Fitted and held-out shapes
+    alternate, so that an interrupted tuning has both.
 
-    On a GPU sums are measured up to half of the largest side, where sums reach their full rate. Filling larger operands
-    would take longer than adding them. On a CPU sums and products are timed inside whole plans, without the largest
-    square. On a CPU the second largest square comes last, after the held-out shapes.
+    On a GPU, sums are measured on sides up to half of the largest side, where sums reach their full rate. For larger
+    operands, the random initialization would take longer than the sums. On a CPU, sums and products are timed inside
+    whole plans, which skip the largest square. On a CPU, plans are timed on the second largest square last, after the
+    held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
@@ -117,7 +119,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 def probe_phase(plan: Plan, gpu: bool) -> int:
     """Return the compile phase in which a plan is probed.
 
-    All CPU plans, and leaves with their own rate, are probed in the first phase.
+    The first phase probes all plans of a CPU, and all leaves with their own rate.
     """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_phase(plan)
 
@@ -125,10 +127,9 @@ def probe_phase(plan: Plan, gpu: bool) -> int:
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
 ) -> None:
-    """Measure sums and products of the plans on squares, whole plans on some large squares, and A/A pairs.
+    """Measure on squares: sums and products of plans, A/A pairs, and whole plans on some large squares.
 
-    A/A pairs are measured in the first compile phase only. On a CPU no whole plans are measured on the largest square,
-    to save time.
+    A/A pairs are measured in the first compile phase only. On a CPU, the largest square skips whole plans to save time.
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
@@ -140,9 +141,9 @@ def probe_squares(
 
 
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure more rounds of the A/A pairs with the largest differences, at a later moment.
+    """Measure additional rounds of the A/A pairs that differ most, at a later moment.
 
-    The median of two or three rounds may be an interrupted sample, so that a quiet device seems noisy.
+    The median of two or three rounds may be a disturbed sample: a quiet device then seems noisy.
     """
     end = journal.sampled_seconds + AA_PAIR_TIME_SHARE * effort.seconds
     while journal.sampled_seconds < end and (found := aa_pair_differences(journal.recorded)):
@@ -154,16 +155,16 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Time each leaf with its own rate, without levels, beside the vendor's product."""
+    """Time each leaf that has its own rate against the vendor's product, in plans without levels."""
     for problem in squares:
         if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure fmm's own kernel beside the vendor's product: fused with sums, without levels, and on odd sides.
+    """Measure fmm's own kernel in rounds with the vendor's product: fused with sums, without levels, and on odd sides.
 
-    Also measure plans with levels above a leaf with its own rate.
+    Also measure plans that have levels and a leaf with its own rate.
     """
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)
@@ -190,9 +191,9 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
 def random_shape_plans(
     device: TunableDevice, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
-    """Yield stage, problem and plans of random shapes, alternately fitted and held out.
+    """Yield stage, problem and plans of each random shape; fitted and held-out shapes alternate.
 
-    A drift of the device's speed then affects the fitted and the held-out shapes alike.
+    A drift of the device's speed therefore affects fitted and held-out shapes alike.
     """
     fitted, held = (
         shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
@@ -201,30 +202,30 @@ def random_shape_plans(
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
-                continue  # probe_crossovers measures another held-out shape instead
+                continue  # probe_crossovers measures a held-out shape in place of this one
             problem = Problem(*size, dtype)
-            # Plans without emulation: the model must also be accurate for a user who forbids emulation.
+            # These plans do not emulate: the model must also be accurate for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
-            others = plans[1:] or plans  # on a GPU a small product may have a single plan
+            others = plans[1:] or plans  # on a GPU, a small product may have only one plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += own_rate_plans(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
-            if not gpu:  # a CPU's chosen plans have several levels
+            if not gpu:  # on a CPU, the plans that decisions choose have several levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
                 found = [plans[0], next((p for p in others if count_levels(p) == levels), found[-1])]
-            if above:  # one plan that changes the element type, and one other plan
+            if above:  # measure one plan that changes the element type, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
-            if gpu:  # the time may be up before later compile phases
+            if gpu:  # the time limit may be reached before the later compile phases
                 found += [p for p in plans if probe_phase(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
-    """Measure the best plan of each number of levels on held-out shapes near the model's crossovers, on a CPU.
+    """On a CPU, measure the best plan of each number of levels on held-out shapes near the model's crossovers.
 
-    These samples show whether the model is too optimistic about plans with several levels. On a GPU the other held-out
-    shapes include plans with several levels.
+    These samples show whether the model is too optimistic about plans with several levels. On a GPU, the other held-out
+    shapes already include plans with several levels.
     """
     if calibration.batches:
         return
@@ -241,14 +242,14 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
 
 
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
-    """Measure the runs in shuffled rounds, as many rounds as the effort affords."""
+    """Measure the runs in shuffled rounds; the effort limits the number of rounds."""
     if runs:
         with journal.open_problem(stage, problem) as timed:
             timed.sample_rounds(runs, round_limits(journal, effort))
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """Return the effort's limits on rounds, with more rounds for short runs and for uncertain medians."""
+    """Return the effort's limits on the number of rounds; short runs and uncertain medians have more rounds."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.sampled_seconds < EXTRA_ROUNDS_TIME_SHARE * planned else 0
     return RoundLimits(
@@ -261,13 +262,13 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     )
 
 
-# On a CPU that runs several products at a time, plans with a longer predicted time than this multiple of the best
-# plan's are not probed. Plans of many small steps would take ten times as long as the best plan.
+# On a CPU that runs several products at a time, a plan is not probed if its predicted time exceeds this multiple of the
+# best plan's. Plans with many small steps take ten times as long as the best plan.
 MAX_PROBED_TIME_RATIO = 1.5
 
 
 def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
-    """Return the device's candidates whose kernels compile fast enough for this effort."""
+    """Return the candidates of the device with kernels that compile fast enough for this effort."""
     return [p for p in device.candidate_plans() if not p.levels or largest_level_products(p) <= effort.heaviest]
 
 
@@ -280,7 +281,7 @@ def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence
 
 
 def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return a CPU's plans that multiply in another element type (3m: complex as real products), the best first."""
+    """Return the CPU plans, the best first, that multiply in another element type (3m multiplies complex as real)."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
@@ -290,7 +291,7 @@ def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
 
 
 def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return two plans for each leaf with its own rate: without levels, and the first candidate with levels."""
+    """Return two plans for each leaf with its own rate: one without levels, and the first candidate with levels."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if is_within_limits(device, p, problem)]
@@ -301,7 +302,7 @@ def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> l
 
 
 def own_kernel_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return candidates with fmm's own kernel whose operands are aligned and large enough for a gain."""
+    """Return candidates with fmm's own kernel, if the operands are aligned and large enough for a gain."""
     plans = [
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)
     ]

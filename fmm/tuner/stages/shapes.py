@@ -12,7 +12,7 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# The planned seconds suffice for this number of the vendor's largest products in each round.
+# The largest side is such that the planned seconds allow this number of the vendor's largest products in each round.
 LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # largest affordable sides are multiples of this number
 LADDER_SIDES = [
@@ -24,18 +24,19 @@ LADDER_SIDES = [
 
 
 def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
-    """Return the largest side that the effort affords, computed from the seconds of a smaller product."""
+    """Return the largest side that the effort affords, extrapolated from the seconds of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     memory = math.sqrt(device.memory_bytes / (6 * problem.itemsize))  # side of the largest square that fits in memory
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 
-# Fractions of the largest side: the sides of squares, then the sides (m, k, n) of oblong products.
+# Fractions of the largest side: first the sides of squares, then the sides (m, k, n) of oblong products.
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Numbers added to the sides (m, k, n) of the oblong products, since few products in practice have round sides. Rows of
-# 16-bit types are then aligned to 2 or 4 bytes only: in one product the rows of A, in another the rows of B and C.
+# These numbers are added to the sides (m, k, n) of the oblong products, since few products in practice have round
+# sides. In 16-bit types, some rows are then aligned to 2 or 4 bytes only: those of A in one product, of B and C in
+# another.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
@@ -54,13 +55,13 @@ def rounded_side(side: float) -> int:
 
 
 def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Yield random shapes with log-uniform sides; their measurements take `share` of the planned seconds.
+    """Yield random shapes with log-uniform sides; measuring all shapes takes `share` of the planned seconds.
 
-    Every second shape has sides that are multiples of 32, since sides in practice are often aligned.
+    The sides of every second shape are multiples of 32, since sides in practice are often aligned.
     """
     rng = random.Random(seed)
-    # Each shape takes about three runs, and each run has one warm-up. If sides are spread by a factor of 4, the average
-    # product takes 10 % of the largest product's time.
+    # Each shape takes about three runs, and each run has one warm-up. If sides differ by up to a factor of 4, the
+    # average product takes 10 % of the largest product's time.
     cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
@@ -68,18 +69,19 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# Limits on the sides of shapes near crossovers, as fractions of the largest affordable side: for the first square, and
-# for all other shapes. Three plans and the vendor's product are timed on each shape.
+# Limits on the sides of shapes near crossovers, as fractions of the largest affordable side. The first
+# limit is for the first square, the second for all other shapes. Three plans and the vendor's product are timed on each
+# shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-# Sides (m, k, n) of the oblong shape, over the largest side of the other squares.
+# Sides (m, k, n) of the oblong shape, divided by the largest side of the other squares.
 CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
-CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage measures the same squares
+CROSSOVER_OFFSET = 16  # this number is added to multiples of 32, so that no other stage measures the same squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
     """Return `count` shapes near the crossovers: a large square, an oblong shape, then squares.
 
-    Squares with shorter sides fill the list if crossovers are beyond the largest side.
+    If a crossover exceeds the largest side, squares with shorter sides complete the list.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]

@@ -1,9 +1,9 @@
 """Read a file of shapes to certify: a list of shapes, PyTorch's recorded products, or a report of a program.
 
-- A list has lines `M K N` or `M K N TYPE`; # begins a comment.
-- PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. Its sizes are those of column-major BLAS:
-  the first is n, the second m.
-- `fmm.report` counts a program's products, and FMM_REPORT=run.json writes them.
+- A list of shapes has lines `M K N` or `M K N TYPE`; # begins a comment.
+- PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. TunableOp records the sizes of
+column-major BLAS: the first size is n, the second m. - `fmm.report` counts a program's products, and
+FMM_REPORT=run.json writes them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fmm.tuner.stages.shapes import Size
 
 
 class ShapesFileError(ValueError):
-    """Raised for a file of shapes that cannot be read."""
+    """Raised if a file of shapes cannot be read."""
 
 
 class ListedShape(NamedTuple):
-    """A shape of a list; without a type, all tuned types have the shape."""
+    """A shape from a list; if the line names no type, the shape is certified for all tuned types."""
 
     size: Size
     dtype: str = ""
 
 
 class RecordedShape(NamedTuple):
-    """A shape that a program multiplied; the program may have multiplied types that fmm does not tune."""
+    """A shape that a program has multiplied, perhaps in types that fmm does not tune."""
 
     size: Size
     dtype: str
@@ -51,21 +51,21 @@ class RecordedShape(NamedTuple):
 
 @dataclass(frozen=True)
 class ShapesFile:
-    """The shapes of a file: a list in the file's order, then a program's shapes, those with the most work first."""
+    """The shapes of a file: listed shapes in the file's order, then a program's shapes, starting with the most work."""
 
     path: Path
     listed: tuple[ListedShape, ...]
     recorded: tuple[RecordedShape, ...]
 
     def shapes_of_type(self, dtype: str, on_gpu: bool) -> list[Size]:
-        """Return the shapes to certify for an element type, without a program's products that are too small."""
+        """Return the shapes to certify for an element type; a program's products that are too small are left out."""
         listed = [shape.size for shape in self.listed if shape.dtype in ("", dtype)]
         recorded = [x.size for x in self.recorded if x.dtype == dtype and not x.is_small(on_gpu)]
         return list(dict.fromkeys([*listed, *recorded]))
 
 
 def read_shapes_file(path: Path) -> ShapesFile:
-    """Return the shapes of a file; raise ShapesFileError with the file and the line for a damaged file."""
+    """Return the shapes in a file; if the file is damaged, raise ShapesFileError with the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def read_shapes_file(path: Path) -> ShapesFile:
 
 
 def _by_work(work: Counter[RecordedShape]) -> tuple[RecordedShape, ...]:
-    """Return the shapes with the most multiply-adds first."""
+    """Return the shapes sorted by number of multiply-adds, the most first."""
     return tuple(shape for shape, _ in work.most_common())
 
 
@@ -108,7 +108,8 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 # ---- PyTorch's TunableOp
 
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
-# Operator, type and layouts; then layouts and sizes. More fields, of leading dimensions or results, follow.
+# The fields of a line: operator, type and layouts; then layouts and sizes. Fields with leading dimensions or results
+# may follow.
 TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
 TUNABLE_OP_TYPES = MappingProxyType(
     {
@@ -125,7 +126,7 @@ TUNABLE_OP_TYPES = MappingProxyType(
 
 
 def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
-    """Return the shape of a line of TunableOp; None for types that fmm does not multiply (8-bit floats)."""
+    """Return the shape that a TunableOp line records; None for types that fmm does not multiply (8-bit floats)."""
     fields = TUNABLE_OP_FIELDS.fullmatch(line)
     if fields is None or 0 in (sizes := [int(x) for x in fields.group(2, 3, 4)]):
         raise ShapesFileError(f"{where}; a line of TunableOp is like GemmTunableOp_float_TN,tn_N_M_K_ld_...")
@@ -141,7 +142,7 @@ def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
 
 
 def _reported_work(path: Path, text: str) -> Counter[RecordedShape]:
-    """Return the multiply-adds of each shape in a report's JSON."""
+    """Return the number of multiply-adds of each shape in a report's JSON."""
     try:
         report = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -165,7 +166,7 @@ def _reported_work(path: Path, text: str) -> Counter[RecordedShape]:
 
 
 def _read_product(product: Any) -> dict[str, Any]:
-    """Return the checked fields of a reported product that its shape needs; later versions may add others."""
+    """Return the checked fields that define a reported product's shape; later versions may add other fields."""
     if not isinstance(product, dict):
         raise wrong_value_error("product", "an object", product)
     own = {name: value for name, value in product.items() if name in PRODUCT_FIELD_CHECKS}
@@ -187,7 +188,7 @@ PRODUCT_FIELD_CHECKS: dict[str, JsonCheck] = {
 
 
 def _product_lines(text: str) -> Iterator[int]:
-    """Yield the number of the line where each product of a valid JSON text begins."""
+    """Yield, for each product in a valid JSON text, the number of the line on which the product begins."""
     begin = re.search(r'(?<!\\)"products"\s*:\s*\[', text)
     at, decoder = begin.end() if begin else len(text), json.JSONDecoder()
     while at < len(text):

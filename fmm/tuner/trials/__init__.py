@@ -1,4 +1,4 @@
-"""Measure and record: trials, the file of trials, the journal of a tuning, paired rounds, and the environment."""
+"""Record the measurements of a tuning: trials, file of trials, journal, paired rounds, and environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe the environment of a measurement: processor, libraries, commit and command, for the files of results."""
+"""Describe a measurement's environment for files of results: processor, libraries, commit and command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.runtime.source_commit import source_commit
 
 
 def environment_record(command: list[str]) -> dict[str, Any]:
-    """Return processor, system, versions of Python, NumPy and BLAS, BLAS threads and kernel, commit, date and command.
+    """Return the environment: processor, system, versions of Python, NumPy and BLAS, threads, commit, date and command.
 
     `blas_warning` is empty unless OpenBLAS runs a kernel for an older processor.
     """

@@ -1,6 +1,6 @@
 """Record the samples of a tuning in a journal, or return recorded samples instead of measuring.
 
-All results of a tuning follow from its samples. The journal of an interrupted tuning therefore resumes the tuning. A
+All results of a tuning follow from its samples. An interrupted tuning therefore resumes from its journal. A
 journal that is not live replays a recorded tuning without a device.
 """
 
@@ -24,24 +24,24 @@ from fmm.tuner.trials.record import Trial
 
 
 class TimeUpError(Exception):
-    """The time limit of the tuning is reached."""
+    """Raised when a tuning has reached its time limit."""
 
 
 class KernelsNotReadyError(TimeUpError):
-    """The kernels of the next run are still being compiled; the tuner measures another type in the meantime."""
+    """Raised while the kernels of the next run are being compiled; the tuner measures another type in the meantime."""
 
 
 class SampleNotRecordedError(Exception):
-    """A replay needs a sample that was not recorded."""
+    """Raised if a replay needs a sample that was not recorded."""
 
 
-SampleKey = tuple[str, Problem, int, TimedRun]  # stage, problem, seed of the operands, run
-SampleSeconds = dict[TimedRun, list[float]]  # the seconds of each sample of each run
-SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]  # returns the runs that need no further rounds
+SampleKey = tuple[str, Problem, int, TimedRun]  # (stage, problem, seed of the operands, run)
+SampleSeconds = dict[TimedRun, list[float]]  # run -> the seconds of each of its samples
+SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]  # returns the runs to leave out of later rounds
 
 
 class Journal:
-    """The samples of one tuning: recorded samples are returned first, then new ones are measured and recorded.
+    """The samples of one tuning: the journal returns recorded samples first, then measures and records new ones.
 
     Parameters
     ----------
@@ -49,9 +49,7 @@ class Journal:
         Identifier of the tuning.
     device
         The device that is tuned.
-    past
-        Recorded trials of this tuning, which are replayed.
-    keep
+    past Recorded trials of this tuning, which the journal replays. keep
         Function that saves each new trial.
     limit
         Seconds after which measuring ends with TimeUpError.
@@ -59,12 +57,10 @@ class Journal:
         False for a replay: a sample that was not recorded raises SampleNotRecordedError.
     clock
         Function that returns the current time in seconds.
-    waits
-        Seconds of waiting for compilers that do not count against `limit`.
-    patience
-        Seconds of waiting for one kernel, after which KernelsNotReadyError is raised.
-    first_look
-        Trials of an earlier coarse tuning. The fit uses these trials, but the journal does not replay them.
+    waits Seconds of waiting for compilers that are not counted in `limit`. patience After this number of seconds of
+    waiting for one kernel, KernelsNotReadyError is raised. first_look
+        Trials of an earlier coarse tuning. The fit uses the trials of `first_look`, but the journal does not replay
+        them.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class Journal:
         self.waits, self.patience = waits, patience
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
-        self.on_finding: Callable[[], None] = lambda: None  # called after each fit and after the search of each shape
+        self.on_finding: Callable[[], None] = lambda: None  # runs after each fit and after each shape's search
         self.recorded: list[Trial] = list(past)
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
@@ -97,7 +93,7 @@ class Journal:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the seconds since the tuning began, without the time between an interruption and its resumption.
+        """Return the seconds since the tuning began, minus the time between an interruption and its resumption.
 
         A replay returns the recorded seconds.
         """
@@ -118,11 +114,11 @@ class Journal:
             timed.release_operands()
 
     def has_recorded_trial(self, key: SampleKey) -> bool:
-        """Return True if a recorded trial of this key has not been replayed yet."""
+        """Return True if at least one recorded trial with this key has not been replayed."""
         return bool(self._past.get(key))
 
     def replay_trial(self, key: SampleKey) -> Trial | None:
-        """Remove and return the next recorded trial of this key; return None if all trials of the key are replayed."""
+        """Remove and return the next recorded trial with this key; return None if none is left."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -139,7 +135,7 @@ class Journal:
             self._began = self.clock()
 
     def record_trial(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
-        """Record and return a trial: the seconds of a sample, or the reason why its run failed."""
+        """Record and return a trial, which has the seconds of a sample or the reason why the run failed."""
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
@@ -153,21 +149,21 @@ class Journal:
 
 
 def _trial_key(trial: Trial) -> SampleKey:
-    """Return stage, problem, seed and run of a trial, with which a replay finds the trial."""
+    """Return the key by which a replay finds a trial: stage, problem, seed and run."""
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """The rules that decide how many rounds a measurement has."""
+    """Limits that determine the number of rounds of a measurement."""
 
     min_rounds: int  # smallest number of rounds
-    max_rounds: int = 0  # rounds are added up to this number while the sum of all samples is below `seconds`
+    max_rounds: int = 0  # largest number of rounds while the sum of all samples is below `seconds`
     seconds: float = 0.0
-    max_uncertain_rounds: int = 0  # rounds are added up to this number while the median of any run is uncertain
+    max_uncertain_rounds: int = 0  # largest number of rounds while the median of any run is uncertain
     max_uncertainty: float = 0.02  # a median with a larger relative standard error counts as uncertain
-    max_uncertain_seconds: float = float("inf")  # uncertainty adds no round once the sum of all samples is this large
-    max_ratio_of_two: float = float("inf")  # a third round is added if the ratio of a run's two samples is larger
+    max_uncertain_seconds: float = float("inf")  # no uncertain round if all samples sum to this
+    max_ratio_of_two: float = float("inf")  # a larger ratio of a run's two samples adds a third round
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if the measurement needs another round after `done` rounds with these samples."""
@@ -177,7 +173,7 @@ class RoundLimits:
         return self._is_uncertain(done, samples)
 
     def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
-        """Return True if the samples are too uncertain, and their number and sum permit another round."""
+        """Return True if the median of the samples is too uncertain, and the limits allow another round."""
         if done == 2 and any(max(s) > self.max_ratio_of_two * min(s) for s in samples.values() if s):
             return True
         if done >= self.max_uncertain_rounds or sum(map(sum, samples.values())) >= self.max_uncertain_seconds:
@@ -186,13 +182,13 @@ class RoundLimits:
 
 
 def median_uncertainty(samples: Sequence[float]) -> float:
-    """Return the standard error of the samples' median, divided by the median; the quartiles estimate the error."""
+    """Return the relative standard error of the samples' median, estimated from the quartiles."""
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class TimedProblem:
-    """A problem on which runs are timed; the device opens a session at the first sample that is not recorded."""
+    """A problem on which runs are timed; the device opens a session when the first new sample is needed."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
@@ -212,7 +208,7 @@ class TimedProblem:
         return self.stage, self.problem, self.seed, run
 
     def _measure_run(self, run: TimedRun, timed: bool = True) -> Trial | None:
-        """Prepare a run, and time one sample if `timed`; return the trial, None if the run was only prepared."""
+        """Prepare a run, and time one sample if `timed` is True; return the trial, or None for a run only prepared."""
         self.journal.start_clock()
         if self.journal.elapsed_seconds >= self.journal.limit:
             raise TimeUpError
@@ -230,9 +226,9 @@ class TimedProblem:
             return self.journal.record_trial(key, None, "out of memory")
 
     def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
-        """Prepare all runs; return the runs that do not fail.
+        """Prepare all runs, and return the runs that succeed.
 
-        No run is timed before all are prepared: an idle device cools down and would run faster at first.
+        All runs are prepared before any run is timed: an idle device cools down, and would run faster at first.
         """
         return [
             run
@@ -267,9 +263,10 @@ class TimedProblem:
     def sample_rounds(
         self, runs: Sequence[TimedRun], limits: RoundLimits, drop: SelectDroppedRuns = lambda samples: ()
     ) -> SampleSeconds:
-        """Return the samples of all runs, timed in rounds with a shuffled order of the runs.
+        """Return the samples of all runs; each round times all runs in random order.
 
-        A run that fails has no samples. After each round, the runs that `drop` returns leave the rounds.
+        A failed run has no samples. `drop` is called after each round, and later rounds do not time the runs that it
+        returns.
         """
         samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0
@@ -287,6 +284,6 @@ class TimedProblem:
 
 
 def median_paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
-    """Return the median, over all rounds, of the ratio of the vendor's seconds to the run's seconds."""
+    """Return the median of (vendor's seconds / run's seconds) over all rounds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

@@ -1,4 +1,4 @@
-"""Time a candidate and the vendor in shuffled, paired rounds: a drift of the machine's speed affects both alike."""
+"""Time a candidate and the vendor in shuffled, paired rounds, so that a drift of the machine's speed affects both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ProductCall = Callable[[], Any]
 
 @dataclass(frozen=True)
 class PairedRoundLimits:
-    """The number of rounds: at least `min_rounds`, then more until `seconds` have passed, at most `max_rounds`."""
+    """Limits of the number of rounds: at least `min_rounds`, then until `seconds` have passed, at most `max_rounds`."""
 
     min_rounds: int
     max_rounds: int
@@ -25,7 +25,7 @@ class PairedRoundLimits:
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """The seconds of vendor and candidate in each round; each sample is the mean of `repeat` calls."""
+    """The vendor's and the candidate's seconds in each round; each sample is the mean of `repeat` calls."""
 
     vendor: tuple[float, ...]
     candidate: tuple[float, ...]

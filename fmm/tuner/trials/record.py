@@ -1,6 +1,7 @@
-"""Read and write trials.jsonl, the file of trials: every sample of a tuning is one appended line of JSON.
+"""Read and write trials.jsonl, the file of trials: each line is the JSON of one sample of a tuning.
 
-Readers ignore an incomplete last line. If `gzip` has packed the file, both trials.jsonl.gz and trials.jsonl are read.
+Readers ignore an incomplete last line. After the file was compressed by `gzip`, both trials.jsonl.gz and trials.jsonl
+are read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.tuner.devices.device import TimedRun
 
 ProductSize = tuple[int, int, int]  # (m, k, n)
-DEFAULT_OPERATION: Operation = "product"  # the operation of trials without the field "op"
+DEFAULT_OPERATION: Operation = "product"  # the operation of a trial that has no field "op"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class TuningHeader:
 
 @dataclass(frozen=True)
 class RecordedTuning:
-    """The header and the trials of one tuning, as read from the file of trials."""
+    """The header and the trials of one tuning, as they stand in the file of trials."""
 
     header: TuningHeader
     trials: tuple[Trial, ...]
@@ -95,9 +96,10 @@ class TrialFile:
         self._handle = -1
 
     def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Append a line of JSON with a single write.
+        """Append a line of JSON with a single system call.
 
-        Lines of concurrent tunings are not mixed. A killed process leaves at most its last line truncated.
+        Concurrent tunings therefore do not mix their lines. If the process is killed, at most the last line is
+        truncated.
         """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
@@ -123,7 +125,7 @@ class TrialFile:
         self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
-        """Close the file; the next appended line opens the file again."""
+        """Close the file; appending another line opens the file again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -160,7 +162,7 @@ class TrialFile:
 
     @property
     def existing_files(self) -> tuple[Path, ...]:
-        """Return the paths that exist: of the uncompressed file and of the gzip file."""
+        """Return those of the two paths that exist: the uncompressed file and the gzip file."""
         return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
@@ -174,7 +176,7 @@ class TrialFile:
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # a killed process has truncated the line
+                continue  # the process was killed before it wrote the whole line
             if isinstance(record, dict):
                 yield kind, record
 
@@ -197,8 +199,9 @@ def _gzip_lines(path: Path) -> list[bytes]:
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the coarse tuning ("first look") before a tuning; the fit uses these trials too.
 
-    The first look must have the same type, device and library versions. Without --resume, its command must be the
-    same too. If there are several first looks, the last is used. A first look itself has no earlier trials.
+    The first look and the tuning must have the same type, device and library versions. Without --resume, both must also
+    come from the same command. If several first looks match, the last is used. For a first look itself, the result is
+    empty.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
@@ -209,11 +212,11 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
     return found
 
 
-FIRST_LOOK_EFFORT = "coarse"  # the name of the effort with which a first look runs
+FIRST_LOOK_EFFORT = "coarse"  # the name of the effort that a first look has
 
 
 def _is_usable_first_look(first: TuningHeader, then: TuningHeader) -> bool:
-    """Return True if `first` is a first look and the tuning `then` uses its trials."""
+    """Return True if `first` is a first look whose trials the tuning `then` may use."""
     same_device = (first.device, first.versions, _gpu_uuid(first)) == (
         then.device,
         then.versions,
@@ -280,10 +283,10 @@ def _parse_trial(record: dict[str, Any]) -> Trial:
 def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the recorded tuning from which a config section was computed; None without tunings of its type and device.
+    """Return the recorded tuning that produced a config section; None without tunings of its type and device.
 
-    The section's field `tuned` names the tuning. If the file lacks that tuning, the last of the same type and device
-    is returned.
+    The section's field `tuned` names the tuning. If the file lacks the named tuning, the last tuning of the same type
+    and device is returned.
     """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]
@@ -292,7 +295,7 @@ def tuning_of_section(
 
 
 def frame(path: Path | str) -> Any:
-    """Return all samples in a file of trials as a pandas DataFrame, one row each.
+    """Return all samples in a file of trials as a pandas DataFrame with one row for each sample.
 
     Parameters
     ----------
