@@ -3,7 +3,7 @@
 If C has an inf or NaN after the plan has run, the product is computed again on the device.
 
 A call that recurs is captured as a CUDA graph. A replay of the graph is one launch instead of about five, with shorter
-gaps between kernels. A graph holds no memory. If an operand, C or the workspace has another address than at the
+gaps between kernels. A graph owns no memory. If an operand, C or the workspace has another address than at the
 capture, the new address is written into the graph's kernel nodes. Only memory that cuBLAS itself reads or writes
 (usually the workspace) must keep its address.
 """
@@ -293,7 +293,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            if self.launches.vendor_stream_count:  # the handle must leave the private stream
+            if self.launches.vendor_stream_count:  # later captures may use the private stream
                 set_handle_stream(StreamContext(thread_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)

@@ -1,4 +1,4 @@
-"""Products of torch tensors by torch's rules for modes, conjugate marks and gradients.
+"""Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
 
 Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes
 the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
@@ -37,9 +37,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
             must_fail = out is not None and is_refused_out(out)
-            TORCH.vendor_product(
-                a, b, out if must_fail else None
-            )  # raises torch's own error if torch rejects the call
+            TORCH.vendor_product(a, b, out if must_fail else None)  # raises torch's own error if torch rejects the call
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
         return TORCH.vendor_product(a, b, out)
     a, b = resolve_marks(a, b)
