@@ -20,8 +20,9 @@ Span = tuple[int, int]  # byte offsets of an array's lowest address and of its e
 class Operand(NamedTuple):
     """The description of an array: all properties of the array that decide how a product is computed.
 
-    Strides are in elements. `strides` is None if a stride is not a multiple of the element size, or if elements are
-    unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array occupies.
+    The field `strides` is in units of elements. `strides` is None if a stride is not a multiple of the element size, or
+    if elements are unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array
+    occupies.
     """
 
     shape: tuple[int, ...]
@@ -107,12 +108,12 @@ class Library(Protocol):
 
     @property
     def processor(self) -> Processor:
-        """The processor that multiplies the library's arrays."""
+        """The processor that multiplies the library's arrays: "cpu" or "cuda"."""
         ...
 
     @property
     def is_differentiable(self) -> bool:
-        """True if products can record gradients."""
+        """True if the library's products can record gradients."""
         ...
 
     @property
@@ -152,12 +153,12 @@ class Library(Protocol):
 
         The plan depends only on properties in the key.
 
-        If b is None, the call multiplies a by its own transpose.
+        If `b` is None, the call multiplies `a` by its own transpose.
         """
         ...
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        """Return the shapes, strides, types and devices of plain arrays; all arrays but a may be None."""
+        """Return the shapes, strides, types and devices of these arrays; all arrays except `a` may be None."""
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
@@ -177,7 +178,7 @@ class Library(Protocol):
         ...
 
     def data_pointer(self, x: Any) -> int:
-        """Return the address of the first element."""
+        """Return the address of the array's first element."""
         ...
 
     def device_number(self, x: Any) -> int:

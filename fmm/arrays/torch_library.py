@@ -67,7 +67,7 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 
 
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
-    """Return torch's product in `out`. If `out` overlaps a or b, the product is first computed in a new tensor.
+    """Return torch's product in `out`. If `out` overlaps an operand, the product is first computed in a new tensor.
 
     torch itself would write `out` into the operands while it reads them. If `out` overlaps an operand, NumPy also
     computes the product in a temporary.

@@ -45,7 +45,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     Returns
     -------
     array
-        The result, of the operands' library; `out` if it was passed. It may be a view with permuted dimensions.
+        The result, of the operands' library; `out` if it was passed. The result may be a view with permuted dimensions.
 
     Raises
     ------

@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
 
     def strides_nest(self, labels: Sequence[str]) -> bool:
-        """Return True if these dimensions, in this order, can become one dimension without a copy."""
+        """Return True if the dimensions with these labels, in this order, can become one dimension without a copy."""
         dimensions = {x: (n, stride) for x, n, stride in zip(*self, strict=True) if n != 1}
         nested = pairwise(dimensions[x] for x in labels if x in dimensions)
         return all(outer[1] == inner[1] * inner[0] for outer, inner in nested)

@@ -1,9 +1,10 @@
 """fmm as a candidate in Inductor's autotuning: for mm, torch.compile times fmm's product and Inductor's own kernels.
 
-If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. This candidate is for
-programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured. The modes reduce-overhead
-and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor accepts external candidates
-for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are compiled to C++ cannot use it.
+If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. The candidate is for
+programs that use fmm only in functions that torch.compile compiles. No plan runs while a CUDA graph is captured. The
+modes reduce-overhead and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor
+accepts external candidates for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are
+compiled to C++ cannot use it.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 def _arrange_explained_operands(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
 ) -> GemmOperands:
-    """Return the operands of a call that is only explained: nothing is copied."""
+    """Return the operands of a call that is only explained. Nothing is copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):

@@ -63,7 +63,7 @@ def run_gram(
 ) -> Any:
     """Return alpha a^H a + beta out; with `rows` alpha a a^H + beta out; with `b` alpha a b + beta out.
 
-    `on_decline` is called if the library computes this call and all calls with equal shapes and parameters.
+    `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _compute_gram(library, operands, constraints, on_decline)
@@ -245,8 +245,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan from a certified entry has no predicted time. Such a plan was measured to be faster than the vendor, so 0
-    # replaces the time.
+    # A plan that a certified entry chose has no predicted time. Such a plan was measured to be faster than the vendor,
+    # so 0 replaces the time.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))

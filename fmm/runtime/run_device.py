@@ -3,7 +3,7 @@
 If C has an inf or NaN after the plan has run, the product is computed again on the device.
 
 A call that recurs is captured as a CUDA graph. A replay of the graph is one launch instead of about five, with shorter
-gaps between kernels. A graph holds no memory. If an operand, C or the workspace has another address than at the
+gaps between kernels. A graph owns no memory. If an operand, C or the workspace has another address than at the
 capture, the new address is written into the graph's kernel nodes. Only memory that cuBLAS itself reads or writes
 (usually the workspace) must keep its address.
 """

@@ -1,4 +1,6 @@
-"""The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
+"""The calibration that decisions use.
+
+The calibration is from a trusted tuning of the device, else from a probe, else it is a default calibration.
 
 A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
 calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
@@ -75,8 +77,8 @@ def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
 def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
     """Return a tuning's calibration; on a GPU, rates of the leaves that the tuning did not measure are added.
 
-    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since complex plans may
-    consist of real products. `guess`: the calibration from the device's datasheet.
+    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since plans for complex
+    products may consist of real products. `guess`: the calibration from the device's datasheet.
     """
     calibration, failed = tuned.trusted_calibration, tuned.failed
     if calibration is not None and real is not None and real.trusted_calibration is not None:

@@ -1,4 +1,4 @@
-"""Products of torch tensors by torch's rules for modes, conjugate marks and gradients.
+"""Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
 
 Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes
 the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
