@@ -1,7 +1,7 @@
-"""Matrix products that several devices compute together; the operands are torch's DTensors, or local array parts.
+"""Multiply matrices on several devices together; the operands are torch's DTensors, or local parts as arrays.
 
-The function `plan` predicts how devices would share a product, and the product's seconds. `plan` needs neither torch
-nor devices.
+The function `plan` predicts how devices would share a product, and how many seconds the product would take. `plan`
+needs neither torch nor devices.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ def matmul(
 ) -> Any:
     """Multiply two matrices that are sharded over a mesh of processes; all processes must make the same call.
 
-    The layout with the smallest predicted time is chosen. The layout says which submatrix of C each process computes,
-    and in how many steps the processes exchange panels of A and B. Each process multiplies its panels with fmm.matmul.
+    The layout with the smallest predicted time is chosen. The layout defines the submatrix of C that each process
+    computes, and the number of steps in which processes exchange panels. Each process multiplies its panels with
+    fmm.matmul.
 
     Parameters
     ----------
     a, b : DTensor, numpy.ndarray or cupy.ndarray
-        Two DTensors on one mesh; if `mesh` is passed, this process's parts of the two matrices as arrays. torch.matmul
-        computes products of all other tensors (other ranks or types, different meshes).
-    plan : str or Plan, optional
-        The level around the shared products. A scheme such as "winograd" replaces eight shared products of submatrices
+        Two DTensors on one mesh; if `mesh` is passed, this process's parts of the two matrices as arrays. For all other
+        tensors (other numbers of axes or types, different meshes), torch.matmul computes the product.
+    plan : str or Plan, optional The outer level: its products are shared products of submatrices. A scheme such as
+    "winograd" replaces eight shared products of submatrices
         with seven; "vendor" selects no level. By default the candidate with the smallest predicted time is chosen.
     placements : sequence of torch.distributed.tensor placements, optional
-        The placements of the result, Shard or Replicate. By default the result keeps the placements in which the
-        processes compute it, but a Partial result becomes sharded by rows.
+        The placements of the result, Shard or Replicate. By default, the result keeps the placements in which the
+        processes compute it, except that Partial becomes row shards.
     max_error_growth : float, optional
         Limit of the error growth of all levels together, as in fmm.matmul.
     mesh : DeviceMesh or ProcessGroup, optional
         The processes that hold the parts of A and B. Required for arrays.
     operand_placements : sequence of two sequences of placements, optional
-        For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default A, B and the
-        result are cut into rows, or on a two-dimensional mesh into rows and columns.
-    sizes : sequence of three int, optional
-        m, k and n of the whole product, for array parts of different sizes. The parts must be cut as torch.chunk cuts.
+        For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default, A, B and the
+        result are cut into rows; on a two-dimensional mesh, into rows and columns.
+    sizes : sequence of three int, optional The whole product's m, k and n, needed if array parts have different sizes.
+    The parts must have the sizes that torch.chunk gives.
 
     Returns
     -------
@@ -94,9 +95,9 @@ def explain(
     operand_placements: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> SharedDecision:
-    """Return the decision how `matmul` would share the product; str(decision) explains the choice.
+    """Return the decision on how `matmul` would share the product; str(decision) explains the choice.
 
-    No messages are sent, so a single process may call `explain`.
+    `explain` sends no messages, so a single process may call it.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ def explain(
 def _module_and_arguments(
     a: Any, b: Any, constraints: tuple[Any, ...], part_layout: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Return the module for array parts or for sharded tensors, and the arguments of its functions."""
+    """Return the module that computes the product (array parts or sharded tensors), and its arguments."""
     from fmm.distributed import array_parts, sharded_tensors
 
     sharing, layout = sharded_tensors.SharingOptions(*constraints), array_parts.PartLayout(*part_layout)
@@ -154,8 +155,8 @@ def plan(
     together : int
         The number of GPUs in one machine.
     links : (str, str), optional
-        The names in fmm.hardware.links of the links inside a machine and between machines. By default the links that
-        are usual for the device.
+        The names in fmm.hardware.links of the links inside a machine and between machines. The default is the usual
+        links of the device.
     plan, max_error_growth
         As for `matmul`.
 

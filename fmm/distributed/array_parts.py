@@ -1,7 +1,7 @@
 """NumPy and CuPy arrays as local parts of sharded matrices, for fmm.distributed.matmul(a, b, mesh=...).
 
-DLPack converts arrays to DTensors and back without a copy, except arrays that DLPack cannot express (read-only arrays,
-negative strides). The processes then share the product as they share a product of torch's DTensors
+Arrays become DTensors and back through DLPack, without a copy unless DLPack cannot express the array (read-only,
+negative strides). The processes then share the product as a product of torch's DTensors
 (fmm.distributed.sharded_tensors).
 """
 
@@ -28,13 +28,13 @@ from fmm.distributed.sharded_tensors import (
 )
 from fmm.dtypes import STORED_TYPES
 
-# kind of the arrays (fmm.arrays.detect) -> torch's device type of the mesh
+# kind of the arrays (fmm.arrays.detect) -> torch's device type for the mesh
 MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
 DEFAULT_STREAM_HANDLES = (0, 1)  # handles of CUDA's default stream
 
 
 class PartLayout(NamedTuple):
-    """The mesh of processes, how A and B are cut over the mesh, and the sizes of the whole product."""
+    """The mesh of processes, the cuts of A and B over the mesh, and the sizes of the whole product."""
 
     mesh: Any = None  # a DeviceMesh or a ProcessGroup
     operand_placements: Sequence[Sequence[Any]] | None = None  # the placements of A and the placements of B
@@ -47,7 +47,7 @@ def are_array_parts(a: Any, b: Any, layout: PartLayout) -> bool:
 
 
 def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
-    """Return this process's part of the product, an array of the operands' library."""
+    """Return this process's part of the product as an array of the operands' library."""
     _check_array_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     placements = checked_placements(mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
@@ -59,7 +59,7 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
-    """Return the decision how `matmul` would share the product; send no messages to other processes."""
+    """Return the decision on how `matmul` would share the product; send no messages to other processes."""
     _check_array_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     with _use_cupy_stream(a):
@@ -106,7 +106,7 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
 
 
 def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[Any, Any]:
-    """Return the matrices A and B as DTensors with these arrays as this process's local parts."""
+    """Return the matrices A and B as DTensors; these arrays are the local parts of this process."""
     pair = layout.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
@@ -129,7 +129,7 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
 
 
 def _whole_matrix_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int]:
-    """Return the shape of the whole matrix, if each process's part has the shape of x."""
+    """Return the shape of the whole matrix if every process's part has the same shape as x."""
     rows, cols = x.shape
     for side, place in zip(tuple(mesh.mesh.shape), placements, strict=True):
         axis = int(place.dim) % 2 if type(place) is Shard else None
@@ -172,7 +172,7 @@ def _local_array(c: Any, kind: str) -> Any:
 
 @contextmanager
 def _use_cupy_stream(a: Any) -> Iterator[None]:
-    """Run torch on CuPy's current stream, so that work of CuPy and torch is ordered without waiting."""
+    """Run torch on CuPy's current stream: work of CuPy and torch is then ordered without synchronization."""
     if array_kind(a) != "cupy":
         yield
         return

@@ -1,9 +1,9 @@
-"""Plans over a grid of chunks: the walk of a plan fills a table of tasks, and each task computes one chunk.
+"""Run plans over a grid of chunks: walking a plan records a table of tasks, and each task computes one chunk.
 
 `ChunkTasks` records a task for each step of the walk, and computes nothing. A task consists of a function of this
-module and the keys of the chunks that the function reads. No task changes a chunk that the task reads, so Dask may
-repeat any task. Chunks may have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the
-inner dimension that both chunks have.
+module, and the keys of the chunks that the function reads. No task changes a chunk that the task reads, so Dask may
+repeat any task. If chunks differ in size, a sum pads smaller chunks with zeros, and a product uses the common range of
+the inner dimension.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices
 ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
 ChunkKey = Any
 
-MAX_SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
+MAX_SUMMANDS_PER_TASK = 8  # largest number of chunks in the sum of one task
 
 
 @dataclass(frozen=True)
 class ChunkCell:
-    """A chunk that a task will compute: the chunk's key in the table of tasks, and its numbers of rows and columns."""
+    """A chunk that a task will compute: its key in the table of tasks, its number of rows and its number of columns."""
 
     key: ChunkKey
     rows: int
@@ -41,10 +41,10 @@ class ChunkTasks(DefaultMachine):
     """The table of tasks that a walk over a plan fills."""
 
     name: str  # first item of each task's key
-    # text of the plan with which two chunks are multiplied; None if the worker chooses the plan
+    # text of the plan for products of two chunks; None if the worker chooses the plan
     chunk_plan: str | None = None
-    chunk_growth: float | None = None  # limit of the error growth of the worker's plan, if `chunk_plan` is None
-    products_per_task: int = 1  # number of products of chunks that one task computes and adds
+    chunk_growth: float | None = None  # limit of the error growth of the plan that the worker chooses
+    products_per_task: int = 1  # number of products of chunks whose sum one task computes
     table: dict[ChunkKey, tuple[Any, ...]] = field(default_factory=dict)
     has_updating_leaves: bool = True
     used_bytes: int = 0
@@ -70,7 +70,7 @@ class ChunkTasks(DefaultMachine):
                 if index not in values:
                     values[index] = self._evaluate_program(step.program, [_cell_at(read, index) for read in reads])
                 results.append((write, index, values[index][output]))
-        for write, index, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
+        for write, index, cell in results:  # written last, since an output may overwrite an input
             write[index] = cell
 
     def multiply(
@@ -111,7 +111,7 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
-        """Return the cells of the program's inputs and of the sum in each line; None stands for a chunk of zeros."""
+        """Return the cells of the program's inputs and of each line's sum; None stands for a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -187,7 +187,7 @@ def _coefficient_as_number(c: Coefficient) -> float | complex:
 
 
 def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
-    """Return the weighted sum of the chunks; chunks smaller than the largest are padded with zeros."""
+    """Return the weighted sum of the chunks; smaller chunks are padded with zeros to the largest size."""
     check_chunks_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
@@ -195,7 +195,7 @@ def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        # a single pass over memory, where a scaled copy and an addition would need two passes
+        # this takes one pass over memory; a scaled copy and an addition would take two passes
         total = x + y if first == second else x - y if first == 1 else y - x
         terms = terms[2:]
     else:
@@ -222,8 +222,8 @@ def sum_of_chunk_products(
 ) -> Any:
     """Return alpha * (sum of products) + beta * before, padded with zeros to the largest shape; do not change `before`.
 
-    Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
-    read again.
+    Each product accumulates into one new chunk: a separate chunk for each product would be written to memory and read
+    again.
     """
     check_chunks_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
@@ -259,7 +259,7 @@ def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
 
 
 def _cut_to_common_inner(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return the left and the right chunk, cut to the shorter of their two inner dimensions."""
+    """Return both chunks, cut to the shorter of the left chunk's columns and the right chunk's rows."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]
 

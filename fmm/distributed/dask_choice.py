@@ -1,6 +1,6 @@
-"""The choice of the levels over the grid of chunks of a Dask product, and of the number of products per task.
+"""Choose the levels over the chunk grid of a Dask product, and the number of products per task.
 
-The tasks of each candidate are recorded, and a simulation runs the tasks one by one on the workers. The candidate with
+The tasks of each candidate are recorded, and simulated one by one on the workers. The candidate with
 the shortest simulated time is chosen.
 """
 
@@ -22,13 +22,13 @@ from fmm.kernels.plans.walk import walk_plan
 # Assumed bytes per second of two operations: a chunk is sent from one worker to another, and new memory is written for
 # the first time. The first write is slow, since the operating system must find and clear the pages.
 LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
-CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would keep more chunks in memory at once than Dask's own matmul
+CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger numbers would use more memory than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task
-# Products that are predicted to take fewer seconds get the default plan, since the comparison of candidates takes time.
+# If a product is predicted to take fewer seconds, the default plan is used without a comparison, which takes time.
 MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
 MAX_SIMULATED_GRID_SIDE = 8
-LEVEL_MARGIN = 0.1  # a level is chosen only if the level is predicted to save this share of the time
+LEVEL_MARGIN = 0.1  # levels are chosen only if they are predicted to save this share of the time
 
 
 # ---- the choice
@@ -81,14 +81,14 @@ def choose_grid_plan(
 
 
 def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the counts of processes and threads for this share of the tasks; the tasks per thread stay constant."""
+    """Return the numbers of processes and threads for this share of the tasks, with equal tasks per thread."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the largest candidate of products per task that leaves MIN_TASKS_PER_THREAD tasks for every thread."""
+    """Return the largest candidate for the products per task that leaves each thread MIN_TASKS_PER_THREAD tasks."""
     return max(
         (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
     )
@@ -123,7 +123,7 @@ def _single_entry_cells(name: str, rows: int, cols: int) -> ChunkGrid:
 
 
 def _worker_by_chunk(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
-    """Return chunk key -> worker that holds the chunk; Dask creates consecutive chunks on one worker."""
+    """Return the worker that holds each chunk, by chunk key; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
@@ -157,7 +157,7 @@ class SimulatedWorkers(NamedTuple):
 
 
 class SimulationResult(NamedTuple):
-    """Simulated seconds until the last task ends, the sum of all tasks' seconds, and the number of chunks sent."""
+    """Simulated seconds until the last task ends, sum of the seconds of all tasks, and number of chunks sent."""
 
     seconds: float
     task_seconds: float
@@ -167,7 +167,7 @@ class SimulationResult(NamedTuple):
 def simulate_tasks(
     tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
 ) -> SimulationResult:
-    """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
+    """Simulate the tasks in order; `homes` maps each operand chunk to the worker that holds it at the start."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     # earliest time at which each process has a free thread, in seconds
     first_free_at = [0.0] * workers.processes
@@ -177,8 +177,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # All workers without chunks of this task would need the same transfers. Therefore only the first free worker
-        # among these workers is a candidate.
+        # Workers that hold no chunk of this task would all need the same transfers. Only the first free worker of these
+        # is therefore a candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

@@ -2,8 +2,8 @@
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
-two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task computes
-the sum of several products; Dask's own matmul stores each product in a chunk and then adds the chunks. Chunks with inf
+two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task
+accumulates several products; Dask's own matmul stores each product in a chunk and then adds the chunks. Chunks with inf
 or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
@@ -39,13 +39,13 @@ from fmm.request import check_error_growth
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import get_device
 
-da: Any = dask.array  # typed as Any, since dask.array is only partly annotated
+da: Any = dask.array  # the type is Any, since dask.array is only partly annotated
 
 CANDIDATE_GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the candidate levels over the grid of chunks
 
 
 class ChunkConstraints(NamedTuple):
-    """The plan that multiplies two chunks; if None, each worker chooses a plan within `max_error_growth`."""
+    """Constraints on products of two chunks: a plan, or None if each worker chooses within `max_error_growth`."""
 
     plan: str | None
     max_error_growth: float | None
@@ -59,16 +59,15 @@ def matmul(
     Parameters
     ----------
     x, y : dask.array.Array or array_like
-        Two matrices. dask.array.matmul computes the products of arrays with other numbers of axes, unknown chunk sizes,
-        or integer and other types. It also multiplies chunks that are not plain NumPy or CuPy arrays (masked arrays,
-        for example).
+        Two matrices. dask.array.matmul handles arrays with other numbers of axes, unknown chunk sizes, and integer or
+        other types. dask.array.matmul also multiplies chunks other than NumPy or CuPy arrays, for example masked
+        arrays.
     plan : str, Plan or Decision, optional
-        Levels over the grid of chunks. A scheme such as "winograd" replaces eight products of submatrices of chunks
-        with seven; "vendor" selects no levels. By default up to two Winograd levels are used if they are predicted to
-        save a tenth of the time on the cluster's current workers. The numbers of chunks need not be even.
-    max_error_growth : float, optional
-        Limit of the error growth, as in fmm.matmul, of the levels over the grid and the plans of the chunks' products
-        together.
+        Levels over the grid of chunks. A scheme such as "winograd" replaces eight products of submatrices with seven;
+        "vendor" selects no levels. By default, up to two Winograd levels are used if predicted to save a tenth of the
+        time on the cluster's current workers. The number of chunks along an axis need not be even.
+    max_error_growth : float, optional Limit of the error growth, as in fmm.matmul, of the grid levels and the chunk
+    plans together.
 
     Returns
     -------
@@ -82,8 +81,8 @@ def matmul(
 
     Notes
     -----
-    Sums of blocks move inf and NaN. Chunks of the result with inf or NaN are therefore computed again without levels,
-    so the result has inf and NaN exactly where plan="vendor" has them.
+    Sums of blocks move inf and NaN. Result chunks with inf or NaN are recomputed without levels, so inf and NaN are
+    exactly where plan="vendor" has them.
 
     Examples
     --------
@@ -106,7 +105,7 @@ def matmul(
     limit = default_error_growth_limit(on_device) if growth is None else growth
     grid_plan = _choose_grid_plan(x, y, outer_plan, on_device, limit)
     chunk_limit = limit / expected_error_growth(grid_plan.outer_plan, dtype.name)
-    if on_device:  # on GPUs the workers choose the plan of a product of two chunks
+    if on_device:  # on GPUs, each worker chooses the plan for a product of two chunks
         is_default = growth is None and grid_plan.outer_plan == VENDOR
         return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(None, None if is_default else chunk_limit))
     chunk_plan = plan_product(*_largest_chunk_sizes(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
@@ -114,7 +113,7 @@ def matmul(
 
 
 def _chunk_library_name(x: Any, y: Any) -> str:
-    """Return "numpy" or "cupy" if the chunks of x and y are plain arrays of this library, else an empty string."""
+    """Return "numpy" or "cupy" if all chunks of x and y are plain arrays of that library, else an empty string."""
     metas = x._meta, y._meta
     if all(type(meta) in PLAIN_ARRAY_CLASSES for meta in metas):
         return "numpy"
@@ -124,7 +123,7 @@ def _chunk_library_name(x: Any, y: Any) -> str:
 def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:
     """Raise PlanError for options that dask.array.matmul does not have.
 
-    Products of integers are exact, so they satisfy any max_error_growth.
+    Integer products are exact, so they satisfy any max_error_growth.
     """
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, VENDOR):
@@ -137,10 +136,10 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
 
 
 def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
-    """Return the required levels over the grid, by default the fastest, and the number of products per task."""
+    """Return the levels over the grid (as required, else the fastest), and the number of products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
-    # the calibration for one BLAS thread, since Dask starts workers with one BLAS thread
+    # the calibration is for one BLAS thread, since Dask starts its workers with one BLAS thread
     calibration = get_device("cpu", 1).guess
     rate = calibration.find_rate(x.dtype.name) if calibration else None
     plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS] if plan is None else [plan]
@@ -161,7 +160,7 @@ def _largest_chunk_sizes(x: Any, y: Any) -> tuple[int, int, int]:
 def worker_counts() -> tuple[int, int]:
     """Return the number of processes that will run the tasks, and the number of threads in each process.
 
-    With a current client, the processes are the workers of its cluster; without a client, this process runs the tasks.
+    If Dask has a current client, the processes are its cluster's workers; otherwise this process runs the tasks.
     """
     distributed = sys.modules.get("distributed")
     client = distributed.client._get_global_client() if distributed else None
@@ -169,7 +168,7 @@ def worker_counts() -> tuple[int, int]:
         return 1, dask.config.get("num_workers", None) or CPU_COUNT
     try:
         info = client.scheduler_info()
-    except OSError:  # the client has lost its scheduler
+    except OSError:  # raised if the client has lost its scheduler
         info = {}
     workers = info.get("workers", {})
     count = max(info.get("n_workers", len(workers)), 1)
@@ -192,7 +191,7 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     if grid_plan.outer_plan != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = add_recompute_tasks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)
-    # each chunk of the result is computed by a separate task, so the task can take the key of the chunk
+    # a separate task computes each chunk of the result, so the task takes the chunk's key
     name = f"fmm-matmul-{token}"
     tasks.rename_chunks({cell.key: (name, *index) for index, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])

@@ -1,9 +1,9 @@
-"""Recompute chunks with inf or NaN without levels, since a level's sums move inf and NaN to other entries.
+"""Recompute without levels all chunks with inf or NaN, since sums of a level move inf and NaN to other entries.
 
-A Dask graph is built before any value is known, so the graph contains tasks with levels and tasks without levels. If a
+A Dask graph is built before any value is known, so it contains tasks with levels and tasks without levels. If a
 chunk computed with levels is finite, the tasks that would compute the chunk without levels return None. Each chunk of A
-and B passes through a task on the chunk's worker. The task returns the chunk if a product without levels needs the
-chunk, else None, so no chunk is sent unnecessarily.
+and B passes through a task on the worker that holds the chunk. The task returns the chunk only if a product without
+levels needs it, else None, so that no chunk is sent in vain.
 
 An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A finite chunk computed with
 levels is therefore correct.
@@ -24,7 +24,7 @@ from fmm.kernels.plans.walk import walk_plan
 def add_recompute_tasks(
     tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
-    """Return the cells of the result: each chunk of c, computed with levels, if finite; else the chunk without levels.
+    """Return the cells of the result: a chunk computed with levels if finite, else the chunk computed without levels.
 
     The tasks that compute chunks without levels are added to `tasks.table`.
     """
@@ -32,7 +32,7 @@ def add_recompute_tasks(
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # the result is correct for any value of `parts`; with 2 parts per level, the fewest tasks wait for each other
+    # the result is correct for any value of `parts`; with 2 parts per level, tasks wait least for each other
     parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
@@ -57,10 +57,10 @@ def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> 
 def _conditional_chunk_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
 ) -> list[list[ChunkCell]]:
-    """Return, for each chunk in a row of the result, the cells that forward a row of A if the chunk must be recomputed.
+    """Return, for each chunk in a row of the result, cells that forward A's row of chunks for a recomputation.
 
-    For a column of the result, the cells forward a column of B. Result chunks at equal positions in a level's
-    submatrices are computed at about the same time, so these chunks share the forwarding tasks.
+    For a column of the result, the cells have a column of B's chunks. Result chunks with equal positions in a level's
+    submatrices are ready at about the same time, and share forwarding tasks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
@@ -74,7 +74,7 @@ def _conditional_chunk_tasks(
 def _add_product_without_levels(
     tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[ChunkCell], list[ChunkCell]], dtype: str
 ) -> ChunkCell:
-    """Add tasks that multiply a row and a column of chunks if the chunk computed with levels is not finite."""
+    """Add tasks that multiply a row of chunks by a column of chunks if the chunk computed with levels is not finite."""
     first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
     result: ChunkGrid = np.full((1, 1), None, dtype=object)
@@ -90,14 +90,14 @@ def _add_product_without_levels(
 
 
 def run_without_warnings(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function without NumPy's warnings: a sum of a level can overflow where the product does not."""
+    """Call a function without NumPy's warnings: a level's sum can overflow although the product does not."""
     with np.errstate(over="ignore", invalid="ignore"):
         return function(*arguments)
 
 
 def has_inf_or_nan(chunk: Any) -> bool:
     with np.errstate(all="ignore"):
-        # the sum is tested first, since a sum needs no temporary array
+        # first test whether the sum is finite, since this needs no temporary array
         return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 

@@ -1,4 +1,4 @@
-"""Install fmm on a cluster's workers with a plugin; Dask also applies the plugin to later and restarted workers."""
+"""Install fmm on a cluster's workers with a Dask plugin, which also covers later and restarted workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from distributed import Client, WorkerPlugin
 from fmm.integrations.install_targets import INSTALL_TARGETS, check_target_names, installed
 
 OPEN_CLIENT_STATUSES = "running", "connecting"
-DEFAULT_LIBRARIES_NAME = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
+DEFAULT_LIBRARIES_NAME = ""  # library name that stands for the default libraries of fmm.install
 
 
 class InstallPlugin(WorkerPlugin):
-    """Dask worker plugin that installs fmm for one library as long as the plugin is registered on the worker.
+    """Dask worker plugin that keeps fmm installed for one library while the plugin is registered on the worker.
 
     Several workers in one process share the installation; the last worker that stops removes the installation.
     """
 
-    idempotent = True  # tells Dask not to add a second plugin of the same name
+    idempotent = True  # prevents Dask from adding a second plugin of the same name
 
     def __init__(self, library: str) -> None:
         self.library, self.name = library, plugin_name(library)
@@ -56,7 +56,7 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     check_open_client(client)
     check_target_names(libraries)
 
-    # a nested function, since Dask pickles nested functions by value: fmm may be missing on the scheduler
+    # the function is nested so that Dask pickles it by value: fmm may be missing on the scheduler
     def registered_plugin_names(dask_scheduler: Any) -> list[str]:
         return list(dask_scheduler.worker_plugins)
 
@@ -65,7 +65,7 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
         present = await client.run_on_scheduler(registered_plugin_names)
         for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES_NAME, *INSTALL_TARGETS)):
             if name in present:
-                with suppress(ValueError):  # another client has unregistered the plugin in the meantime
+                with suppress(ValueError):  # another client may have unregistered the plugin in the meantime
                     await client.unregister_worker_plugin(name)
 
     return client.sync(unregister_plugins)

@@ -1,4 +1,4 @@
-"""The decision how several devices share a product, and the text that explains the decision."""
+"""The decision on how several devices share a product, and the text that explains the decision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# assumed bytes per second of sums on a device without calibration; only the number of pieces depends on the value
+# assumed bytes per second of sums on a device without calibration; it affects only the number of pieces
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 
@@ -41,11 +41,11 @@ class SharedDecision:
     candidates: tuple[SharingCandidate, ...]
     dtype: str
     network: Network
-    local: Plan  # plan of the first device's products; its workspace and error growth obey the next two limits
+    local: Plan  # plan of the first device's products, within the next two limits of workspace and error growth
     local_workspace: int  # workspace limit in bytes
     local_error_growth: float
     single_device_seconds: float  # predicted seconds of the whole product on one device
-    memory_limit: float  # limit of the bytes of panels and blocks on a device
+    memory_limit: float  # limit of the bytes that panels and blocks use on a device
     max_error_growth: float
 
     @property
@@ -80,7 +80,7 @@ class SharedDecision:
         return f" (workspace limit {_gib_text(self.local_workspace)})" if limited else ""
 
     def _rejection_reason(self, sharing: SharingCandidate) -> str:
-        """Return the reason, as text, why a candidate that is predicted to be faster was not chosen."""
+        """Return as text why a candidate was not chosen although it is predicted to be faster."""
         if sharing.predicted_seconds >= self.best.predicted_seconds:
             return ""
         if sharing.memory > self.memory_limit:
@@ -95,18 +95,18 @@ def _gib_text(nbytes: float) -> str:
 
 @dataclass(frozen=True)
 class ShardingQuery:
-    """The constraints of a decision: the bytes on each device, the error growth, and a required outer level."""
+    """The constraints of a decision: memory of each device in bytes, error growth, and a required outer level."""
 
-    memory_limit: float = float("inf")  # limit of the bytes of panels and blocks on a device
+    memory_limit: float = float("inf")  # limit of the bytes that panels and blocks use on a device
     max_error_growth: float | None = None
     outer_plan: Plan | None = None
-    free_bytes: float | None = None  # free bytes of the device before panels are allocated; None: equal to memory_limit
+    free_bytes: float | None = None  # free bytes of the device before panels are allocated; None means memory_limit
 
 
 def decide_sharing(
     layout: MeshLayout, dtype: str, device: Device, network: Network, query: ShardingQuery
 ) -> SharedDecision:
-    """Return the fastest way to share a product; the fields `work` and `pieces` of `layout` are ignored."""
+    """Return the fastest way to share a product; the function ignores the fields `work` and `pieces` of `layout`."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
@@ -150,7 +150,7 @@ def first_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
 
 
 def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
-    """Return the error growth of the outer level, and of the rounded sums of partial products in a 16-bit type."""
+    """Return the error growth of the outer level, including rounded sums of partial products in a 16-bit type."""
     return _conditions_error_growth(sharing.local_conditions, dtype)
 
 
@@ -160,7 +160,7 @@ def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
 
 
 class _SingleDeviceModel:
-    """The plans and the cached predicted seconds of products on one device, in one type and within fixed limits."""
+    """Chooses plans and caches predicted seconds for products on one device, in one type and within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
@@ -176,7 +176,7 @@ class _SingleDeviceModel:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.find_calibration(problem)
             if calibration is None:
-                # the rate is assumed, since only ratios of the predicted seconds matter
+                # an assumed rate suffices, since only ratios of the predicted seconds matter
                 seconds = problem.flops / (ASSUMED_SUM_BYTES_PER_SECOND * 10)
             else:
                 seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).predicted_seconds

@@ -1,4 +1,4 @@
-"""Messages of torch.distributed between processes that share a product: panels, parts of C, and comparisons of calls.
+"""Exchange messages between processes that share a product, with torch.distributed: panels, parts of C, and calls.
 
 `ProductInProgress` computes one process's block of C in steps. The panels of A and B for the next step arrive while the
 panels of the current step are multiplied. The layout (fmm.distributed.layout) determines which process sends which
@@ -17,16 +17,16 @@ import torch.distributed as dist
 
 from fmm.distributed.layout import K_AXIS, M_AXIS, BlocksHeld, MeshLayout, OperandName, Rectangle
 
-# arguments: left panel, right panel, C, whether the product is added to C
+# arguments: left panel, right panel, C, True to add the product to C
 MultiplyPanels = Callable[[Any, Any, Any, bool], object]
 
 
 class LostProcessError(RuntimeError):
-    """A process that shares a product has ended, or did not answer within the time-out."""
+    """Raised if a process that shares a product has ended, or did not answer within the time-out."""
 
 
 class MeshProcesses(NamedTuple):
-    """The processes of a mesh: torch's process group, their global ranks, and this process's index among the ranks."""
+    """The processes of a mesh: torch's process group, the global ranks, and this process's index in the ranks."""
 
     group: Any
     numbers: tuple[int, ...]
@@ -67,7 +67,7 @@ class ProductInProgress:
 
 
 class PanelsInTransit(NamedTuple):
-    """The panels of one step in transit, the copies to make after arrival, the messages, and the sent buffers."""
+    """The panels of one step in transit: the messages, the sent buffers, and the copies to make after arrival."""
 
     panels: dict[OperandName, Any]
     copies: list[tuple[Any, Any]]  # pairs: a submatrix of a panel, and the contiguous buffer that receives its entries
@@ -121,7 +121,7 @@ class PanelExchange:
         return transit.panels["A"], transit.panels["B"]
 
     def _create_panel(self, operand: OperandName, box: Rectangle, step: int) -> tuple[Any, list[tuple[int, Rectangle]]]:
-        """Return a panel that contains this process's own part, and (source process, rectangle) for each missing part.
+        """Return a panel that contains this process's own part, and a list of (source process, missing rectangle).
 
         If this process holds the whole panel, the panel is a view of the operand, not a copy.
         """
@@ -141,7 +141,7 @@ def submatrix(matrix: Any, box: Rectangle) -> Any:
 
 
 def as_real_tensor(x: Any) -> Any:
-    """Return x in a type that NCCL can send: each complex number as a pair of real numbers."""
+    """Return x as a type that NCCL can send: a complex number becomes a pair of real numbers."""
     return torch.view_as_real(x) if x.is_complex() else x
 
 
@@ -153,10 +153,10 @@ def _empty_panel(like: Any, box: Rectangle) -> Any:
 
 
 def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
-    """Redistribute C after a one-dimensional mesh has multiplied as a two-dimensional mesh; return this process's part.
+    """Redistribute C after a one-dimensional mesh multiplied as a two-dimensional one; return this process's part.
 
     The result is cut along the axis of C that the first dimension of the two-dimensional mesh cuts. Each process
-    receives one part, in rank order.
+    receives one part of C, in the order of ranks.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
@@ -199,13 +199,13 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # A process that makes a different call would wait for messages that never arrive, or receive a different product's
 # messages.
 #
-# With NCCL, a cached call is not compared again between processes; a process that then makes a different call waits
-# until NCCL's time-out. A comparison of every call would be worse than the time-out. A digest sent between GPUs arrives
-# after all work that was launched before the digest. By then the host has launched messages that do not match, unless
-# the host waits for its device in each call. A digest sent between hosts (with gloo) arrives when the last host has
-# reached the call. Each host would then wait for all others, instead of launching work ahead of its device. A
-# comparison in the next call would be too late, since a host that reads the first call's result hangs before the next
-# call.
+# With NCCL, processes do not compare a cached call again; a process that then makes a different call waits until the
+# time-out. Comparing every call would cost more than a rare time-out. A digest sent between GPUs arrives after all
+# work that was launched before the digest. By then the host has already launched messages that do not match, unless it
+# waits for its device in each call. A digest sent between hosts (with gloo) arrives only when the last host has reached
+# the call. With digests between hosts, each host would wait for all others instead of launching work ahead of its
+# device. A comparison in the next call would be too late, since a host that reads the first call's result hangs before
+# the next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
@@ -226,7 +226,7 @@ def all_processes_have_cached(processes: MeshProcesses, description: str, is_cac
 
 
 def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any) -> str:
-    """Return an error message that lists each process's call; `text` must have the same length on all processes."""
+    """Return an error message with the call of each process; `text` must have the same length on all processes."""
     mine = torch.tensor(list(text), dtype=torch.uint8, device=device)
     rows = _all_gather(processes, mine, "the call of each process")
     texts = [bytes(row).rstrip(b"\0").decode() for row in rows]
@@ -236,7 +236,7 @@ def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any)
 
 
 def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int]]:
-    """Return the integers of each process's tensor `mine`, one list per process, in the group's order."""
+    """Return one list of integers per process, in the group's order: the entries of its tensor `mine`."""
     parts = [torch.empty_like(mine) for _ in processes.numbers]
     with translate_lost_process_errors(processes, when):
         dist.all_gather(parts, mine, processes.group)
@@ -253,8 +253,7 @@ def translate_lost_process_errors(processes: MeshProcesses, when: str) -> Iterat
     try:
         yield
     except RuntimeError as error:
-        # Errors of gloo have no exception class of their own, but their text contains the path of one of gloo's source
-        # files.
+        # gloo's errors have no exception class of their own, but their texts contain the path of a source file of gloo.
         if not isinstance(error, dist.DistError) and "gloo/" not in str(error):
             raise
         others = ", ".join(str(number) for place, number in enumerate(processes.numbers) if place != processes.place)

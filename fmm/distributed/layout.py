@@ -1,8 +1,8 @@
 """The layout of a shared product: the submatrices of A and B that each process holds, multiplies, and sends.
 
 A mesh is an array of processes, numbered by ranks in row-major order. Each dimension of the mesh cuts one axis of a
-matrix, or no axis; then the processes along this dimension hold copies. An axis is cut as torch.chunk cuts: into equal
-parts, except that the last parts may be smaller or empty. If several dimensions of the mesh cut one axis, the first
+matrix, or cuts no axis if the processes along the dimension hold copies. An axis is cut as by torch.chunk: into equal
+parts, of which the last ones may be smaller or empty. If several dimensions of the mesh cut one axis, the first
 dimension makes the outermost cut.
 """
 
@@ -16,12 +16,12 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-# for each dimension of the mesh, the axis of a matrix that the dimension cuts; None for no axis
+# for each dimension of the mesh, the matrix axis that the dimension cuts, or None
 CutAxes = tuple[int | None, ...]
 
 
 class Span(NamedTuple):
-    """A range of rows or columns."""
+    """A range of row indices or column indices."""
 
     start: int
     stop: int
@@ -31,7 +31,7 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def intersection(self, other: Span) -> Span:
-        """Return the range that is in both spans."""
+        """Return the range that both spans contain."""
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
@@ -57,7 +57,7 @@ class Rectangle(NamedTuple):
         return self.rows.size * self.cols.size
 
     def intersection(self, other: Rectangle) -> Rectangle:
-        """Return the rectangle that is in both rectangles."""
+        """Return the rectangle that both rectangles contain."""
         return Rectangle(self.rows.intersection(other.rows), self.cols.intersection(other.cols))
 
     def relative_to(self, other: Rectangle) -> Rectangle:
@@ -66,7 +66,7 @@ class Rectangle(NamedTuple):
 
 
 def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates in the mesh of the process with this rank."""
+    """Return the mesh coordinates of the process with this rank."""
     places = []
     for side in reversed(mesh):
         rank, place = divmod(rank, side)
@@ -75,7 +75,7 @@ def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinates: Sequence[int]) -> Span:
-    """Return the range of an axis that the process at these coordinates of the mesh holds or computes."""
+    """Return the range of an axis that the process with these mesh coordinates holds or computes."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinates, strict=True):
         if cut == axis:
@@ -85,7 +85,7 @@ def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], co
 
 @dataclass(frozen=True)
 class BlocksHeld:
-    """The block of a matrix that each process of a mesh holds."""
+    """For each process of a mesh, the block of a matrix that the process holds."""
 
     shape: tuple[int, int]
     mesh: tuple[int, ...]
@@ -113,7 +113,7 @@ class BlocksHeld:
 
     @cached_property
     def _ranks_by_block(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
-        """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
+        """The row ranges and the column ranges of all blocks, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._blocks_by_rank):
             holders[box].append(rank)
@@ -156,10 +156,10 @@ class MeshLayout:
     mesh: tuple[int, ...]
     a: CutAxes  # for each dimension of the mesh, the axis of A that the dimension cuts
     b: CutAxes  # for each dimension of the mesh, the axis of B that the dimension cuts
-    # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that the dimension cuts
+    # for each dimension of the mesh, the cut axis (M, K or N) of the cube of multiply-adds
     work: CutAxes
     pieces: int = 1  # number of steps of the exchange of panels
-    along: int = K_AXIS  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
+    along: int = K_AXIS  # axis (M, K or N) of the cube of multiply-adds that is cut into steps
 
     @property
     def process_count(self) -> int:
@@ -167,12 +167,12 @@ class MeshLayout:
 
     @property
     def summand_process_count(self) -> int:
-        """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
+        """Number of processes that compute summands of one block of C, each over its range of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K_AXIS)
 
     @cached_property
     def blocks_held(self) -> dict[OperandName, BlocksHeld]:
-        """The block of A and the block of B that each process holds."""
+        """For each process, its block of A and its block of B."""
         return {
             "A": BlocksHeld((self.m, self.k), self.mesh, self.a),
             "B": BlocksHeld((self.k, self.n), self.mesh, self.b),
@@ -227,11 +227,11 @@ class MeshLayout:
         return tuple(map(self._first_piece_index, range(self.process_count)))
 
     def _first_piece_index(self, rank: int) -> int:
-        """Return the index of the piece of the inner dimension that a process multiplies first.
+        """Return the index of the first piece of the inner dimension that a process multiplies.
 
-        A process begins with the pieces of the inner dimension that it holds. If A and B are both cut along the inner
-        dimension, the processes begin with different pieces, as in Cannon's algorithm. No process then sends to two
-        other processes at once.
+        A process first multiplies the pieces of the inner dimension that it already holds. If A and B are both cut
+        along the inner dimension, the processes begin with different pieces, as in Cannon's algorithm. With different
+        first pieces, no process sends to two other processes at once.
         """
         inner = self.process_share(rank).inner
         held = (
@@ -244,5 +244,5 @@ class MeshLayout:
 
 @lru_cache(maxsize=1024)
 def interned_layout(layout: MeshLayout) -> MeshLayout:
-    """Return one object for all equal layouts, so that its cached properties are computed once."""
+    """Return the same object for all equal layouts, so that its cached properties are computed only once."""
     return layout

@@ -1,8 +1,8 @@
-"""An outer level of a shared product, computed with local sums of blocks and shared products of blocks.
+"""Compute an outer level of a shared product with local sums of blocks and shared products of blocks.
 
-The level is walked over a grid of blocks, as Dask products are walked over a grid of chunks
-(fmm.distributed.chunk_grid). The walk fills a table of tasks, and each task computes one block. Each process runs the
-tasks one after the other and frees a block after the last task that reads the block.
+The level is walked over a grid of blocks, just as fmm.distributed.chunk_grid walks over a grid of chunks for Dask. The
+walk fills a table of tasks, and each task computes one block. Each process runs the tasks one after the other and frees
+a block after the last task that reads the block.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def multiply_blocks(
 ) -> Any:
     """Return this process's part of C, computed from its parts of A and B.
 
-    Each product is started before the previous product is finished, so that the first panels arrive early.
+    Each product starts before the previous product ends, so that the first panels arrive early.
     """
     table, result = build_level_tasks(cut, plan, "float64")
     share = cut.whole.process_share(place)
@@ -67,7 +67,7 @@ def multiply_blocks(
             blocks.store_block(key, weighted_block_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
         assert function is sum_of_chunk_products, "a task that no level makes"
-        (left,), (right,) = arguments[:2]  # a task of one process multiplies only one pair of blocks
+        (left,), (right,) = arguments[:2]  # with one process, each task multiplies only one pair of blocks
         product = start(cut.block_layout, blocks.live[left], blocks.live[right])
         if started is not None:
             blocks.store_block(started[0], _finish_block_product(*started, blocks, finish))
@@ -78,7 +78,7 @@ def multiply_blocks(
 
 
 def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
-    """Finish the product and return the task's block, alpha * product + beta * before."""
+    """Finish the product, and return the block that the task computes: alpha * product + beta * before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
     block = block if alpha == 1 else block.mul_(alpha)
@@ -86,7 +86,7 @@ def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, fini
 
 
 class _LiveBlocks:
-    """The blocks that later tasks still read; `store_block` also copies blocks of C into the matrix C."""
+    """Holds the blocks that later tasks still read; `store_block` also copies blocks of C into the matrix C."""
 
     def __init__(
         self, operands: dict[BlockKey, Any], table: Mapping[BlockKey, tuple[Any, ...]], result: ChunkGrid, c: Any
@@ -135,7 +135,7 @@ def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
 
 
 def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, held: Any) -> dict[BlockKey, Any]:
-    """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
+    """Return this process's part of each block of A or B; each part is a view of one submatrix, or else a copy."""
     m, _, n = cut.parts
     if operand == "B":
         transposed = _cut_into_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
@@ -147,7 +147,7 @@ def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, hel
 def _cut_into_blocks(
     held: Any, cut: OuterLevelBlocks, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
-    """Return (row, inner index) -> block for a matrix with the inner dimension along its columns."""
+    """Return the blocks by (row index, inner index) for a matrix whose columns are along the inner dimension."""
     inner, width, count = cut.parts[1], cut.width, len(groups)
     if held.shape[0] != rows or {group.size for group in groups} != {width}:
         padded = held.new_zeros((rows, count * width))

@@ -1,8 +1,8 @@
-"""The predicted time of a product that several devices share, and the choice of the fastest sharing.
+"""Predict the time of a product that several devices share, and choose the fastest sharing.
 
-The layout's steps are simulated: the panels of the next step arrive while the current step is multiplied. All devices
-are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages slow
-concurrent products, that other programs use the network, and that the first call sets up connections.
+The steps of a layout are simulated: the panels of the next step arrive while the current step is multiplied. All
+devices are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores slower
+products during messages, other traffic on the network, and the set-up of connections.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from fmm.perfmodel.cost import cost
 # texts of the outer levels of a shared product that are candidates by default
 DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
 # An outer level of the shared product is chosen by default only if the level is predicted to save this share of the
-# time. On two H200s in float32 at side 32768, a product with a level took 1.17 times its predicted seconds, without a
-# level 1.04 times. With a level, messages slow products more often, and small sums run slower than large sums.
+# time. On two H200s (float32, side 32768), a product took 1.17 times its predicted seconds with a level, and 1.04 times
+# without. A level has more messages that slow concurrent products, and small sums run slower than large sums.
 LEVEL_MARGIN = 0.15
-# A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
+# A one-dimensional mesh multiplies as a two-dimensional mesh only if predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# Products that are predicted to take fewer seconds get neither pieces nor levels, since the comparison takes time.
+# Products with fewer predicted seconds have neither pieces nor levels, since comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
-MAX_SHARINGS_IN_PIECES = 3  # number of the fastest candidates in one piece that are also compared in several pieces
-CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
+MAX_SHARINGS_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
+CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or columns
 
 
 ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
 
 
 class LocalConditions(NamedTuple):
-    """The conditions under which a device multiplies locally: bytes in use, outer level, number of pieces."""
+    """The conditions of a device's local products: bytes in use, outer level, number of pieces."""
 
-    held_bytes: float  # bytes of panels and blocks in the device's memory, in addition to the operands and C
+    held_bytes: float  # bytes of panels and blocks in device memory, without the operands and C
     outer_plan: Plan
     pieces: int
 
@@ -52,10 +52,10 @@ class MeshDevices:
     """The devices of a mesh, all equal, and their network."""
 
     product_seconds: ProductSeconds
-    stream: float  # bytes per second that the sums of a device read and write
+    stream: float  # bytes per second that a device reads and writes in sums
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
-    # None: no limits on local products
+    # None means no limits on local products
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
     def devices_under_conditions(self, conditions: LocalConditions) -> MeshDevices:
@@ -77,7 +77,7 @@ class SharingCandidate:
     around: float  # seconds of redistributing A and B before the products, and C after them
     received: float  # bytes received by the device that receives the most
     memory: float  # bytes of panels and of the level's blocks
-    held_bytes: float  # bytes of `memory` that are in use while the device multiplies locally
+    held_bytes: float  # the share of `memory`, in bytes, that is in use during the local products
     # True if a one-dimensional mesh multiplies as a two-dimensional mesh and then redistributes C
     rectangle: bool = False
 
@@ -101,14 +101,14 @@ class SharingCandidate:
 
 
 def describe_mesh_cuts(layout: MeshLayout) -> str:
-    """Return how the mesh cuts the multiply-adds as text, for example "rows by 2, columns by 4"."""
+    """Return as text how the mesh cuts the multiply-adds, for example "rows by 2, columns by 4"."""
     names = {M_AXIS: "rows", K_AXIS: "inner dimension", N_AXIS: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
 
 def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -> SharingCandidate:
-    """Return the prediction of one candidate; raise PlanError if the layout does not allow the outer level."""
+    """Return the prediction for one candidate; raise PlanError if the outer level is impossible in the layout."""
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
         local = devices.devices_under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
@@ -148,10 +148,10 @@ def rank_sharings(
 
 
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
-    """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
+    """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
-    A candidate with an outer level must save LEVEL_MARGIN of the time of a candidate without a level. A one-dimensional
-    mesh that multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN.
+    A candidate with an outer level is chosen only if it saves LEVEL_MARGIN of the time of candidates without a level.
+    For a one-dimensional mesh that multiplies as a two-dimensional mesh, the required saving is RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -169,8 +169,9 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, cut into one or several steps.
 
-    The inner dimension is cut into as many pieces as the processes hold parts, or into twice this number of pieces.
-    Rows or columns are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
+    The number of pieces of the inner dimension equals the number of parts that the processes hold, or is twice this
+    number. If rows or columns are cut, the number of pieces is 2, 4 or 8, and the panel of one operand is the same in
+    all steps.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -187,7 +188,7 @@ def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
 
 
 def canonical_layout(layout: MeshLayout) -> MeshLayout:
-    """Return the layout with the cuts that an outer level needs: A cut as the rows of C, B as the columns of C."""
+    """Return the layout with the cuts that an outer level needs: A has the row cuts of C, B the column cuts of C."""
 
     def canonical_cuts(operand: OperandName, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
@@ -202,8 +203,8 @@ def canonical_layout(layout: MeshLayout) -> MeshLayout:
 def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> SharingCandidate:
     """Return the prediction of `times` consecutive products, each in the layout's steps.
 
-    The panels of step i arrive after the panels of step i - 1, and after the product of step i - 2 has freed its
-    panels. The first panels of each product arrive while the previous product's last step is multiplied.
+    The panels of step i arrive after those of step i - 1, and after the product of step i - 2 has freed its panels. The
+    first panels of each product arrive while the previous product's last step is multiplied.
     """
     itemsize = devices.itemsize
     arrived = done = before = products = sums = 0.0
@@ -222,7 +223,7 @@ def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> 
 
 
 def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float, float]:
-    """Return the seconds of three parts of a step: the slowest local product, its addition to C, and the messages."""
+    """Return three times of a step, in seconds: the slowest local product, its addition to C, and the messages."""
     sizes = set()
     for rank in range(layout.process_count):
         panels = layout.panels_needed(rank, step)
@@ -233,9 +234,9 @@ def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[
 
 
 def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> float:
-    """Return the seconds from the start of a step's messages until all of them have arrived.
+    """Return the seconds from the start of a step's messages to the arrival of the last message.
 
-    Links inside hosts and links between hosts work concurrently, and each link works in both directions at once.
+    Links inside hosts and between hosts work concurrently, and each link transfers in both directions at once.
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
     for transfer in layout.transfers_by_step[step]:
@@ -247,7 +248,7 @@ def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> fl
 
 
 def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
-    """Return the largest number of bytes of received panels that a process holds in two consecutive steps."""
+    """Return the bytes of received panels that a process holds in two consecutive steps, at most."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
@@ -261,7 +262,7 @@ def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
 
 
 def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
-    """Return the seconds of a reduce-scatter of C; 0 unless several devices compute summands of one block."""
+    """Return the seconds of a reduce-scatter of C; return 0 if no two devices compute summands of one block."""
     times = layout.summand_process_count
     if times == 1:
         return 0.0
@@ -272,7 +273,7 @@ def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
 
 
 def _largest_block_entries(layout: MeshLayout) -> int:
-    """Return the number of entries of the largest block of C on a process."""
+    """Return the number of entries in the largest block of C that a process computes."""
     shares = (layout.process_share(rank) for rank in range(layout.process_count))
     return max(share.rows.size * share.cols.size for share in shares)
 
@@ -285,10 +286,10 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 
 
 def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
-    """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh; the parts of A and B stay.
+    """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh, without moving A and B.
 
-    Each process computes a block of C; then C is redistributed, so that C is cut into rows only or into columns only.
-    No layout is yielded if the parts of the processes differ in size.
+    Each process computes a block of C; C is then redistributed into cuts of rows only, or of columns only.
+    If the processes' parts differ in size, no layout is yielded.
     """
     if len(layout.mesh) > 1:
         return
@@ -318,7 +319,7 @@ def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandi
     around = (
         sharing.around + devices.network.link_between(0, side - 1).message_seconds(moved) + 2 * block / devices.stream
     )
-    memory = max(sharing.memory, 3.0 * block)  # bytes of the parts sent, the parts received, and the assembled block
+    memory = max(sharing.memory, 3.0 * block)  # bytes of the sent parts, the received parts, and the assembled block
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
 
@@ -358,7 +359,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
 def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
     """Return the level's number of products of blocks, and its numbers of additions per entry of A, of B and of C.
 
-    The additions are derived from the costs of the smallest product and of the products with one side doubled.
+    The numbers of additions follow from the costs of the smallest product and of products with one side doubled.
     """
     parts = level_part_counts(outer_plan)
     m, k, n = parts

@@ -1,9 +1,9 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. The
-rows may be assigned to blocks in any order that is the same in A and C. The same holds for the columns of B and C, and
-for the inner dimension of A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts
-smaller than the largest part are padded with zeros.
+A level's upper blocks consist of the first half of each process's rows, instead of the upper half of the matrix. The
+rows may be assigned to blocks in any order that is the same in A and C. The columns may be assigned in any order that
+is the same in B and C, and the inner dimension in any order common to A and B. A sum of blocks is therefore a sum of
+local arrays, without messages. Parts smaller than the largest part are padded with zeros.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
-LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
-# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each of these axes: the axes of A, and of
-# B, that the same dimension of the mesh may cut (0, 1, or None for no axis).
+LevelParts = tuple[int, int, int]  # the number of parts into which a level cuts each of m, k and n
+# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each axis of the multiply-adds, the axes
+# of A and of B that the same mesh dimension may cut (0, 1, or None for no axis).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -38,13 +38,13 @@ ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
 
 @dataclass(frozen=True)
 class OuterLevelBlocks:
-    """The blocks of an outer level: sizes per process, and the layout of the shared product of two blocks."""
+    """The blocks of an outer level: block sizes on each process, and the layout of the shared product of two blocks."""
 
     whole: MeshLayout
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    # ranges of the inner dimension: the parts that processes hold of A or of B, whichever are smaller
+    # ranges of the inner dimension that processes hold, of A or of B, whichever are smaller
     inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
@@ -57,12 +57,12 @@ class OuterLevelBlocks:
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
     def inner_part_count(self, operand: OperandName) -> int:
-        """Return the number of parts of the inner dimension that each process holds of A or B, with empty parts."""
+        """Return how many parts of the inner dimension each process holds of A or B, counting empty parts."""
         cuts, axis = self._inner_cuts(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
     def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
-        """Return the ranges of the inner dimension in a process's part of A or B, from the start of that part."""
+        """Return the inner ranges in a process's part of A or B, relative to the start of that part."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
@@ -98,7 +98,7 @@ def outer_level_blocks(layout: MeshLayout, plan: Plan) -> OuterLevelBlocks:
 
 
 def level_part_counts(plan: Plan) -> LevelParts:
-    """Return the numbers of parts into which all levels of the plan together cut m, k and n."""
+    """Return the number of parts into which the plan's levels together cut each of m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
         raise PlanError(f"{plan}: an outer level is a scheme or a step table, for example 'winograd > vendor'")
@@ -107,14 +107,14 @@ def level_part_counts(plan: Plan) -> LevelParts:
 
 
 def parse_outer_level(plan: Plan | Decision | str) -> Plan:
-    """Parse the levels of a plan ("vendor" has none); raise PlanError for other levels than schemes and step tables."""
+    """Parse the levels of a plan ("vendor" has none); raise PlanError for levels other than schemes and step tables."""
     levels = parse_block_levels(plan, "above")
     level_part_counts(levels)
     return levels
 
 
 def _axis_spans(size: int, cuts: CutAxes, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
-    """Return all ranges into which a mesh cuts an axis, in order, empty ranges included."""
+    """Return the ranges, in order, into which a mesh cuts an axis; empty ranges are included."""
     sides = [side if cut == axis else 1 for side, cut in zip(mesh, cuts, strict=True)]
     places = (mesh_coordinates(rank, sides) for rank in range(prod(sides)))
     return tuple(span_of_process(size, axis, cuts, mesh, place) for place in places)

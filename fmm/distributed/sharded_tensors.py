@@ -1,7 +1,7 @@
 """Products of torch's DTensors, computed by all processes of their mesh: fmm.distributed.matmul.
 
-When a call is made for the first time, the first process of the mesh decides how the product is shared and broadcasts
-the decision. Decisions of the separate processes could differ, since their configs or free memory differ.
+At the first call with new arguments, the mesh's first process decides how to share the product, and broadcasts the
+decision. Separate decisions of the processes could differ, since their configs or free memory may differ.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
-FREE_MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks of an outer level may use
-# placement of the result along a mesh dimension, by the axis (M, N, K) of the multiply-adds that the dimension cuts
+FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
+# placement of the result along a mesh dimension, for each axis (M, N, K) of the multiply-adds that the dimension may
+# cut
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
@@ -55,13 +56,13 @@ class SharingOptions(NamedTuple):
 
 
 class AgreedSharing(NamedTuple):
-    """The decision of the mesh's first process: the call's description, and how the product is shared."""
+    """The decision of the mesh's first process: a description of the call, and how the product is shared."""
 
     description: str
     layout: MeshLayout
     outer_plan: str
     local_error_growth: float  # limit of the error growth of each process's local products
-    # workspace limit of local products in bytes, as in the prediction; None: each process's default limit
+    # workspace limit of local products in bytes, as in the prediction; None means each process's default limit
     local_workspace: int | None = None
 
 
@@ -80,7 +81,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
-    """Return the decision how `matmul` would share the product; send no messages to other processes."""
+    """Return the decision on how `matmul` would share the product; send no messages to other processes."""
     outer_plan = _required_level(options)
     if not _can_share_product(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
@@ -88,7 +89,7 @@ def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
 
 
 class SharedProductFunction(torch.autograd.Function):  # type: ignore[misc]
-    """The shared product as an autograd function; its gradients are also shared products, sharded like the operands."""
+    """The shared product as an autograd function; its gradients are shared products, sharded like the operands."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
@@ -128,7 +129,7 @@ def _are_on_one_mesh(a: Any, b: Any) -> bool:
 
 
 def _can_share_product(a: Any, b: Any) -> bool:
-    """Return True for non-empty matrices of one type on one mesh, placed by Shard, Replicate or Partial only."""
+    """Return True for non-empty matrices of one type on one mesh, each placed by Shard, Replicate or Partial."""
     if not _are_on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
@@ -137,7 +138,7 @@ def _can_share_product(a: Any, b: Any) -> bool:
 
 
 def _needed_gradients(a: Any, b: Any) -> tuple[bool, bool]:
-    """Return two flags: autograd needs the gradient of A, and autograd needs the gradient of B."""
+    """Return two flags: True if autograd needs the gradient of A, and True if it needs the gradient of B."""
     enabled = torch.is_grad_enabled()
     return bool(enabled and a.requires_grad), bool(enabled and b.requires_grad)
 
@@ -180,8 +181,7 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
             c = multiply_blocks(
                 outer_level_blocks(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
             )
-            # inf and NaN may come from sums of blocks; the variable c becomes None then, and C is computed without the
-            # level
+            # inf and NaN may come from sums of blocks: c becomes None, and C is computed again without the level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
             c = finish_product(start_product(layout, a, b))
@@ -194,7 +194,7 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
 
 
 def _multiply_local_panels(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds: bool) -> None:
-    """Multiply panels on this process's device, within the limits under which the sharing was predicted."""
+    """Multiply panels on this process's device, with the limits that the predicted sharing assumed."""
     growth, workspace = sharing.local_error_growth, sharing.local_workspace
     if adds:
         gemm(left, right, c, beta=1, out=c, max_error_growth=growth, workspace=workspace)
@@ -210,7 +210,7 @@ def _reduce_partial_operand(x: Any) -> Any:
 
 
 def _local_part(x: Any, cuts: CutAxes) -> Any:
-    """Return this process's local part of x, after a redistribution if x is not cut by `cuts`."""
+    """Return this process's local part of x; redistribute x first if it is not cut by `cuts`."""
     if cuts != cut_axes_of_placements(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
     local = x.detach().to_local()
@@ -235,7 +235,7 @@ def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, 
 
 
 def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
-    """Return valid placements as a tuple; by default cut by rows, or on a two-dimensional mesh by rows and columns."""
+    """Return valid placements as a tuple; the default cuts rows, or on a two-dimensional mesh rows and columns."""
     if placements is None:
         if mesh.ndim > 2:
             raise ValueError(f"a mesh of {mesh.ndim} dimensions has no default cuts of {matrix}: pass its placements")
@@ -246,7 +246,7 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 
 
 def cut_axes_of_placements(x: Any) -> CutAxes:
-    """Return the axis of x that each dimension of the mesh cuts; 0 for Partial, which is reduced to row shards."""
+    """Return the axis of x that each mesh dimension cuts; for Partial 0, since x is then reduced to row shards."""
 
     def cut_axis(place: Any) -> int | None:
         if type(place) is Shard:
@@ -277,7 +277,7 @@ def mesh_processes(mesh: Any) -> MeshProcesses:
             group = mesh.get_group()
         elif len(numbers) == dist.get_world_size():
             group = dist.group.WORLD
-        elif mesh.device_type == "cuda":  # creating an NCCL group may require calls by processes outside the group
+        elif mesh.device_type == "cuda":  # processes outside the group may have to take part in creating an NCCL group
             group = mesh._flatten().get_group()
         else:
             group = _create_process_group(numbers, mesh.device_type)
@@ -392,14 +392,14 @@ def _local_device(x: Any) -> Device:
     library = torch_library_of(local)
     try:
         return get_device(library.processor, library.device_number(local))
-    except ImportError:  # without CuPy each process multiplies its panels with torch, and the product is still shared
+    except ImportError:  # without CuPy, the product is shared, and torch multiplies the panels
         properties = torch.cuda.get_device_properties(local.get_device())
         capability = f"{properties.major}.{properties.minor}"
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)
 
 
 def _mesh_network(mesh: Any, device: Device) -> Network:
-    """Return the default network of the mesh's devices; LOCAL_WORLD_SIZE (torchrun) counts processes per host."""
+    """Return the default network of the mesh's devices; the variable LOCAL_WORLD_SIZE has the processes per host."""
     parts = parse_gpu_device_key(device.identity.key)
     capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()

@@ -1,6 +1,6 @@
-"""fmm.gram, products that are their own adjoints, for arrays of any library: by a plan or by the library.
+"""fmm.gram, for products that are their own adjoints; a plan or the library's own functions compute the product.
 
-Plans compute the lower triangle. The upper triangle is the lower triangle of the transposed product.
+Plans compute the lower triangle. For fill="upper", plans compute the lower triangle of the transposed product.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GramParams(NamedTuple):
 
 
 class GramOperands(NamedTuple):
-    """The factors of a product, and the array for its lower triangle."""
+    """The two matrices of a product, the array for the product's lower triangle, and the parameters."""
 
     left: Any
     right: Any
@@ -61,9 +61,9 @@ def run_gram(
     constraints: PlanConstraints,
     on_decline: OnDecline = ignore_decline,
 ) -> Any:
-    """Return alpha a^H a + beta out; with `rows` a a^H, and with b the product a b, in place of a^H a.
+    """Return alpha a^H a + beta out; with `rows` alpha a a^H + beta out; with `b` alpha a b + beta out.
 
-    `on_decline` is called if the library computes this call and all calls with equal shapes and parameters.
+    `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _compute_gram(library, operands, constraints, on_decline)
@@ -71,7 +71,7 @@ def run_gram(
 
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
-    """Return the library's own result of a call that was declined within the last second; None for any other call."""
+    """Return the library's own result of a call with a cached decline; None for any other call."""
     declined = find_declined_call(key)
     if declined is None or not key.library.is_plain_product(a, a if b is None else b, out):
         return None
@@ -84,7 +84,7 @@ def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
 def explain_gram(
     library: Library, a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision of `run_gram`; nothing is computed."""
+    """Return the decision that `run_gram` makes; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
     if operands.params.alpha == 0:
         why = f"{library.name} answers: alpha is 0, so the factors are not read"
@@ -119,7 +119,7 @@ def explain_gram(
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a device array and its adjoint by a cached call; None if run_gram must compute it.
 
-    The call has no factors and no constraints, so only the overlap of `out` with A needs a check.
+    The call has alpha 1, beta 0 and no constraints, so only the overlap of `out` with A is checked.
     """
     if library.processor == "cpu":
         return None
@@ -130,7 +130,7 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
         return None
     try:
         return run_cached_gram(library, call, a, out)
-    except Exception:  # a launch failed: overwrite the results of the other launches, if the device still can
+    except Exception:  # a launch failed: compute `out` by the library, since other launches may have written to it
         if out is not None:
             with suppress(Exception):
                 adjoint = _adjoint_array(library, a)
@@ -144,12 +144,18 @@ GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fil
 
 
 def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
-    """Return True if `out` at this address does not overlap A; both factors are in A's memory."""
+    """Return True if the plan can write into `out` at this address without overwriting A.
+
+    Both operands are in A's memory.
+    """
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
 
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
-    """Return a call whose plan computes the whole result, or a call without a plan if run_gram must run."""
+    """Return a call whose plan computes the complete result.
+
+    If run_gram must compute the result, return a call without a plan.
+    """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
         operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill), conjugates=False)
@@ -161,7 +167,10 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
 
 
 def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
-    """Return True if the launches, such as herk's, do not read A's adjoint, so that no adjoint is computed."""
+    """Return True if no launch reads A's adjoint, so the adjoint need not be computed.
+
+    For example, herk does not read the adjoint.
+    """
     adjoint = "A" if key.rows == (key.fill == "upper") else "B"
     return (
         call.plan == VENDOR
@@ -176,9 +185,9 @@ def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
 def _arrange_operands(
     library: Library, a: Any, b: Any, out: Any, params: GramParams, conjugates: bool = True
 ) -> GramOperands:
-    """Return the operands of a call; ValueError if shapes do not match.
+    """Return the operands of a call; ValueError if the shapes do not match.
 
-    With conjugates=False, A's transpose stands for a complex adjoint, which has the same memory layout.
+    If `conjugates` is False, A's transposed view replaces the adjoint of a complex A: the memory layouts are equal.
     """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
@@ -216,23 +225,28 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` writes a new array, which is then copied into `out`. The plan is still faster if
-# its predicted time is below this share of the vendor's time. (Measured on an H200 in float64 with side 8192: the plan
-# and the copy take 1.04 times the vendor's time; 0.89 is predicted for the plan.)
+# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. A plan with this
+# copy is faster than the vendor if the plan's predicted time is below this fraction of the vendor's. (Measured on an
+# H200 in float64 with side 8192: the plan and the copy take 1.04 times the vendor's time; the predicted time of the
+# plan alone is 0.89.)
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
 def _select_gram_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
-    """Return the call and its operands: the call writes into `out`, or the whole product into a new array."""
+    """Return the call and its operands.
+
+    The call writes either the result into `out`, or the product without alpha and beta into a new array.
+    """
     prepare = prepare_call if cached else prepare_uncached
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan from a certified entry has no predicted time. The plan was measured to be faster, so its time counts as 0.
+    # A plan that a certified entry chose has no predicted time. Such a plan was measured to be faster than the vendor,
+    # so 0 replaces the time.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -245,8 +259,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    Return False if inf or NaN, or on the host an exception, could require a second computation of alpha A B + beta out:
-    the first computation would have overwritten the old `out`.
+    Return False if alpha A B + beta out may have to be computed twice: the first computation would overwrite the old
+    `out`. Reasons for a second computation are inf or NaN, and on the host an exception.
     """
     if call.plan is None:
         return False
@@ -258,13 +272,13 @@ def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: Gra
 
 
 def _whole_product_params(params: GemmParams) -> GemmParams:
-    """Return the parameters of the whole product without factors."""
+    """Return the parameters of the product with both triangles, alpha 1 and beta 0."""
     return GemmParams(op=params.op)
 
 
 def _compute_gram(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless `out` is None."""
-    if operands.params.alpha == 0:  # with alpha = 0 no plan runs, not even the caller's
+    if operands.params.alpha == 0:  # if alpha is 0, no plan runs, not even the caller's
         on_decline(library)
         return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
@@ -288,19 +302,23 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     return c if chosen is operands else _write_result(library, operands, c)
 
 
-# Largest number of rows of a product on the host that is computed whole: one triangle would take longer.
+# Largest number of rows of a product on the host that is computed with both triangles. One triangle alone would take
+# longer.
 WHOLE_PRODUCT_MAX_ROWS = 128
 
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
-    """Return True for a product of few rows on the host, except NumPy's own product of a and a.T."""
+    """Return True if a product on the host has few rows.
+
+    Return False for a NumPy array times its own transpose with alpha 1 and beta 0.
+    """
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False
     return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
 def _is_mirrored_by_vendor(call: PreparedCall, operands: GramOperands) -> bool:
-    """Return True if the library's product computes one triangle and mirrors it, like NumPy's product of a and a.T."""
+    """Return True if the library's own product computes one triangle and mirrors it (as `a @ a.T` does in NumPy)."""
     return operands.params == _whole_product_params(operands.params) and call.setting.vendor_mirrors
 
 
@@ -309,7 +327,7 @@ def _needs_library_gemm(
 ) -> bool:
     """Return True if the library's gemm must compute a product of two matrices on the host.
 
-    BLAS has no function for one triangle of A B.
+    BLAS has no function that computes one triangle of the product A B.
     """
     return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
 
@@ -319,9 +337,12 @@ def _can_use_gemm(library: Library, operands: GramOperands) -> bool:
 
 
 def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool = False) -> Any:
-    """Return the whole product by the library's own functions, with one triangle mirrored."""
+    """Return the result by the library's own functions.
+
+    Both triangles of the product are computed, then one triangle is mirrored into the other.
+    """
     params, left, right = operands.params, operands.left, operands.right
-    if params.alpha == 0:  # with alpha = 0 the operands are not read, not even inf or NaN, as in BLAS's syrk
+    if params.alpha == 0:  # as in BLAS's syrk, the operands are not read if alpha is 0
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
         return library.vendor_product(left, right, operands.out)
@@ -333,7 +354,7 @@ def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool =
 
 
 def _write_result(library: Library, operands: GramOperands, product: Any) -> Any:
-    """Apply factors and fill to a whole product; return `out`, or the product itself."""
+    """Apply alpha, beta and fill to the product. Return `out`, or the product's own array without `out`."""
     params = operands.params
     out = product if operands.out is None else operands.out
     alpha, beta = (x if type(x) is int else _real_factor(x) for x in (params.alpha, params.beta))
@@ -343,33 +364,33 @@ def _write_result(library: Library, operands: GramOperands, product: Any) -> Any
 
 
 def _real_factor(factor: Coefficient) -> float:
-    """Return the factor as a real number; an int stays an int, since a float cannot hold every int."""
+    """Return alpha or beta as a real number; an int stays an int, since a float cannot hold every int."""
     return factor if isinstance(factor, int) else complex(factor).real
 
 
 # ---- NumPy products of few rows, by BLAS without a prepared call
 #
-# No plan for one triangle is faster on few rows, and preparing a call takes 50 microseconds.
+# For few rows, no plan for one triangle is faster than the vendor, and preparing a call takes 50 microseconds.
 
-# Largest number of rows of a product without a prepared call. If A has at most this number of entries, its sides need
-# no check.
+# Largest number of rows of a product that is computed without a prepared call. If A has at most this number of entries,
+# the number of rows need not be checked.
 SMALL_GRAM_MAX_ROWS = 1024
 # A product of up to THIN_GRAM_MAX_ROWS rows also needs no prepared call if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.
 THIN_GRAM_MAX_ROWS, THIN_GRAM_MAX_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
-# NumPy's dtype object of each type. If the dtype of an array is an equal but different object, run_gram computes the
-# product.
+# NumPy's own dtype object for each element type. If the dtype of an array is an equal but different object, run_gram
+# computes the product.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
 def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
-    """Return the whole product of a NumPy array and its adjoint; None if run_gram must decide.
+    """Return the product of a NumPy array and its adjoint, with both triangles; None if run_gram must decide.
 
     NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
-    # for most small arrays, the comparison of the size decides
+    # for most small arrays, the comparison of `a.size` decides
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):

@@ -1,7 +1,7 @@
-"""The product of two arrays of one library: by a plan if a plan is faster, else by the library's own function.
+"""The product of two arrays of one library, computed by a plan if a plan is faster, else by the library's own function.
 
-Each call is prepared, or found prepared in a cache, and then runs. If memory runs out, plans with less workspace are
-tried, then the library's own product.
+Each call is prepared, or its prepared call is found in a cache. Then the prepared call runs. If memory runs out, plans
+with less workspace are tried; if all these plans fail, the library's own product runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays of several libraries; `library` can read the memory of all these arrays."""
+    """Return the product of arrays, which may belong to different libraries.
+
+    `library` can read the memory of all arrays.
+    """
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
@@ -48,7 +51,10 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product by a plan if a plan is faster, else by the library's own matmul, whose errors are raised."""
+    """Return the product, computed by a plan if a plan is faster, else by the library's own matmul.
+
+    For invalid operands, the errors of the library's matmul are raised.
+    """
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
@@ -75,13 +81,14 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product; PlanError if the library accepts a call whose required plan cannot run."""
+    """Return the library's own product; PlanError if a required plan cannot run and the library accepts the call."""
     if call.plan_refusal:
         library.vendor_product(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`. Then the next call is decided again.
+    # A decision without a problem may be due to an unusual `out`. In that case the decline is not cached, so the next
+    # call is decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)
@@ -113,10 +120,10 @@ def run_with_fallback(
 ) -> Any:
     """Return C by the call's plan, else by another plan; None if the library must multiply.
 
-    `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
+    `target`: the array for C; None for a new array. `addend`: an array of C's shape; None if C holds the addend.
     """
     c = _try_plan(library, call, a, b, target, constraints, addend)
-    if isinstance(c, PlanFailure):  # the exception object is gone, so the memory of the failed attempt is free
+    if isinstance(c, PlanFailure):  # `_try_plan` has dropped the exception, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING_SWITCH.on:
@@ -128,7 +135,10 @@ def run_with_fallback(
 def _try_plan(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
 ) -> Any:
-    """Return C by the call's plan, None if the library must multiply, or a PlanFailure unless the plan is required."""
+    """Return C by the call's plan.
+
+    Return None if the library must multiply. Return a PlanFailure if the plan failed and is not required.
+    """
     extra = () if addend is None else (addend,)
     try:
         c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
@@ -155,7 +165,7 @@ def _run_other_plans(
     failure: PlanFailure,
     addend: Any,
 ) -> Any:
-    """Return C by the model's other plans; None if the library must multiply."""
+    """Return C, computed by one of the model's other plans; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
@@ -167,14 +177,14 @@ def _run_other_plans(
             if not isinstance(c, PlanFailure):
                 return c
     except MemoryError:
-        pass  # the choice of a plan needs memory
+        pass  # choosing a plan also needs memory
     return None
 
 
 def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
     """Return the product of a matrix and its transpose by a cached call without operand copies; None if the plan fails.
 
-    The call needs only the address of A: creating a transposed view would take a microsecond.
+    The call needs only the address of A, so no transposed view is created (that would take a microsecond).
     """
     try:
         return _runner_module(library.processor).run_call(library, call, a, a, out, False)
@@ -196,7 +206,7 @@ def _runner_module(processor: Processor) -> Any:
 
 
 def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
+    """Return the decision that `run_matmul` makes, with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
     call = prepare_uncached(library, *arrays, constraints)
     return call.explained_decision(describe_kernels(library, call, *arrays))
@@ -221,7 +231,7 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
 
 
 def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> Decision:
-    """Return the decision for row-major operands, or for the caller's plan on them."""
+    """Return the decision for a product of row-major operands; `plan` is the caller's plan, or None to decide."""
     if plan is None or 0 in problem.size:
         decision = decide_plan(problem, limits, device)
         launches = launches_on_device(decision.plan, problem, device, False)
@@ -234,9 +244,9 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
-    """Return the bytes that a call needs in addition to row-major A, B and C.
+    """Return the number of bytes that a call needs in addition to row-major A, B and C.
 
-    These are the bytes of the workspace, of a graph, and of copies for a second computation.
+    The call needs a workspace, memory for a CUDA graph, and copies for a second computation after inf or NaN.
     """
     out = contiguous_operand(problem.matrix_shapes[2], problem.stored_type)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace

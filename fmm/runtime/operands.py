@@ -1,7 +1,8 @@
-"""The matrices that a call multiplies, derived from the shapes and strides of its operands alone.
+"""The matrices that a call multiplies, derived only from the shapes and strides of the call's operands.
 
-A vector becomes a matrix of one row or one column. A stack becomes one tall matrix, or one product for each item.
-Operands that BLAS cannot read in place are marked for a copy. This module reads no array.
+A vector becomes a matrix of one row or one column. A stack becomes one tall matrix, or each of its matrices is
+multiplied in a product of its own. Operands that BLAS cannot read in place are marked for a copy. The functions here
+read no array elements.
 """
 
 from __future__ import annotations
@@ -22,35 +23,38 @@ from fmm.problem import Layout, Problem
 
 
 class VendorOnlyError(Exception):
-    """Raised if only the array library can compute or reject the call; the argument is the reason."""
+    """The error raised if only the array library can compute or reject the call; the argument is the reason."""
 
 
 class PlanIgnoredError(VendorOnlyError):
-    """Raised if no plan applies: the array library computes the call even if the caller names a plan."""
+    """The error raised if no plan applies to a call.
+
+    The array library computes the call even if the caller names a plan.
+    """
 
 
-ByteOffsets = tuple[int, int, int]  # offsets in bytes from the first elements of A, B and C
+ByteOffsets = tuple[int, int, int]  # byte offsets from the first elements of A, B and C
 
 
 @dataclass(frozen=True)
 class CallMatrices:
-    """The matrices of a call's products, which all have the same problem."""
+    """The matrices of a call's products; all products of the call have the same problem."""
 
-    a: Operand  # A as BLAS multiplies it, after any copy, with two axes or more
+    a: Operand  # A as BLAS reads it, after a copy if one is made, with at least two axes
     b: Operand
     c: Operand
-    packs: tuple[bool, bool]  # True for each of A and B that is copied, because BLAS cannot read its layout
+    packs: tuple[bool, bool]  # for A and for B: True if the operand is copied, since BLAS cannot read it
     writes_out: bool  # True if the product can be written into `out`, unless `out` overlaps an operand
     flattens_stack: bool  # True if a stack of matrices A times one B is a single product of all rows of the stack
     problem: Problem
 
     @property
     def product_count(self) -> int:
-        """The number of products."""
+        """The number of products that the call computes."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
     def product_offsets(self) -> tuple[ByteOffsets, ...]:
-        """Return the offsets of each product's matrices, in bytes."""
+        """Return the byte offsets of A, B and C for each product."""
         if self.flattens_stack:
             return ((0, 0, 0),)
         stack = self.c.shape[:-2]
@@ -62,7 +66,10 @@ class CallMatrices:
         return tuple(_item_offsets(addend, self.c.shape[:-2]))
 
     def copied_bytes(self, whole: bool) -> int:
-        """Return the bytes of the operand copies: of whole operands with `whole`, else of one product's matrices."""
+        """Return the size of the operand copies in bytes.
+
+        With `whole` the copies are complete operands; else the copies are the matrices of one product.
+        """
         item = self.problem.itemsize
         if whole:
             return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
@@ -81,13 +88,13 @@ def arrange_matrices(
 ) -> CallMatrices:
     """Return the matrices of a product of a and b; `result` describes the product as a new array.
 
-    `dtype`: the type of the multiplication if it is not the result's (TF32). `packs_whole`: copies are made of whole
-    operands, without gaps; else matrix by matrix.
+    `dtype`: the type in which the product is computed, if it differs from the result's type (TF32). `packs_whole`: if
+    True, an operand is copied completely into contiguous memory; else each matrix is copied for its product.
     """
     has_vector = a.ndim == 1 or b.ndim == 1
     c = _restore_vector_axes(result, a.ndim, b.ndim)
     a, b = _vectors_as_matrices(a, b)
-    # BLAS reads matrices of one type only, with a contiguous axis.
+    # BLAS multiplies only matrices of equal type that have a contiguous axis.
     packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
         a, b = (contiguous_operand(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
@@ -122,7 +129,7 @@ def _is_blas_writable(x: Operand) -> bool:
 
 
 def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Return the operands; a vector a becomes a matrix of one row, a vector b a matrix of one column."""
+    """Return the operands as matrices: a vector A becomes a matrix of one row, a vector B a matrix of one column."""
     if a.ndim == 1:
         a = a._replace(shape=(1, *a.shape), strides=a.strides and (a.shape[0], *a.strides))
     if b.ndim == 1:
@@ -131,7 +138,7 @@ def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
 
 
 def _restore_vector_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
-    """Return the result with an axis of length 1 for each vector operand, which numpy.matmul drops."""
+    """Return the result with an added axis of length 1 for each vector operand (numpy.matmul drops these axes)."""
     assert c.strides is not None
     if a_axes == 1:
         at = c.ndim - (b_axes > 1)
@@ -146,7 +153,7 @@ def _restore_vector_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
 
 
 def matrix_layout(x: Operand) -> Layout | None:
-    """Return the layout of the operand's matrices; None if neither rows nor columns are contiguous."""
+    """Return the memory layout of the operand's matrices; None if neither rows nor columns are contiguous."""
     if x.strides is None:
         return None
     (rows, cols), (down, right) = x.shape[-2:], x.strides[-2:]
@@ -158,7 +165,7 @@ def matrix_layout(x: Operand) -> Layout | None:
 
 
 def byte_span(x: Operand) -> Span | None:
-    """Return the bytes that the operand occupies, relative to its first element; None if unknown."""
+    """Return the byte range that the operand occupies, relative to its first element; None if the range is unknown."""
     if x.strides is None:
         return x.span
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
@@ -174,7 +181,7 @@ def may_overlap(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
 
 
 def tall_matrix(x: Operand) -> Operand | None:
-    """Return the stack as one tall matrix in the same memory; None if its rows are not equally spaced."""
+    """Return the stack as one tall matrix in the same memory; None if the rows of the stack are not equally spaced."""
     if x.strides is None:
         return None
     axes = [(length, step) for length, step in zip(x.shape[:-1], x.strides[:-1], strict=True) if length != 1]
@@ -185,14 +192,14 @@ def tall_matrix(x: Operand) -> Operand | None:
 
 
 def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
-    """Yield the offset of each item's matrix, in bytes."""
+    """Yield the byte offset of each matrix of the stack."""
     steps, item = _stack_strides(x, stack), DTYPES[x.dtype].itemsize
     for index in np.ndindex(*stack):
         yield sum(i * step for i, step in zip(index, steps, strict=True)) * item
 
 
 def _stack_strides(x: Operand, stack: tuple[int, ...]) -> list[int]:
-    """Return the strides of the stack's axes: 0 along a broadcast axis, 1 along an axis of length 1."""
+    """Return the strides of the stack's axes, in elements: 0 for a broadcast axis, 1 for an axis of length 1."""
     assert x.strides is not None
     missing = len(stack) - (x.ndim - 2)
     own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]

@@ -1,15 +1,18 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
-A fast algorithm turns one inf into a submatrix of NaN. Its sums can overflow where the classical product's sums do not,
-and the other way round. One test excludes these cases: max|A|, max|B| and k max|A| max|B| are multiplied by the growth
-of the plan's sums (`intermediate_growth_bound`). If the results are below the type's largest number, every intermediate
-of both algorithms is finite. If not, or with inf or NaN in A or B, the vendor multiplies.
+A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where those of the
+classical product do not, and vice versa. One test excludes such cases: max|A|, max|B| and k max|A| max|B| are
+multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three products are below the type's
+largest number, every intermediate of both algorithms is finite. Otherwise, and if A or B has inf or NaN, the vendor
+multiplies.
 
-By the Cauchy-Schwarz inequality, Frobenius norms bound the products of rows and columns without the factor k. The bound
-from norms needs one pass over the operands and is tried first. If the norms are too large, the maxima decide.
+By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
+factor k. The bound from norms needs one pass over the operands and is tried first. If the bound from norms is too
+large, the bound from the maxima decides.
 
-The sums of squares run on the call's own threads, never on BLAS's threads, which all callers share. When 40 concurrent
-callers waited for BLAS's threads at every dot product, the products took 20 times as long as in sequence.
+The sums of squares run on the call's own threads, and never on BLAS's threads, since all callers share BLAS's threads.
+(Measured: with dot products on BLAS's threads, the matrix products of 40 concurrent callers took 20 times as long as in
+sequence.)
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-OVERFLOW_SAFETY_FACTOR = 0.99  # share of the type's largest number that sums may reach: rounding can increase a sum
-SQUARES_PER_SUM = 1 << 18  # number of squares in a sum, so that rounding stays within SUM_ROUNDING_FACTOR
+OVERFLOW_SAFETY_FACTOR = 0.99  # sums may reach this fraction of the type's largest number: rounding can add
+SQUARES_PER_SUM = 1 << 18  # number of squares in one sum; few enough for SUM_ROUNDING_FACTOR
 SUM_ROUNDING_FACTOR = 1.05  # largest ratio of the exact to the computed sum of squares
 SQUARES_PER_TASK = 1 << 21  # number of squares in one task of a thread
-SHORT_ROW_ENTRIES = 1024  # entries of a row; Python's work for a shorter row takes longer than its sum
-PANEL_BYTES = 256 * 1024  # bytes of rows that are scanned together, so that `min` after `max` reads from the cache
+SHORT_ROW_ENTRIES = 1024  # number of entries; for a shorter row, Python's overhead takes longer than the sum
+PANEL_BYTES = 256 * 1024  # size of the rows that are scanned together: `min` reads from the cache what `max` has read
 
 
 def may_overflow(
@@ -48,7 +51,7 @@ def may_overflow(
 ) -> bool:
     """Return True unless all intermediates of the plan and of the classical product are certainly finite.
 
-    All intermediates are multiplied by `scale`.
+    `scale` is a factor on the bounds of all intermediates.
     """
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
@@ -56,13 +59,13 @@ def may_overflow(
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def is_safe(left: float, right: float, terms: int) -> bool:
-        # sums of submatrices of A, and sums of submatrices of B, can also overflow
+        # sums of submatrices of A (or of B) can also overflow
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
     def bounds_of_both(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
         left = bound(a, threads)
-        return left, left if op == "gram" else bound(b, threads)  # b is a's adjoint
+        return left, left if op == "gram" else bound(b, threads)  # the operand `b` is the adjoint of `a`
 
     return not (
         is_safe(*bounds_of_both(frobenius_norm_bound), 1) or is_safe(*bounds_of_both(largest_magnitude), k * parts)
@@ -86,10 +89,12 @@ def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
 
 
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
-    """Append the sum of squares of these vectors; the functions release the GIL and run on this thread alone.
+    """Append the sum of squares of these vectors to `found`.
 
-    OpenBLAS splits dot products of float64 among its threads, but not dot products of float32. einsum runs a loop of
-    NumPy.
+    The functions used here release the GIL and run on this thread alone.
+
+    OpenBLAS splits dot products of float64 among its threads, but not dot products of float32. NumPy's einsum runs a
+    loop on the calling thread.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:
@@ -99,7 +104,7 @@ def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
 
 
 def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
-    """Return the largest absolute value of real and imaginary parts; NaN or inf if x contains NaN or inf."""
+    """Return the largest absolute value among real and imaginary parts; NaN or inf if x contains NaN or inf."""
     if x.size == 0:
         return 0.0
     if x.dtype.kind == "c":
@@ -120,7 +125,7 @@ def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
 def intermediate_growth_bound(
     plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full"
 ) -> float:
-    """Return the bound of all intermediates, divided by max|A| max|B| k, from the steps' absolute coefficients."""
+    """Return a bound of all intermediates, divided by max|A| max|B| k, from the steps' absolute coefficients."""
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
@@ -140,9 +145,9 @@ def intermediate_growth_bound(
 
 
 class _NumberBounds:
-    """Bounds of the numbers in rectangles of matrices.
+    """Upper bounds of the absolute entries in rectangles of matrices.
 
-    `set_bound` replaces the bounds of all rectangles inside the new rectangle.
+    `set_bound` removes the bounds of all rectangles that are fully inside the new rectangle.
     """
 
     def __init__(self, operands: Sequence[Place]) -> None:
@@ -165,7 +170,10 @@ class _NumberBounds:
 
 
 def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
-    """Return the largest bound of a sum's reads, partial sums and writes; record the writes in `sizes`."""
+    """Return the largest bound among a sum's reads, partial sums and writes.
+
+    Record the bounds of the writes in `sizes`.
+    """
     values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))

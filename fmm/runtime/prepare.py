@@ -1,7 +1,8 @@
 """Prepared calls: the operands, plan, launches and memory needs of one product, cached by the call's signature.
 
-`prepare_call` looks up the call in the cache of its library. On a miss, `prepare_uncached` describes the operands as a
-`ProblemQuery`, and `prepare_query` decides. `prepare_query` touches no array and no device, so tests need neither.
+`prepare_call` looks up the call in the cache of the call's library. On a miss, `prepare_uncached` describes the
+operands as a `ProblemQuery`, and `prepare_query` decides. `prepare_query` uses no array and no device, so tests can
+call it without either.
 """
 
 from __future__ import annotations
@@ -75,18 +76,18 @@ class PreparedCall:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     result: Operand | None = None  # description of the product as a new array
-    # True for each of A and B that is copied, because BLAS cannot read its layout
+    # two values, for A and for B: True if the operand is copied, because BLAS cannot read its layout or type
     packs: tuple[bool, bool] = (False, False)
     writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
     flattens_stack: bool = False  # True if a stack times one matrix is one product of all rows of the stack
-    offsets: tuple[ByteOffsets, ...] = ()  # offsets in bytes of A, B and C of each product, on a CUDA device
-    # offsets in bytes of the addend of each product, if C does not hold the addend
+    offsets: tuple[ByteOffsets, ...] = ()  # byte offsets of A, B and C for each product, on a CUDA device
+    # byte offset of the addend for each product, if C does not hold the addend
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
     workspace: int = 0  # bytes of workspace
-    call_bytes: int = 0  # bytes of the workspace and, on a device, of copies of operands
-    uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
+    call_bytes: int = 0  # bytes of the workspace and, on a device, also of copies of operands
+    uses_graph: bool = False  # True if the call is captured as a CUDA graph when it recurs
     plan_refusal: str = ""  # reason why the caller's plan cannot run, if the library probably rejects the call too
 
     def explained_decision(self, kernels: tuple[str, ...]) -> Decision:
@@ -94,13 +95,13 @@ class PreparedCall:
         return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
     def can_overlap_out(self, a: int, b: int, c: int) -> bool:
-        """Return True if A, B and C at these addresses let C share memory with an operand."""
+        """Return True if C may share memory with A or B when the arrays have these addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
 
 @dataclass(frozen=True)
 class ProblemQuery:
-    """The operands of one product, `out` if there is one, the device, and the caller's limits."""
+    """A description of one product: the operands, `out` (or None), the device, and the caller's limits."""
 
     a: Operand
     b: Operand
@@ -109,14 +110,14 @@ class ProblemQuery:
     device: Device
     limits: Limits
     plan: Plan | None = None
-    result: Operand | None = None  # description of the product as a new array; None for a row-major array without gaps
+    result: Operand | None = None  # description of the product as a new array; None for a contiguous row-major array
     params: GemmParams = PLAIN
     prepared_side: PreparedSide | None = None
-    addend_strides: tuple[int, ...] | None = None  # strides of the addend in elements; None if C holds the addend
+    addend_strides: tuple[int, ...] | None = None  # strides of the addend, in elements; None if C holds the addend
 
 
 class CachedCall(NamedTuple):
-    """A prepared call in a library's cache."""
+    """A prepared call in a library's cache, with the time at which the call expires."""
 
     call: PreparedCall
     valid_until: float  # time.monotonic() at which the call expires
@@ -140,7 +141,7 @@ def prepare_call(
 ) -> PreparedCall:
     """Return the cached call for this signature; on a miss cache the result of `prepare` (default: prepare_uncached).
 
-    Without b, the call multiplies a matrix by its own transpose.
+    If `b` is None, the call multiplies a matrix by its own transpose.
     """
     signature = library.call_key(a, b, out)
     if signature is None:
@@ -164,7 +165,7 @@ def _prepare_and_cache(
 ) -> CachedCall:
     """Prepare a call and cache it.
 
-    Without a workspace limit of the caller, the cached call expires when the free memory is read again.
+    If the caller set no workspace limit, the cached call expires when the free memory is read again.
     """
     previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
@@ -186,13 +187,13 @@ def _prepare_and_cache(
     return cached
 
 
-# caches of prepared calls of the host libraries, by `id` of the cache
+# the caches of prepared calls of the host libraries; the key is `id(cache)`
 _host_caches: dict[int, dict[Hashable, Any]] = {}
 
 
 @register_probe_callback
 def _clear_host_caches() -> None:
-    """Remove all cached calls of the host libraries: they were decided before this processor was measured."""
+    """Remove all cached calls of the host libraries, since they were decided before this processor was measured."""
     for calls in tuple(_host_caches.values()):
         calls.clear()
 
@@ -204,7 +205,7 @@ def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
 
 
 def can_write_into_out(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
-    """Return True if the call's plan can write into `out` itself."""
+    """Return True if the call's plan can write into `out` directly."""
     return call.writes_out and not call.can_overlap_out(*(library.data_pointer(x) for x in (a, b, out)))
 
 
@@ -214,7 +215,7 @@ def can_write_into_out(library: Library, call: PreparedCall, a: object, b: objec
 def prepare_uncached(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
     """Return a new prepared call; calls that the library rejects get no plan.
 
-    PlanError if the caller's plan cannot run.
+    Raise PlanError if the caller's plan cannot run.
     """
     setting = library.product_setting(a, b, out)
     why: VendorOnlyError
@@ -257,10 +258,10 @@ def _make_query(
 
 # ---- from a query to a prepared call
 
-# Smallest number of rows for which fmm mirrors the triangle that BLAS computed. NumPy mirrors entry by entry, in one
-# thread. fmm mirrors tiles, on all threads, which costs more to start. (Measured ratio of NumPy's to fmm's time on two
-# cores, in float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and
-# 1.05 with 3000, 1.06 and 1.17 with 4096.)
+# Smallest number of rows for which fmm mirrors the triangle that BLAS computed. NumPy mirrors the triangle entry by
+# entry, in one thread. fmm mirrors the triangle by tiles on all threads, and starting the threads takes time. (Measured
+# ratio of NumPy's to fmm's time on two cores, in float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with
+# 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096.)
 TILED_MIRROR_MIN_ROWS = 3000
 TILED_MIRROR_REASON = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 OUT_MISMATCH_REASON = "out has another shape or type than the product"
@@ -269,18 +270,22 @@ OUT_MISMATCH_REASON = "out has another shape or type than the product"
 def prepare_query(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for a query.
 
-    Raise VendorOnlyError if only the library can multiply these operands, PlanError if the caller's plan cannot run.
+    Raise VendorOnlyError if only the library can multiply these operands, and PlanError if the caller's plan cannot
+    run.
     """
     return _prepare_as_gram(query) or _prepare_operation(query)
 
 
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
-    """Return the call that computes one triangle of A A^T; None if the whole product is faster, or B is not A^T."""
+    """Return the call that computes one triangle of A A^T.
+
+    Return None if the product of both triangles is faster, or B is not A^T.
+    """
     setting = query.setting
     if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
     dtype = DTYPES.get(str(setting.dtype))
-    # the adjoint of a complex matrix is its conjugate transpose, which syrk does not compute
+    # B is A's transpose, so for complex A the product is not A times its adjoint, and for integers BLAS has no syrk
     if dtype is None or dtype.is_complex or dtype.exact:
         return None
     call = _prepare_operation(replace(query, params=GemmParams(op="gram")))
@@ -299,7 +304,8 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
 def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
     """Return True if the vendor's syrk with fmm's mirror is faster than the library's own product.
 
-    No vendor has syrk for 16-bit types. NumPy's product calls syrk, but mirrors the triangle in one thread.
+    No vendor has syrk for 16-bit types. NumPy's product of A and A^T calls syrk, but mirrors the triangle in one
+    thread.
     """
     has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
@@ -309,10 +315,11 @@ def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
 
 
 def _prepare_operation(query: ProblemQuery) -> PreparedCall:
-    """Return the prepared call for the query's own operation."""
+    """Return the prepared call for the query, with the operation in the query's parameters."""
     result, on_host = _check_query(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
-    # On a device the library copies a whole operand; on the host each product's matrices are copied into the workspace.
+    # On a device the library copies the complete operand. On the host, each product's matrices are copied into the
+    # workspace.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(whole=not on_host)
@@ -361,7 +368,7 @@ def _check_query(query: ProblemQuery) -> Operand:
 
 
 def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
-    """Return the problem with the addend's strides, the error constraint and the prepared side of the query."""
+    """Return the problem, completed by the query's addend strides, componentwise constraint and prepared side."""
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
@@ -373,10 +380,10 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
 
 
 def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
-    """Return the limits that remain after `copied` bytes of operand copies.
+    """Return the limits for the plan: the workspace limit is reduced by the `copied` bytes of operand copies.
 
-    Integers are exact, so componentwise changes nothing. The error of a triangle's entries has no bound under
-    emulation, so componentwise forbids emulation for triangles.
+    For integers, componentwise is dropped, since integer products are exact. The error of a triangle's entries has no
+    bound under emulation, so componentwise forbids emulation for triangles.
     """
     componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
@@ -385,9 +392,9 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
 
 
 def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool:
-    """Return True if the library's own function does not compute the vendor's product in one call."""
+    """Return True if the vendor's product needs more than one call of the library's own function."""
     problem, setting = work.problem, query.setting
-    # NumPy's own product of a small matrix and its transposed view computes one triangle.
+    # For a small matrix and its transposed view, NumPy's own product calls syrk and mirrors the triangle.
     is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < TILED_MIRROR_MIN_ROWS
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
@@ -396,8 +403,8 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# How inf and NaN appear exactly where the vendor has them, on the host (True) and on a device (False), as texts for
-# explanations.
+# Texts for explanations, on the host (True) and on a device (False): how results get inf and NaN exactly where the
+# vendor's product has them.
 NONFINITE_HANDLING_TEXTS = {
     True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
     False: "where the result has inf or NaN, it is computed again in the classical order",
@@ -405,7 +412,7 @@ NONFINITE_HANDLING_TEXTS = {
 
 
 def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
-    """Return the decision and its launches; skip plans whose launches need more workspace than the limit."""
+    """Return the decision and its launches. Plans whose launches need more workspace than the limit are skipped."""
     device = query.device
     if query.plan is not None:
         return _check_required_plan(query.plan, problem, limits, device)
@@ -432,7 +439,7 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
 def _check_required_plan(
     plan: Plan, problem: Problem, limits: Limits, device: Device
 ) -> tuple[Decision, LaunchList | None]:
-    """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
+    """Return the decision for the caller's plan; PlanError if the plan cannot run or has no componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
     if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
@@ -443,9 +450,9 @@ def _check_required_plan(
 
 
 def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
-    """Return the plan's launches on a device; None on the host and where the vendor multiplies.
+    """Return the plan's launches on a device; None on the host, and if the vendor must multiply.
 
-    `required`: the caller named the plan, which then runs on any layout or raises PlanError.
+    `required`: True if the caller named the plan. A required plan runs on any layout or raises PlanError.
     """
     chip = chip_with_tuned_terms(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
@@ -461,14 +468,14 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
-    # fmm's own kernels are slower on unaligned rows. The predicted time includes this slowdown for contiguous arrays,
-    # but not for views.
+    # fmm's own kernels are slower if rows are unaligned. For contiguous arrays the predicted time includes the slowdown
+    # by unaligned rows; for views it does not.
     is_predicted = not are_rows_aligned(problem_without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
-    """Return a device call's launches for these addresses; the address of an array to be allocated is None."""
+    """Return a device call's launches for these addresses; an array that is not allocated yet has the address None."""
     from fmm.kernels.cuda.record import record_launches
 
     assert call.launches is not None and call.device is not None and call.device.chip is not None
@@ -480,8 +487,8 @@ def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: i
     )
 
 
-# Largest number of operations and of multiply-adds (about 3 ms) of a call that is captured as a graph: a graph saves
-# time between short launches only.
+# Largest number of operations, and of multiply-adds (about 3 ms), of a call that is captured as a graph. A graph saves
+# the time between launches, which matters only between short launches.
 MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 
 
@@ -489,7 +496,7 @@ def _call_with_launches(
     call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery
 ) -> PreparedCall:
     """Return the call with launches, offsets and memory needs."""
-    # imported here: a program without a GPU does not load this module
+    # imported here, so programs without a GPU do not load the module
     from fmm.kernels.cuda.record import record_operations
 
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
@@ -508,5 +515,5 @@ def _call_with_launches(
 
 
 def cublas_scratch_offset(launches: LaunchList) -> int:
-    """Return the offset of cuBLAS's own memory in the workspace of a call that may be captured, in bytes."""
+    """Return the byte offset of cuBLAS's memory in the workspace of a call that may be captured as a graph."""
     return -(-launches.workspace // 256) * 256

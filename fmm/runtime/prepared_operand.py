@@ -1,8 +1,8 @@
-"""Operands prepared for many products: `fmm.prepare(b)` copies b, and stores a leaf's prepared form after the copy.
+"""Operands prepared for many products: `fmm.prepare(b)` copies b and stores a leaf's prepared form behind the copy.
 
-No program can write the memory of the copy, so the prepared form always fits the copy. After a change of b, prepare b
-again. If the plan's leaf stores a prepared form (`Leaf.prepared_layout`), the product skips the pass that computes this
-form. Other plans read the copy as an ordinary matrix.
+No program can write to the memory of the copy, so the prepared form always belongs to the copy's values. If b changes,
+prepare b again. If the plan's leaf stores a prepared form (`Leaf.prepared_layout`), the product skips the pass that
+computes this form. Plans with other leaves read the copy as an ordinary matrix.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MIN_PREPARED_SIDE = 64  # smallest side of a matrix for which a leaf stores a pr
 
 @dataclass(frozen=True, eq=False)
 class PreparedOperand:
-    """A read-only copy of a matrix, prepared for products. Pass it to fmm.matmul as a or b."""
+    """A read-only copy of a matrix, prepared for products. Pass the prepared operand to fmm.matmul as `a` or `b`."""
 
     side: Side
     shape: tuple[int, ...]
     dtype: str
-    nbytes: int  # bytes of the copy and of the prepared form
-    keeps: str  # the leaf that prepared the copy; empty if none did
+    nbytes: int  # size in bytes of the copy and the prepared form
+    keeps: str  # name of the leaf that stored a prepared form; empty without a form
     _array: Any = field(repr=False)
     _prepared_side: PreparedSide | None = field(repr=False)
 
@@ -48,7 +48,7 @@ class PreparedOperand:
         return len(self.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the copy; unpickling prepares the copy again."""
+        """Pickle only the copy of the matrix; unpickling prepares this copy again."""
         return prepare_operand, (self._array, self.side)
 
     def __array__(self, *args: Any, **options: Any) -> Any:
@@ -56,7 +56,10 @@ class PreparedOperand:
 
 
 def prepare_operand(x: Any, side: Side) -> PreparedOperand:
-    """Return a read-only copy of x; on a device with the prepared form of the first leaf that stores a form for x."""
+    """Return a read-only copy of x.
+
+    On a device, the first leaf that has a prepared form for x stores this form behind the copy.
+    """
     if not isinstance(side, str) or side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if getattr(x, "requires_grad", False):
@@ -79,13 +82,13 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
 
 
 def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, PlanConstraints]:
-    """Return the arrays of prepared operands, and the constraints with the prepared side."""
+    """Return `a` and `b`, with their arrays in place of prepared operands, and constraints with the prepared side."""
     if not isinstance(a, PreparedOperand) and not isinstance(b, PreparedOperand):
         return a, b, constraints
     arrays, prepared_side = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
-            # The products that compute gradients have other operands, without a prepared form.
+            # The operands of the products that compute gradients have no prepared form.
             if x.side == side and not getattr(other, "requires_grad", False):
                 prepared_side = x._prepared_side or prepared_side
             x = x._array
@@ -98,7 +101,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 def shape_error_note(a: Any, b: Any) -> str:
     """Return a note for a shape error if an operand was prepared for the other side; else an empty text."""
     note = wrong_side_note(a, b)
-    if not note:  # before any comparison of shapes, which a tracer would record
+    if not note:  # returns before shapes are compared, since a tracer would record the comparison
         return ""
     left, right = (tuple(getattr(x, "shape", ())) for x in (a, b))
     fits = not left or not right or bool(left[-1] == right[-2:][0])
@@ -106,9 +109,10 @@ def shape_error_note(a: Any, b: Any) -> str:
 
 
 def wrong_side_note(a: Any, b: Any) -> str:
-    """Return a text that names the operand prepared for the other side, and the correct call; else an empty text.
+    """Return a text that names the operand that was prepared for the other side, and the correct call.
 
-    If the shapes match, the product is right, but does not use the prepared form.
+    Return an empty text if no operand was prepared for the other side. If the shapes match, the product is correct, but
+    the prepared form is not used.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
@@ -121,12 +125,12 @@ def wrong_side_note(a: Any, b: Any) -> str:
 
 
 def _read_only_copy(library: Library, x: Any) -> Any:
-    """Return a read-only copy with the array's own memory order."""
+    """Return a read-only copy with the memory order of the array."""
     if array_kind(x) == "torch":
         return x.detach().clone()
     if library is not NUMPY:
         return x.copy(order="K")
-    # Masked arrays and matrices are converted as NumPy converts them. A memory-mapped file becomes a plain array.
+    # Copies of masked arrays and of np.matrix keep their class. A memory-mapped file becomes a numpy.ndarray.
     is_array = isinstance(x, np.ndarray) and not isinstance(x, np.memmap)
     copy = x.copy(order="K") if is_array else np.array(x)
     copy.flags.writeable = False
@@ -144,7 +148,10 @@ def _array_bytes(x: Any) -> int:
 
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
-    """Return the operand with the prepared form of the first leaf that stores a form; None if no leaf stores one."""
+    """Return the prepared operand, with the form of the first leaf that stores one.
+
+    Return None if no leaf stores a prepared form.
+    """
     setting, operand = library.product_setting(x, x, None), library.describe_operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < MIN_PREPARED_SIDE or not is_default:
@@ -177,13 +184,13 @@ def _preparation_launches(
     order: Literal["C", "F"],
     base: Literal["A", "B"],
 ) -> LaunchList | None:
-    """Return the launches that compute a leaf's prepared form; None if the leaf stores none for this matrix."""
+    """Return the launches that compute a leaf's prepared form; None if the leaf stores no form for this matrix."""
     chip = cuda_device(device).chip
     if leaf.prepared_layout is None or dtype not in leaf.types or chip is None:
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)
-    if base == "B":  # A does not matter for the preparation of B, so A has one row
+    if base == "B":  # the preparation of B does not depend on A, so A has one row
         layouts = Layout("C", rows), own, Layout("C", cols)
         problem = Problem(1, rows, cols, dtype, layouts, prepared_side="B")
     else:

@@ -1,8 +1,8 @@
-"""The probe: a short measurement of this processor's rates of products and sums, at most once per process.
+"""The probe: a short measurement of the rates of products and sums on this processor, at most once per process.
 
-The built-in calibration is a guess: a plan that it chooses can be slower than the vendor. Before such a plan runs, the
-probe measures the rates in a few tenths of a second, and the choice is repeated. The measured rates favour the vendor:
-products count with their shortest time, sums with their median, and plans need a margin.
+The built-in calibration is a guess: a plan that it chooses can be slower than the vendor. Before a plan of the built-in
+calibration runs, the probe measures the rates in a few tenths of a second. Then the choice is repeated. The measured
+rates favour the vendor: products are rated by their shortest time, sums by their median time, and plans need a margin.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # first and last side of the timed products; the side is doubled
-MAX_PRODUCT_SECONDS = 0.02  # the side is doubled until the next product would take longer than this
+MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # smallest and largest side of the timed products
+MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next product would take longer
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
-# The side S of products that run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
-# of 1000 or 2000 run 10 to 20 % below the asymptotic rate, which is as much as a level saves. A measurement of S would
-# take too long; two cores with AVX-512 have 200 to 250 in float64 and 200 to 400 in float32. Two concurrent products,
-# each on one thread, have a smaller S.
+# The side S for which products run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
+# of 1000 or 2000 run 10 to 20 % below the asymptotic rate; a level saves about as much time. A measurement of S would
+# take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32. Two concurrent
+# products, each on one thread, have a smaller S.
 HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
-# side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
+# side of the float64 operand of the timed sums; the sums move about 40 MB, more than a core's own caches hold
 SUM_OPERAND_SIDE = 1536
-# rows and columns of A in the product that runs concurrently with the timed sums, unsplit, and longer than the sums
+# rows and columns of A in the product that runs concurrently with the timed sums; it takes longer than the sums
 CONCURRENT_SHAPE = (640, 1024)
-# Factors on the measured rate of sums where sums and products alternate: the overflow check takes time, and caches are
-# colder inside a product. Products take less time in float32, so the slower sums weigh more there.
+# Factors on the measured rate of sums, for plans whose sums and products alternate. The overflow check takes time, and
+# during a product's sums the caches are colder than in the probe. float32 products take less time than float64
+# products, so slow sums have a larger share of the time.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
-# Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, two cores with AVX-512 lose 2 to 5 %
-# in float64 and 6 to 8 % in float32: at the start and end of a product, and to OpenBLAS's other thread, which spins
-# after a product.
+# Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 lose
+# 2 to 5 % in float64 and 6 to 8 % in float32. The losses are at the start and end of products, and by OpenBLAS's other
+# thread, which spins after a product.
 MIN_PREDICTED_GAIN = 0.075
-# The same gain for plans of three real products in place of a complex product. Two threads cannot share three products
-# evenly, and OpenBLAS's other thread still spins when the products begin. (Measured for 27 products with sides from
-# 1300 to 6000 on two cores with AVX-512: with a predicted gain of 9 to 13 %, products lost up to 14 %; with a larger
-# predicted gain, products gained 5 to 19 %.)
+# Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
+# products evenly, and OpenBLAS's other thread still spins when the products begin. (Measured for 27 products with sides
+# from 1300 to 6000 on two cores with AVX-512: with a predicted gain of 9 to 13 %, products lost up to 14 %; with a
+# larger predicted gain, products gained 5 to 19 %.)
 MIN_COMPLEX_GAIN = 0.13
-# Smallest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two levels
-# with leaf products of side 1250 lost 1 % at a predicted gain of 8 %.)
+# Smallest side of the leaf products of a plan that runs two products concurrently. (Measured on two cores with AVX-512:
+# two levels with leaf products of side 1250 lost 1 % at a predicted gain of 8 %.)
 MIN_CONCURRENT_LEAF_SIDE = 2000.0
 
 PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
-# measured calibrations by number of threads and precision: for complex types, for real types
+# the measured calibrations: the first key is (number of threads, True for single precision), the second is True for
+# complex types
 _measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
@@ -73,7 +75,7 @@ def measured_calibration(threads: int, dtype: str) -> Calibration | None:
 
 
 def register_probe_callback(callback: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to call after each measurement, since earlier decisions are then out of date."""
+    """Register a function to call after each measurement. (A measurement makes earlier decisions out of date.)"""
     _callbacks.append(callback)
     return callback
 
@@ -116,7 +118,7 @@ def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
     """Return the asymptotic rate in flop/s from the largest product that MAX_PRODUCT_SECONDS permits.
 
-    time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
+    The model is time = flops / rate (1 + pipe / side). Each of the sides m, k and n has a third of `pipe`.
     """
     side, seconds = MIN_TIMED_SIDE, _product_seconds(MIN_TIMED_SIDE, dtype)
     while side < MAX_TIMED_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
@@ -132,7 +134,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the rate of a plan's sums in bytes per second, measured after a product or beside a concurrent product."""
+    """Return the rate of a plan's sums in bytes per second, measured after a product or during a concurrent product."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
     recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None

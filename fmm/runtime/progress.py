@@ -1,7 +1,7 @@
-"""Progress of long products on stderr, with progress=True: tqdm's bar, or without tqdm a line every ten seconds.
+"""The progress of long products on stderr, for progress=True: tqdm's bar, or without tqdm a line every ten seconds.
 
-The bar appears at once if a product is predicted to take ten seconds, else after ten seconds. (Predictions do not
-include reading memory-mapped files.) A separate thread prints, so that no product waits for a terminal.
+The bar appears at once if a product is predicted to take ten seconds, else after ten seconds. (Predictions ignore the
+time to read memory-mapped files.) A separate thread prints, so no product waits for a terminal.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-MIN_SHOWN_SECONDS = 10.0  # seconds, predicted or elapsed, before progress is shown
+MIN_SHOWN_SECONDS = 10.0  # progress is shown if a product is predicted to take, or has taken, this many seconds
 BAR_LABEL = "fmm.matmul"
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 BAR_UPDATE_SECONDS, LINE_UPDATE_SECONDS = 0.5, 10.0  # seconds between two updates of the bar, and between two lines
 
 
 class Progress:
-    """The count of a call's finished multiply-adds. If `wanted`, a thread shows the progress after `begin_count`."""
+    """The count of a call's finished multiply-adds.
+
+    If `wanted` is True, a thread shows the progress from `begin_count` on.
+    """
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
         self.total = self.done = 0
-        self.predicted = self.began = 0.0  # predicted seconds, and time.monotonic() at the start
+        self.predicted = self.began = 0.0  # predicted seconds of the product, and time.monotonic() at its start
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,7 +40,7 @@ class Progress:
             return
         self.began = time.monotonic()
         thread = threading.Thread(target=self._show_until_end, name="fmm-progress", daemon=True)
-        with suppress(RuntimeError):  # no thread can be started
+        with suppress(RuntimeError):  # RuntimeError if no thread can be started
             thread.start()
             self._thread = thread
 
@@ -93,7 +96,7 @@ class _TqdmBar:
 
 
 class _LineProgress:
-    """Progress as a line every ten seconds."""
+    """Progress as lines of text, one every ten seconds."""
 
     update_seconds = LINE_UPDATE_SECONDS
 
@@ -113,7 +116,7 @@ def _new_display(total: int) -> _ProgressText:
 
 
 def clock_time(seconds: float) -> str:
-    """Return minutes and seconds, and hours if there are any: 00:42, 1:02:03."""
+    """Return the time as minutes and seconds (00:42), or as hours, minutes and seconds (1:02:03)."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
@@ -121,7 +124,7 @@ def clock_time(seconds: float) -> str:
 
 @contextmanager
 def show_progress(wanted: bool) -> Iterator[Progress]:
-    """Yield the progress of a call; show the progress if `wanted`."""
+    """Yield a call's Progress object; show the progress if `wanted` is True."""
     found = Progress(wanted)
     try:
         yield found
@@ -134,7 +137,7 @@ _plan_progress: ContextVar[Progress | None] = ContextVar("fmm_progress", default
 
 @contextmanager
 def show_plan_progress() -> Iterator[Progress]:
-    """Show the progress of this caller's host plans inside the `with` block."""
+    """Show the progress of the plans that this caller runs on the host inside the `with` block."""
     with show_progress(True) as found:
         token = _plan_progress.set(found)
         try:

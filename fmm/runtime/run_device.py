@@ -1,11 +1,11 @@
-"""Running a prepared call on a CUDA device: memory from the library's pool, the plan on the library's stream.
+"""Run a prepared call on a CUDA device: memory is from the library's pool, and the plan runs on the library's stream.
 
-If C has an inf or NaN after the plan, the product is computed again on the device.
+If C has an inf or NaN after the plan has run, the product is computed again on the device.
 
-A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and shorter gaps between
-kernels. A graph holds no memory. If operands, workspace or C have other addresses than at the capture, the graph's
-kernel nodes get the new addresses. Only memory that cuBLAS itself reads or writes (usually the workspace) must keep its
-address.
+A call that recurs is captured as a CUDA graph. A replay of the graph is one launch instead of about five, with shorter
+gaps between kernels. A graph owns no memory. If an operand, C or the workspace has another address than at the
+capture, the new address is written into the graph's kernel nodes. Only memory that cuBLAS itself reads or writes
+(usually the workspace) must keep its address.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fmm.runtime.devices import chip_with_tuned_terms, cuda_device
 from fmm.runtime.prepare import PreparedCall, cublas_scratch_offset
 
 GRAPH_CACHE = GraphCache()
-LEGACY_STREAM = 0  # number of the legacy stream, which cannot be captured
-MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
+LEGACY_STREAM = 0  # handle of CUDA's legacy stream, which cannot be captured
+MAX_REUSED_PARAMETER_SETS = 16  # number of products of a stack whose launch parameters are kept for the next stack
 MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
 register_release_callback(GRAPH_CACHE.clear)
 
@@ -47,10 +47,10 @@ register_release_callback(GRAPH_CACHE.clear)
 def run_call(
     library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, required: bool, addend: Any = None
 ) -> Any:
-    """Return C by the call's plan, on the library's current stream; None if the vendor must multiply.
+    """Return C, computed by the call's plan on the library's current stream; None if the vendor must multiply.
 
-    `required`: the caller named the plan, so the plan runs even if earlier results needed a second computation.
-    `addend`: the addend in C's shape, if C does not hold the addend.
+    `required`: True if the caller named the plan. A required plan runs even if earlier results had inf or NaN.
+    `addend`: the addend, with C's shape; None if C holds the addend.
 
     Raise PlanError, before any launch, if the plan cannot run on operands with this alignment.
     """
@@ -73,7 +73,10 @@ def _run_on_stream(
     stream: int,
     addend: Any = None,
 ) -> Any:
-    """Return C; memory is allocated before the first launch, so an exception leaves `out` untouched or complete."""
+    """Return C.
+
+    All memory is allocated before the first launch, so an exception leaves `out` either unchanged or complete.
+    """
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
@@ -95,17 +98,17 @@ def _run_on_stream(
     except PlanError:  # nothing was launched
         raise
     except Exception:
-        # A launch failed: overwrite the results of the other launches, if the device still can.
+        # A launch failed: compute `out` by the library, since other launches may have written to `out`.
         if out is not None:
             with suppress(Exception):
                 _complete_by_vendor(library, call, a, b, out, addend)
         raise
-    del memory  # memory is freed in stream order, so the next launch may use the workspace
+    del memory  # memory is freed in stream order, so the next launch on the stream may use this workspace
     return c
 
 
 def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
-    """Run the launches that prepare an operand at this address, on the library's current stream, and wait."""
+    """Run the launches that prepare the operand at this address, on the library's current stream, and wait for them."""
     stream, context = library.current_stream(device)
     with context or nullcontext():
         if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
@@ -117,7 +120,10 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
 
 
 def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product that the online measurement of its shape times; inside a stream capture nothing is timed."""
+    """Return a product, timed by the online measurement of its shape.
+
+    While the stream is captured, nothing is timed.
+    """
     stream, _ = library.current_stream(call.setting.device)
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
@@ -126,11 +132,14 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
-    """Compute C by the library's own functions, unless the call reads old values of C, which may be overwritten."""
+    """Compute C by the library's own functions.
+
+    If the call reads the old values of C, do nothing, since the old values may be overwritten.
+    """
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
         return
-    if problem.op == "gram" and b is a:  # the argument b is a in place of a^H; run_recurring_gram computes the result
+    if problem.op == "gram" and b is a:  # `b` is `a` and not the adjoint; run_recurring_gram computes the result
         return
     alpha = problem.alpha
     if addend is not None:
@@ -157,29 +166,29 @@ def _new_stream_call(call: PreparedCall, flag: StreamFlag, device: int) -> Strea
 
 
 class StreamCall:
-    """A prepared call of one thread on one stream, with all arguments of its launches except addresses."""
+    """A prepared call of one thread on one stream, with all launch arguments except the addresses."""
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call = call  # a reference to the call, so that the key id(call) stays unique
+        self.call = call  # this reference keeps the call alive, so the key id(call) is unique
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        # True if an inf or NaN in C starts a second computation
+        # True if an inf or NaN in C starts a second computation on the device
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch_offset(call.launches)
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
-        self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
-        # the player of a call with one product, for addresses with the alignment of the libraries' pools
+        self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
+        self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
+        # if the call has one product: the player for addresses that are aligned like those of the libraries' pools
         self._single: Player | None = None
-        # indices of the addresses that vendor calls read or write, by alignment
+        # for each alignment, the indices of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}
 
     def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
-        `visible`: C is the caller's array, so an exception must not leave C incomplete.
+        `visible`: True if C is the caller's array. An exception must not leave the caller's array incomplete.
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)
@@ -198,7 +207,10 @@ class StreamCall:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
-        """Return the graph with these addresses; None for a new call, or if the graph cannot get the addresses."""
+        """Return the graph, with these addresses in its nodes.
+
+        Return None for a new call, or if the nodes cannot be changed.
+        """
         assert self.replays is not None
         addresses = self._launch_addresses(bases)
         key = self._latest = self._replay_key(addresses)
@@ -206,7 +218,7 @@ class StreamCall:
         return replay if replay is not None and (replay.bases == bases or replay.move_to_addresses(addresses)) else None
 
     def player_for_alignment(self, alignment: Alignment) -> Player:
-        """Return the player of the plan, recorded for this alignment."""
+        """Return the player of the call's plan, recorded for this alignment of the addresses."""
         found = self._players.get(alignment)
         if found is None:
             chip = chip_with_tuned_terms(cuda_device(self.device)) or chip_of(self.device)
@@ -214,7 +226,7 @@ class StreamCall:
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)
                 found = cached_player(launches, self.device)
-            except PlanError as error:  # a cuBLASLt candidate, for example, may require aligned rows
+            except PlanError as error:  # for example, a cuBLASLt kernel may require aligned rows
                 found = f"the plan {self.launches.plan} cannot run here: {error}"
             self._players[alignment] = found
         if isinstance(found, str):
@@ -231,7 +243,10 @@ class StreamCall:
             yield self.player_for_alignment(own.alignment), own
 
     def _replay_key(self, addresses: Addresses) -> Hashable:
-        """Return the cache key of a graph: the addresses that vendor calls use, and the alignment of all addresses."""
+        """Return the cache key of a graph.
+
+        The key has the addresses that vendor calls read or write, and the alignment of all addresses.
+        """
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
         if fixed is None:
@@ -240,7 +255,10 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
-        """Launch all products or none: if C is visible, all launches are prepared before the first launch."""
+        """Launch all products.
+
+        If C is visible, all launches are prepared before the first launch: all products run, or none.
+        """
         products = list(self._product_players(addresses))  # raises PlanError before the first launch
         if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
             self._single = products[0][0]
@@ -263,7 +281,7 @@ class StreamCall:
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
-            runtime.streamSynchronize(self.stream)  # the memory of new counters is filled with zeros by then
+            runtime.streamSynchronize(self.stream)  # waits until the new counters are filled with zeros
         stream = take_capture_stream(self.device)
         try:
             try:
@@ -281,19 +299,19 @@ class StreamCall:
         return _GraphReplay(self, graph, addresses, counters)
 
     def kernel_nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
-        """Yield the nodes of fmm's own kernels with their addresses, in the order of the launches."""
+        """Yield the graph nodes of fmm's own kernels for these addresses, in the order of the launches."""
         for player, own in self._product_players(addresses):
             yield from player.kernel_nodes(own, counters[player])
 
 
 class _GraphReplay:
-    """A call's captured graph, and the addresses of A, B, C and the workspace in its nodes."""
+    """A call's captured graph, with the addresses of A, B, C and the workspace that the graph's nodes have."""
 
     def __init__(
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        # None after a failed update, which may leave nodes with different addresses
+        # None after a failed update: the nodes may then have addresses of two calls
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 

@@ -1,8 +1,8 @@
-"""Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy views.
+"""Run a prepared call on the host: allocate the workspace, check for overflow, and run the plan on NumPy views.
 
-After any exception, Ctrl-C included, `out` is complete or untouched. Therefore no Python code that a signal could
-interrupt writes to `out`. Either a worker thread writes while the caller waits in one C function, or one C function
-copies the result from a private array. (NumPy's own product is also one C call.)
+After any exception, Ctrl-C included, `out` is either complete or unchanged. Therefore Python code that a signal could
+interrupt must not write to `out`. Either a worker thread writes to `out` while the caller waits in one C function, or
+one C function copies the result from a private array. (The vendor's product in NumPy is also one C call.)
 """
 
 from __future__ import annotations
@@ -37,25 +37,29 @@ from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import PreparedCall
 from fmm.runtime.progress import Progress, current_progress
 
-SMALL_ARRAY_BYTES = 256 * 1024  # bytes; if A, B and C are all smaller, a plan runs on the caller's thread
+SMALL_ARRAY_BYTES = 256 * 1024  # size in bytes; if A, B and C are all smaller, a plan runs on the caller's thread
 
 
 class PartlyAddedError(RuntimeError):
-    """Memory ran out while a product was added to an array; the array's old values are lost."""
+    """The error raised if memory runs out while a product is added to an array; the array's old values are lost."""
 
 
 class _VendorNeededError(Exception):
-    """The vendor must multiply: numbers may overflow, or memory is short. C is not complete yet."""
+    """The error raised if the vendor must multiply, because numbers may overflow or memory is short.
+
+    C is not complete when the error is raised.
+    """
 
 
 def run_call(
     library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any, required: bool, addend: Any = None
 ) -> Any:
-    """Return C by the call's plan; None if the vendor must multiply, because numbers may overflow.
+    """Return C, computed by the call's plan; None if the vendor must multiply, for example since numbers may overflow.
 
-    `required`: the caller named the plan. `addend`: the addend in C's shape, if C does not hold the addend.
+    `required`: True if the caller named the plan. `addend`: the addend, with C's shape; None if C holds the addend.
 
-    A product that was partly added to `out` cannot be computed again: if memory runs out then, raise PartlyAddedError.
+    If memory runs out after a product was partly added to `out`, raise PartlyAddedError: the product cannot be computed
+    again.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         record_fallback("numpy.errstate reports underflow, and a plan's sums would cause reports of their own")
@@ -70,7 +74,7 @@ def run_call(
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.has_factors):
             multiplier.compute_product(
                 x, y, z
-            )  # the vendor's products run on the caller's thread, under its numpy.errstate
+            )  # the vendor's product runs on the caller's thread, since numpy.errstate belongs to the thread
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
             completes = out is not None and multiplier.can_vendor_compute_c
             completion = _vendor_completion_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
@@ -91,7 +95,7 @@ def run_call(
 
 
 def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product that the online measurement of its shape times."""
+    """Return a product, timed by the online measurement of its shape."""
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply)
 
@@ -99,7 +103,8 @@ def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan
 def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose could warn of an overflow.
 
-    A look at the diagonal suffices: no other entry, and no partial sum of an entry, is larger.
+    Only the diagonal is checked, since no other entry, and no partial sum of an entry, is larger than the largest entry
+    of the diagonal.
     """
     is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
@@ -111,7 +116,8 @@ def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
 def _is_worker_thread_as_fast() -> bool:
     """Return True if BLAS is as fast on a worker thread as on the caller's thread.
 
-    True for an OpenBLAS with its own threads. OpenMP has separate threads and settings for each calling thread.
+    This holds for an OpenBLAS that has its own threads. It does not hold for OpenMP, which has separate threads and
+    settings for each calling thread.
     """
     return loaded_openblas() is not None
 
@@ -119,7 +125,10 @@ def _is_worker_thread_as_fast() -> bool:
 def _vendor_completion_steps(
     multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier
 ) -> list[Callable[[], Any]]:
-    """Return functions that compute C = alpha A B, plus or minus the addend; each is one C call without allocations."""
+    """Return functions that together compute C = alpha A B, plus or minus the addend.
+
+    Each function is one C call without allocations.
+    """
     alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
     steps = [multiply]
     if alpha != 1:
@@ -132,10 +141,10 @@ def _vendor_completion_steps(
 def _compute_on_worker(
     multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
-    """Compute C on a worker thread; NoThreadError if no thread starts.
+    """Compute C on a worker thread; raise NoThreadError if no thread starts.
 
-    `completion`: functions that complete the caller's C, in the same C call, if the plan fails halfway. If the plan is
-    required, a MemoryError is raised.
+    `completion`: functions that compute the caller's C, in the same C call, if the plan fails after its first write to
+    C. If memory runs out and the plan is required, the MemoryError is raised.
     """
     last = list(completion)
 
@@ -165,7 +174,10 @@ def _compute_on_worker(
 def _compute_on_caller_thread(
     multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, visible: bool, required: bool
 ) -> None:
-    """Compute C on the caller's thread; if C is `visible`, compute a private array and copy it into C in one C call."""
+    """Compute C on the caller's thread.
+
+    If C is `visible` (the caller's array), the result is computed in a private array and copied into C in one C call.
+    """
     if not visible:
         multiplier.compute_product(x, y, z)
         return
@@ -178,7 +190,7 @@ def _compute_on_caller_thread(
 
 
 class _PlanMultiplier:
-    """Multiplies the matrices of a call by its plan."""
+    """The object that multiplies a call's matrices by the call's plan."""
 
     def __init__(self, call: PreparedCall, addend: Array | None = None) -> None:
         assert call.plan is not None and call.device is not None
@@ -188,27 +200,31 @@ class _PlanMultiplier:
         assert problem is not None
         self.params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
         self.writes_triangle, self.has_factors = problem.writes_triangle, problem.has_factors
-        self.addend = addend  # None if C holds the addend, or without an addend
+        self.addend = addend  # None if C holds the addend, or if there is no addend
         self.in_place = addend is None and self.params.beta != 0
-        self.has_added = False  # True if C's old values are lost
+        self.has_added = False  # True if a product may have been added to C, so that C's old values are lost
         self.progress = current_progress()
         self.report: ProgressCallback | None = None
 
     @property
     def can_vendor_compute_c(self) -> bool:
-        """True if the vendor can compute C in a few C calls without C's old values."""
+        """True if the vendor can compute C in a few C calls, and needs no old values of C."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
         return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
 
     def compute_product(self, a: Array, b: Array, c: Array) -> None:
-        """Compute C; the workspace is allocated before the first write into C. `has_begun` is True from then on."""
-        # Overflows inside a fast plan are not the caller's, so they are not reported. The vendor's product warns as
-        # NumPy does.
+        """Compute C.
+
+        The workspace is allocated before the first write into C. `has_begun` becomes True before the first write into
+        C.
+        """
+        # Overflows in a plan's sums are not in the caller's numbers, so overflows are not reported. For the vendor's
+        # product, the warnings are NumPy's own.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
-            if self.in_place:  # all products are checked before the first one is added
+            if self.in_place:  # all products are checked for overflow before the first product is added
                 for x, y, _ in _matrix_products(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
                     self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
@@ -220,7 +236,7 @@ class _PlanMultiplier:
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
-        # A leaf that itself uses all threads runs alone.
+        # A product whose leaf uses all threads is not run concurrently with other work.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:
@@ -246,27 +262,30 @@ class _PlanMultiplier:
         return self._copy_for_blas(a, packs[0], arena), self._copy_for_blas(b, packs[1], arena)
 
     def _copy_for_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
-        """Return the matrix if BLAS can read it, else a copy (other type, negative strides, gaps along both axes)."""
+        """Return the matrix if BLAS can read it; else a copy.
+
+        (BLAS cannot read other types, negative strides, or gaps along both axes.)
+        """
         if not pack:
             return x
         if self.plan == VENDOR and not self.writes_triangle:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.allocate(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
-        np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.product_setting has checked the cast
+        np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.product_setting has checked that this cast is allowed
         return copy
 
     def _check_overflow(self, a: Array, b: Array, threads: ThreadGroup) -> None:
         if DTYPES[self.call.dtype].exact:
-            return  # integers wrap in any order
+            return  # integers are exact modulo 2**bits in any order of sums
         if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):
-            return  # the plan has no sums that the vendor's product does not have
+            return  # a plan without fast levels has the same sums as the vendor's product
         scale = max(1.0, abs(complex(self.params.alpha)))
         if may_overflow(self.plan, a, b, threads, self.params.op, self.params.fill, scale):
             raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
 def _matrix_products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the products of two matrices that together fill C."""
+    """Yield (A, B, C) of each product of two matrices; together the products compute all of C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -285,7 +304,7 @@ def _matrix_products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterat
 
 
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
-    """Return the descriptions of the products that run, one text for each kind of product."""
+    """Return descriptions of the products that run: one text for each kind of product."""
     if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"

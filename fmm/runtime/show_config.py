@@ -1,4 +1,7 @@
-"""fmm.show_config: print what a bug report needs, from the versions to the configs in force; no library is imported."""
+"""fmm.show_config, which prints the information for a bug report, from versions to active configs.
+
+It imports no library.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 from fmm.runtime.source_commit import source_commit
 from fmm.version import __version__
 
-# Distributions that change the products or their speed. Their versions are read without an import.
+# Packages (by the names of their distributions) that change the products or the products' speed. The versions of the
+# packages are read without an import.
 OPTIONAL_PACKAGES = (
     *("cupy", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc"),
     *("torch", "jax", "jaxlib", "dask", "distributed", "opt-einsum", "scipy"),
     *("llvmlite", "numba", "optuna", "threadpoolctl"),
 )
-# Variables of other programs that change the products, their speed, or where fmm finds its files.
+# Environment variables of other programs that change the products, the products' speed, or the folders of fmm's files.
 OTHER_VARIABLES = (
     *dict.fromkeys(name for variables in VENDOR_VARIABLES.values() for name in variables),
     *("CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR", "CXX"),
@@ -39,9 +43,9 @@ OTHER_VARIABLES = (
 
 
 def show_config() -> None:
-    """Print what a bug report needs: versions, processor, BLAS, GPUs, driver, the configs in force and the environment.
+    """Print the information for a bug report: versions, processor, BLAS, GPUs, driver, active configs and environment.
 
-    The lines contain names of folders. A warning is printed if OpenBLAS runs a kernel for an older processor.
+    The printed lines contain names of folders. If OpenBLAS runs a kernel for an older processor, a warning is printed.
 
     Notes
     -----
@@ -59,7 +63,7 @@ def show_config() -> None:
 
 
 def config_facts() -> dict[str, Any]:
-    """Return what show_config prints as a dictionary that json.dumps accepts."""
+    """Return the information that show_config prints, as a dictionary that json.dumps accepts."""
     driver = installed_driver()
     return {
         "fmm": {"version": __version__, "folder": str(Path(__file__).parents[1]), "commit": source_commit()},
@@ -110,7 +114,7 @@ def config_lines() -> Iterator[str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the installed OPTIONAL_PACKAGES; no package is imported."""
+    """Return the version of each installed package in OPTIONAL_PACKAGES; no package is imported."""
     found = {}
     for name in OPTIONAL_PACKAGES:
         try:
@@ -121,9 +125,9 @@ def installed_versions() -> dict[str, str]:
 
 
 def config_file_facts() -> Iterator[dict[str, Any]]:
-    """Yield the config files in search order, with their devices, or with the error of a file that cannot be used.
+    """Yield each config file, in search order, with its devices, or with an error if the file cannot be used.
 
-    A missing file is an error only if FMM_CONFIG names the file.
+    A missing config file is an error only if FMM_CONFIG names the file.
     """
     named = environment_value("FMM_CONFIG")
     for path in search_path(named):
@@ -147,7 +151,7 @@ def _config_source(path: Path) -> str:
 
 
 def processor_tunings() -> Iterator[tuple[str, str]]:
-    """Yield the element types for which this processor is tuned, and when and how well its model was fitted."""
+    """Yield each element type with a tuning of this processor, and the source of its model (or why it has no model)."""
     identity = cpu_identity(blas_threads())
     for dtype in DTYPES:
         if tuned := active_configs().find_tuning(identity, dtype):
@@ -156,6 +160,6 @@ def processor_tunings() -> Iterator[tuple[str, str]]:
 
 
 def environment_facts() -> dict[str, str]:
-    """Return the set variables whose names begin with FMM_, and the set OTHER_VARIABLES."""
+    """Return the environment variables that are set and begin with FMM_ or are in OTHER_VARIABLES."""
     names = [*sorted(name for name in os.environ if name.startswith("FMM_")), *OTHER_VARIABLES]
     return {name: os.environ[name] for name in names if name in os.environ}

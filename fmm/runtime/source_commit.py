@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def source_commit() -> str:
-    """Return the git commit of the source tree, with `-dirty` if files changed since; empty for an installed wheel.
+    """Return the git commit of the source tree, with `-dirty` if files have changed; empty for an installed wheel.
 
-    The variable FMM_COMMIT names the commit of a source tree that was copied without its repository.
+    For a source tree that was copied without its repository, the variable FMM_COMMIT sets the commit.
     """
     if commit := os.environ.get("FMM_COMMIT"):
         return commit
     root = Path(__file__).parents[2]
-    if not (root / ".git").exists():  # git would search the folders above, which may be another project's
+    if not (root / ".git").exists():  # git would search the folders above for a repository
         return ""
-    import subprocess  # only here: `import fmm` is to be short
+    import subprocess  # imported here, so that `import fmm` is fast
 
     try:
         found = subprocess.run(

@@ -1,1 +1,1 @@
-"""fmm for torch tensors: gradients, and the operator torch.ops.fmm.matmul of compiled graphs."""
+"""fmm for torch tensors: gradients, and the operator torch.ops.fmm.matmul for compiled graphs."""

@@ -1,6 +1,6 @@
-"""Products of torch tensors by torch's rules for modes, conjugate marks and gradients.
+"""Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
 
-A tensor on the host is multiplied through a NumPy view of its memory. If an operand requires gradients, fmm computes
+Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes
 the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
 
     C = A B               dA = G B^H               dB = A^H G
@@ -33,27 +33,25 @@ from fmm.runtime.prepare import prepare_call
 
 
 def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of two tensors; it records gradients if an operand requires them."""
+    """Return the product of two tensors; gradients are recorded if an operand requires them."""
     if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
             must_fail = out is not None and is_refused_out(out)
-            TORCH.vendor_product(
-                a, b, out if must_fail else None
-            )  # raises torch's own error for a call that torch rejects
+            TORCH.vendor_product(a, b, out if must_fail else None)  # raises torch's own error if torch rejects the call
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
         return TORCH.vendor_product(a, b, out)
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
-    # Where no plan is faster, or torch rejects the call, torch's own product records its gradients.
+    # If no plan is faster, or if torch rejects the call, torch's own product runs and records gradients.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
 
 
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """Return the decision of `matmul_tensors`; nothing is computed."""
+    """Return the decision that `matmul_tensors` makes; nothing is computed."""
     if not is_plain_call(a, b, out):
         return _decide_fallback(explain_torch_fallback(a, b, out), constraints)
     a, b = resolve_marks(a, b)
@@ -68,7 +66,7 @@ def _decide_fallback(why: str, constraints: PlanConstraints, function: str = TOR
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of a product by fmm. Its gradients are products by fmm, with gradients of their own."""
+    """The autograd function of fmm.matmul. fmm computes the gradients, which can be differentiated again."""
 
     @staticmethod
     def forward(a: Any, b: Any, constraints: PlanConstraints) -> Any:
@@ -78,7 +76,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, Any, PlanConstraints], output: Any) -> None:
         a, b, constraints = inputs
         save_factors(ctx, a, b)
-        ctx.constraints = constraints._replace(plan=None)  # the plan is for the size of this product only
+        ctx.constraints = constraints._replace(plan=None)  # the gradients' products have other sizes
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
@@ -98,7 +96,7 @@ def gram_tensors(
     constraints: PlanConstraints,
     on_decline: OnDecline = ignore_decline,
 ) -> Any:
-    """Return the result of fmm.gram for tensors; it records gradients if an operand requires them."""
+    """Return the result of fmm.gram for tensors; gradients are recorded if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
         params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
     other = a if b is None else b
@@ -127,7 +125,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     if out is not None or constraints.plan not in (None, VENDOR):
         _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
-    if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
+    if params.alpha == 0:  # as in BLAS, the operands are not read if alpha is 0
         left, right = left[..., :0], right[..., :0, :]
     c = TORCH.vendor_product(left, right) * params.alpha
     if params.fill == "full":
@@ -136,7 +134,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
 
 
 def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
-    """Return the decision of `gram_tensors`; nothing is computed."""
+    """Return the decision that `gram_tensors` makes; nothing is computed."""
     other = a if b is None else b
     if not is_plain_call(a, other, out):
         return _decide_gram_fallback(a, b, out, constraints)
@@ -147,7 +145,10 @@ def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constrain
 
 
 def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """Return the decision for fmm.gram by torch's own functions; TypeError if `out` or a plan was passed."""
+    """Return the decision for a fmm.gram call that torch's own functions compute.
+
+    Raise TypeError if `out` or a plan was passed.
+    """
     why = explain_torch_fallback(a, a if b is None else b, out)
     if out is not None or constraints.plan not in (None, VENDOR):
         raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
@@ -155,7 +156,7 @@ def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of fmm.gram. Its gradients are products by fmm."""
+    """The autograd function of fmm.gram. fmm computes the gradients."""
 
     @staticmethod
     def forward(a: Any, b: Any, params: GramParams, constraints: PlanConstraints) -> Any:
@@ -197,7 +198,7 @@ def gemm_tensors(
     constraints: PlanConstraints,
     on_decline: OnDecline = ignore_decline,
 ) -> Any:
-    """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
+    """Return alpha op(a) op(b) + beta c; gradients are recorded if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
             _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints)  # raises PlanError
@@ -210,7 +211,7 @@ def gemm_tensors(
 def explain_gemm_tensors(
     a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision of `gemm_tensors`; nothing is computed."""
+    """Return the decision that `gemm_tensors` makes; nothing is computed."""
     if not _is_plain_gemm(a, b, c, out):
         return _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints, TORCH.gemm_name)
     a, b, params = _conjugate_marks_as_ops(a, b, params)
@@ -218,7 +219,10 @@ def explain_gemm_tensors(
 
 
 def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
-    """Return True if fmm can compute the call. If c has another type than a, torch itself rejects the call."""
+    """Return True if fmm can compute the fmm.gemm call.
+
+    Calls in which `c` and `a` have different types are left to torch, which rejects them.
+    """
     return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
 
 
@@ -246,7 +250,10 @@ def _run_plain_gemm(
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
-    """Return the tensors without conjugate marks; op "C" replaces each mark without a copy."""
+    """Return the tensors without conjugate marks.
+
+    Where possible, op "C" replaces the mark, so the tensor is not copied.
+    """
     a, op_a = _conjugate_mark_as_op(a, params.op_a)
     b, op_b = _conjugate_mark_as_op(b, params.op_b)
     return a, b, params._replace(op_a=op_a, op_b=op_b)
@@ -264,7 +271,10 @@ def _apply_op(x: Any, op: str) -> Any:
 
 
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
-    """Return the result by torch's own functions, which raise torch's errors and record gradients."""
+    """Return the result of fmm.gemm, computed by torch's own functions.
+
+    These functions raise torch's errors and record gradients.
+    """
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor_product(a, b)
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
@@ -280,7 +290,10 @@ def _differentiable_gemm(
     constraints: PlanConstraints,
     on_decline: OnDecline,
 ) -> Any:
-    """Return the result with gradients: by torch if no plan is faster or torch rejects the call, else by a plan."""
+    """Return the result of fmm.gemm and record gradients.
+
+    torch computes the result if no plan is faster or if torch rejects the call; else a plan computes the result.
+    """
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")
     if out is not None or min(a.dim(), b.dim()) < 2:
@@ -294,7 +307,7 @@ def _differentiable_gemm(
 
 
 class Gemm(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of fmm.gemm. Its gradients are products by fmm, with gradients of their own."""
+    """The autograd function of fmm.gemm. fmm computes the gradients, which can be differentiated again."""
 
     @staticmethod
     def forward(a: Any, b: Any, c: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
@@ -305,7 +318,7 @@ class Gemm(torch.autograd.Function):  # type: ignore[misc]
         a, b, c, params, constraints = inputs
         save_factors(ctx, a, b)
         ctx.params, ctx.addend_shape = params, None if c is None else c.shape
-        ctx.constraints = constraints._replace(plan=None)  # the plan is for the size of this product only
+        ctx.constraints = constraints._replace(plan=None)  # the gradients' products have other sizes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, Any, None, None]:
@@ -329,9 +342,9 @@ Shapes = tuple[Sequence[int], Sequence[int]]
 
 
 def save_factors(ctx: Any, a: Any, b: Any) -> None:
-    """Save a if the gradient of b is needed, and b if the gradient of a is needed, as torch's own product does.
+    """Save `a` if the gradient of `b` is needed, and `b` if the gradient of `a` is needed, as torch's product does.
 
-    A program may overwrite or free a factor that is not saved. If b is None, the gradient of a needs a itself.
+    A program may overwrite or free an operand that is not saved. If `b` is None, the gradient of `a` needs `a` itself.
     """
     of_a, of_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)
@@ -339,19 +352,22 @@ def save_factors(ctx: Any, a: Any, b: Any) -> None:
 
 
 def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the gradients of the factors that `save_factors` saved."""
+    """Return the gradients of both operands, computed from the operands that `save_factors` saved."""
     return product_gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
 
 
 def product_gradients(
     factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
-    """Return the gradients of both factors of a product of matrices or stacks; None for a factor that needs none."""
+    """Return the gradients of both operands of a product of matrices or stacks.
+
+    Return None for an operand that needs no gradient.
+    """
     (a, b), (of_a, of_b) = factors, shapes
     left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
     if not needed[1]:
         return left, None
-    if len(of_b) == 2:  # b is one matrix for a stack: one product of all rows replaces a sum of products
+    if len(of_b) == 2:  # `b` is one matrix and `a` is a stack: one product of all rows replaces a sum of products
         tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
         return left, multiply(tall.mH, rows)
     return left, multiply(a.mH, grad).sum_to_size(of_b)

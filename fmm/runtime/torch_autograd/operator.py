@@ -1,7 +1,8 @@
 """torch.ops.fmm.matmul: the product as a torch operator, with a shape function and gradients for compiled graphs.
 
 torch.compile compiles a function that calls fmm.matmul without a graph break. A product that a plan may make faster
-becomes this operator. Any other product is torch's own, which the compiler may fuse with neighbouring operations.
+becomes this operator. Any other product becomes torch's own product, which the compiler may fuse with neighbouring
+operations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
 # No plan runs while a stream is captured (fmm/runtime/run_device.py). With this tag Inductor leaves the operator out of
-# the CUDA graphs that it captures. A torch without this tag captures the operator as torch's own product.
+# the CUDA graphs that it captures. In a version of torch without this tag, the operator is captured, and runs torch's
+# own product.
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
@@ -34,7 +36,7 @@ MATMUL_OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
 def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product while torch's calls are traced: the operator in a compiled graph, else torch's own product."""
+    """Return the product while torch's calls are traced: by the operator in a compiled graph, else by torch itself."""
     if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
@@ -44,7 +46,10 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 
 
 def _is_worth_an_operator(a: Any, b: Any) -> bool:
-    """Return True for large operands while a graph is compiled, but not exported: exported programs do not need fmm."""
+    """Return True for large operands while torch compiles a graph.
+
+    Return False during torch.export: exported programs must run without fmm.
+    """
     if not is_compiling() or is_exporting() or type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         return False
     if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
@@ -63,7 +68,7 @@ def _is_worth_an_operator(a: Any, b: Any) -> bool:
 def _operator_product(
     a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
 ) -> Any:
-    with torch.no_grad():  # the operator has its own gradients
+    with torch.no_grad():  # detached, since the operator has its own gradients
         constraints = PlanConstraints(None if plan is None else Plan.parse(plan), error_growth, workspace)
         return matmul_tensors(a, b, None, constraints).contiguous()
 
@@ -75,7 +80,7 @@ def _fake_product(
 
 
 def _save_operator_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, _, *limits = inputs  # the caller's plan is for the size of this product only
+    a, b, _, *limits = inputs  # the gradients' products have other sizes, so the caller's plan does not apply to them
     save_factors(ctx, a, b)
     ctx.limits = limits
 
@@ -97,7 +102,7 @@ def _operator_gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 def _autocast_operator(kind: str) -> Callable[..., Any]:
-    """Return the operator under autocast on this kind of device, with the casts of torch.mm."""
+    """Return the operator's function under autocast on this type of device, with the casts of torch.mm."""
 
     def multiply(a: Any, b: Any, *limits: Any) -> Any:
         dtype = torch.get_autocast_dtype(kind)
@@ -118,7 +123,7 @@ def _autocast_operator(kind: str) -> Callable[..., Any]:
 def _batched_operator_product(
     info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any
 ) -> tuple[Any, int]:
-    """Return the products under torch.vmap as one product of stacks, with torch.matmul's broadcasting."""
+    """Return the operator's result under torch.vmap, as one product of stacks with torch.matmul's broadcasting."""
     at_a, at_b, *_ = batch_axes
     of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
     axes = max(of_a, of_b, 2)
@@ -131,7 +136,10 @@ def _batched_operator_product(
 
 
 def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | None) -> Any:
-    """Return an operand with the batch axis first, and with new axes up to `axes` further axes."""
+    """Return an operand with the batch axis first.
+
+    Axes of length 1 are inserted until `axes` axes follow the batch axis.
+    """
     x = x if batch_axis is None else x.movedim(batch_axis, 0)
     x = x if missing_axis is None else x.unsqueeze(missing_axis)
     while batch_axis is not None and x.dim() <= axes:
@@ -141,15 +149,19 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
 
 # ---- forward-mode gradients and DTensors, which torch.library does not support
 #
-# torch generates an autograd kernel from the operator's gradients, which drops tangents silently. A kernel of fmm
-# replaces torch's kernel at the autograd keys. A torch without torch.library.get_kernel keeps its own kernel.
+# torch generates an autograd kernel from the operator's gradients, and the generated kernel drops tangents silently. A
+# kernel of fmm replaces the generated kernel at the autograd keys. A version of torch without torch.library.get_kernel
+# keeps the generated kernel.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
 
 
 def _add_autograd_kernels() -> None:
-    """Replace torch's autograd kernels of the operator; called after the operator's gradients are registered."""
+    """Replace torch's autograd kernels of the operator.
+
+    Call this function after the operator's gradients are registered.
+    """
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
         for key in AUTOGRAD_KEYS:
@@ -159,9 +171,9 @@ def _add_autograd_kernels() -> None:
 
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's product."""
+    """Return the operator's product. For tensors with tangents return torch's own product, as fmm.matmul does."""
     if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
-        # the module is loaded if an operand is a DTensor
+        # if an operand is a DTensor, this module is loaded already
         dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())
         if isinstance(a, dtensor) or isinstance(b, dtensor):
             _register_sharding()
@@ -175,13 +187,19 @@ def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> A
 
 
 def _has_tangent(x: Any) -> bool:
-    """Return True for a dual tensor. `level=0` is explicit: compiled code enters the level without torch's Python."""
+    """Return True for a dual tensor (a tensor with a tangent).
+
+    `level=0` is passed, since compiled code enters the level without torch's Python variable for the current level.
+    """
     return forward_ad.unpack_dual(x, level=0).tangent is not None
 
 
 @cache
 def _register_sharding() -> None:
-    """Register torch.mm's DTensor placements for products of two matrices; stacks and vectors are replicated."""
+    """Register torch.mm's DTensor placements for products of two matrices.
+
+    For stacks and vectors, the operands are replicated.
+    """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 

@@ -1,4 +1,4 @@
-"""fmm-tune export: print the entries or thresholds of a config, or its trials, as CSV or JSON.
+"""fmm-tune export: print the entries or thresholds of a config, or its trials, as CSV or JSON, or for other autotuners.
 
 For notebooks, `export_table` returns the same tables as pandas DataFrames.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmm.config.schema import ConfigError, Entry, JsonValue, ThresholdRange, Thresholds, Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.tuner.commands.autotuning_formats import t1_document, t4_document
 from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
@@ -24,7 +25,8 @@ from fmm.tuner.commands.config_file import (
     with_one_line_errors,
 )
 from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
-from fmm.tuner.trials.record import frame
+from fmm.tuner.findings.model_in_use import device_name
+from fmm.tuner.trials.record import TrialFile, frame
 from fmm.tuner.tune import output_path, trials_path
 
 TunedSections = Mapping[tuple[str, str], Tuning]  # checked sections by (device key, element type)
@@ -33,22 +35,39 @@ ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entr
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `export` to the commands of fmm-tune."""
-    parser = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
+    parser = commands.add_parser(
+        "export", help="print certified entries, thresholds or all trials as CSV, JSON, or for other autotuners"
+    )
     add_config_argument(parser)
-    parser.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
-    add_json_option(parser, "a list of rows as JSON")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
-    what.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
+    add_json_option(style, "a list of rows as JSON")
+    what = "Kernel Tuner's formats: t4, the measured results; t1, the search space of one device and type"
+    style.add_argument("--format", choices=("csv", "json", *DOCUMENTS), help=what)
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    rows.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
+    # The options of a tuning have the same names; here the default would replace a value before the command's name.
+    what = "only devices whose key begins so: cpu, cuda-9.0"
+    parser.add_argument("--device", metavar="KEY", default=argparse.SUPPRESS, help=what)
+    what = "only these element types, separated by commas"
+    parser.add_argument("--dtype", metavar="TYPES", default=argparse.SUPPRESS, help=what)
     parser.set_defaults(run=with_one_line_errors(run_export))
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Print the table that the options select; return exit code 1 if pandas is not installed, else 0."""
+    """Print what the options select; return exit code 1 if pandas is not installed, else 0."""
     path = output_path(options.config)
+    wanted = SectionFilter(options.device or "", tuple(options.dtype.split(",")) if options.dtype else ())
+    if options.format in DOCUMENTS:
+        if options.thresholds:
+            raise ConfigError(f"--thresholds is a table, not a part of {options.format}: --format csv or json")
+        print(json.dumps(DOCUMENTS[options.format](path, wanted), indent=1))
+        return 0
+    what = "trials" if options.trials else "thresholds" if options.thresholds else "entries"
     try:
-        table = export_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
-        if options.json:
+        table = export_table(path, what, wanted)
+        if options.json or options.format == "json":
             print(json.dumps(table_rows_for_json(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
@@ -60,15 +79,75 @@ def run_export(options: argparse.Namespace) -> int:
     return 0
 
 
-def export_table(path: Path, what: str = "entries") -> Any:
+class SectionFilter(NamedTuple):
+    """The devices, by the beginning of their keys, and the element types that are exported; empty for all."""
+
+    device: str = ""
+    dtypes: tuple[str, ...] = ()
+
+    def accepts(self, key: str, dtype: str) -> bool:
+        return key.startswith(self.device) and (not self.dtypes or dtype in self.dtypes)
+
+
+ALL_SECTIONS = SectionFilter()
+
+
+def checked_sections(path: Path, wanted: SectionFilter) -> TunedSections:
+    """Return the wanted sections of a config; raise ConfigError if there are none, or for a damaged section."""
+    sections = required_sections(path)
+    chosen = {
+        (key, dtype): check_section(key, dtype, raw) for key, dtype, raw in sections if wanted.accepts(key, dtype)
+    }
+    if not chosen:
+        valid = ", ".join(f"{key} {dtype}" for key, dtype, _ in sections)
+        raise ConfigError(f"{path} has no such section; --device and --dtype select from: {valid}")
+    return chosen
+
+
+def missing_trials_error(path: Path, wanted: SectionFilter) -> ConfigError:
+    return ConfigError(f"there are no {'trials' if wanted == ALL_SECTIONS else 'such trials'} beside {path}")
+
+
+def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
+    """Return the trials in the config's folder as a T4 document; raise ConfigError if there are none."""
+    tunings = [
+        tuning
+        for tuning in TrialFile(trials_path(path)).read_tunings()
+        if tuning.trials and wanted.accepts(tuning.header.device, tuning.trials[0].dtype)
+    ]
+    if not tunings:
+        raise missing_trials_error(path, wanted)
+    return t4_document(tunings)
+
+
+def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
+    """Return the search space of the config's only wanted section as a T1 document."""
+    sections = checked_sections(path, wanted)
+    if len(sections) > 1:
+        valid = ", ".join(f"{key} {dtype}" for key, dtype in sections)
+        raise ConfigError(f"t1 describes one section; --device and --dtype select from: {valid}")
+    ((key, dtype),) = sections
+    (raw,) = (raw for name, other, raw in required_sections(path) if (name, other) == (key, dtype))
+    return t1_document(key, device_name(key, raw), dtype)
+
+
+DOCUMENTS: Mapping[str, Callable[[Path, SectionFilter], dict[str, Any]]] = {
+    "t4": trials_document,
+    "t1": search_space_document,
+}
+
+
+def export_table(path: Path, what: str = "entries", wanted: SectionFilter = ALL_SECTIONS) -> Any:
     """Return a table as a pandas DataFrame: the config's "entries" or "thresholds", or its "trials".
 
     The trials are in trials.jsonl in the config's folder.
     """
-    sections = {(key, dtype): check_section(key, dtype, raw) for key, dtype, raw in required_sections(path)}
+    sections = checked_sections(path, wanted)
     if what == "trials":
-        if (trials := frame(trials_path(path))).empty:
-            raise ConfigError(f"there are no trials beside {path}")
+        trials = frame(trials_path(path))
+        trials = trials[[wanted.accepts(row.device, row.dtype) for row in trials.itertuples()]]
+        if trials.empty:
+            raise missing_trials_error(path, wanted)
         return add_predictions(trials, sections)
     if what == "entries":
         return entries_table(sections)
