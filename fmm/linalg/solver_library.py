@@ -23,12 +23,12 @@ class NumpySolvers:
         """Return the device as fmm.plan names it."""
         return "cpu"
 
-    def dtype_name(self, x: Any) -> str:
-        """Return the name of the element type."""
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; an empty text where a setting makes products coarser than solvers."""
         return str(x.dtype.name)
 
     def is_plain(self, *arrays: Any) -> bool:
-        """Return True if fmm may compute: no trace, transform or precision setting belongs to the library alone."""
+        """Return True if fmm may compute: no trace, transform or mode belongs to the library alone."""
         return True
 
     def needs_gradient(self, *arrays: Any) -> bool:
@@ -109,6 +109,13 @@ class CupySolvers(NumpySolvers):
         """Return the device as fmm.plan names it."""
         return f"cuda:{x.device.id}"
 
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; empty for another compute type or device than CuPy's default."""
+        from fmm.arrays.cupy_library import COMPUTE_DEFAULT, current_device, get_compute_type
+
+        has_other_mode = get_compute_type is not None and get_compute_type(x.dtype) > COMPUTE_DEFAULT
+        return "" if has_other_mode or x.device.id != current_device() else str(x.dtype.name)
+
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by cuBLAS's trsm."""
         from cupyx.scipy.linalg import solve_triangular
@@ -149,23 +156,19 @@ class TorchSolvers(NumpySolvers):
         """Return the device as fmm.plan names it."""
         return str(x.device)
 
-    def dtype_name(self, x: Any) -> str:
-        """Return the name of the element type."""
-        return str(x.dtype).removeprefix("torch.")
-
-    def is_plain(self, *arrays: Any) -> bool:
-        """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes.
-
-        torch.linalg never computes in TF32. Products do where the program allows TF32: then torch.linalg answers.
-        """
-        from fmm.arrays.torch_calls import is_plain_call
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; empty where the program allows TF32, unlike torch.linalg."""
         from fmm.arrays.torch_library import float32_precision
 
-        a, torch = arrays[0], self.module
-        if not all(is_plain_call(a, x, None) and x.dtype == a.dtype for x in arrays):
-            return False
-        is_single = a.dtype in (torch.float32, torch.complex64)
-        return not (a.is_cuda and is_single and float32_precision() not in ("ieee", "none"))
+        is_single = x.dtype in (self.module.float32, self.module.complex64)
+        is_coarse = x.is_cuda and is_single and float32_precision() not in ("ieee", "none")
+        return "" if is_coarse else str(x.dtype).removeprefix("torch.")
+
+    def is_plain(self, *arrays: Any) -> bool:
+        """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes."""
+        from fmm.arrays.torch_calls import is_plain_call
+
+        return all(is_plain_call(arrays[0], x, None) and x.dtype == arrays[0].dtype for x in arrays)
 
     def needs_gradient(self, *arrays: Any) -> bool:
         """Return True if autograd records the call."""
