@@ -1,4 +1,6 @@
-"""The public functions. Each function checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
+"""The public functions.
+
+Each public function checks its arguments (fmm/request.py) and passes the arguments to fmm/dispatch.py.
 
 matmul, gemm and gram first call the vendor for products that no plan makes faster. A small product takes at most ten
 microseconds. A check of every option would lengthen such a call noticeably.

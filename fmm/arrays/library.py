@@ -128,7 +128,10 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls; only the vendor's product may then run."""
+        """Function that returns True while a tracer or a mode records calls.
+
+        While calls are recorded, only the vendor's product may run.
+        """
         ...
 
     @property
@@ -142,7 +145,7 @@ class Library(Protocol):
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the adapter for a call with these options of numpy.matmul.
 
-        Raise TypeError if the library does not support them.
+        Raise TypeError if the library does not support an option.
         """
         ...
 
@@ -300,15 +303,15 @@ class DeviceLibrary(Library, Protocol):
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and objects to hold until the last launch.
 
-        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on its current
-        stream.
+        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on the
+        library's current stream.
         """
         ...
 
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
         """Return a contiguous copy of a matrix, row-major for order "C" or column-major for order "F".
 
-        The copy is at the beginning of an allocation of `nbytes`. A leaf stores its prepared form of the matrix behind
+        The copy is at the beginning of an allocation of `nbytes`. A leaf stores a prepared form of the matrix behind
         the copy.
         """
         ...

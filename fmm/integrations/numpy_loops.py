@@ -169,7 +169,7 @@ def compute_loop_product(
     product.
 
     Exceptions of signal handlers pass through this function. The compiled loop raises such an exception when the
-    product is complete. Any other exception is an error of fmm; NumPy's loop then computes the product.
+    product is complete. Any other exception is an error of fmm; after such an error NumPy's loop computes the product.
     """
     try:
         if _is_called_by_fmm():
@@ -261,7 +261,7 @@ def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
 class LoopLibrary(NumpyLibrary):
     """The NumPy adapter for the products of one loop.
 
-    Its vendor's product computes nothing: it records that the compiled loop must multiply.
+    This adapter's `vendor_product` computes nothing, and records that the compiled loop must multiply.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread: it then times candidates on test data."""
+    """Return True while Inductor compiles in this thread, since Inductor times candidates on test data."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 

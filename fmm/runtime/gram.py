@@ -154,7 +154,7 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return a call whose plan computes the complete result.
 
-    If run_gram must compute it, return a call without a plan.
+    If run_gram must compute the result, return a call without a plan.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
@@ -259,8 +259,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    Return False if alpha A B + beta out might have to be computed twice, because of inf or NaN, or on the host because
-    of an exception. The first computation would overwrite the old values of `out`.
+    Return False if alpha A B + beta out may have to be computed twice: the first computation would overwrite the old
+    `out`. Reasons for a second computation are inf or NaN, and on the host an exception.
     """
     if call.plan is None:
         return False
@@ -310,7 +310,7 @@ WHOLE_PRODUCT_MAX_ROWS = 128
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True if a product on the host has few rows.
 
-    Return False for NumPy's product of an array and its transpose without options.
+    Return False for a NumPy array times its own transpose with alpha 1 and beta 0.
     """
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False

@@ -68,7 +68,7 @@ class CallMatrices:
     def copied_bytes(self, whole: bool) -> int:
         """Return the size of the operand copies in bytes.
 
-        With `whole` the copies are complete operands, else they are one product's matrices.
+        With `whole` the copies are complete operands; else the copies are the matrices of one product.
         """
         item = self.problem.itemsize
         if whole:

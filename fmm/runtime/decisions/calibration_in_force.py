@@ -52,8 +52,8 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
     Return "" if the variables had the same values in the tuning.
 
     If the values differ from the tuning's, the vendor's speed differs from the calibration. For example, cuBLAS's
-    emulated float64 is faster. Likewise a tuning that was measured with such variables is not valid for a process
-    without them.
+    emulated float64 is faster. Likewise a tuning that was measured with such variables set is not valid for a process
+    without the variables.
     """
     if device.threads:
         return ""
@@ -123,8 +123,8 @@ def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, gue
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device without a trusted tuning.
 
-    On a CPU that can be probed, if the guess predicts that a plan wins, the probe's rates replace the guess for the
-    rest of the process.
+    If the guess predicts that a plan wins on a CPU that can be probed, the probe's rates replace the guess. The probe's
+    rates stay valid for the process.
     """
     guess = device.guess
     if guess is not None and not device.threads:

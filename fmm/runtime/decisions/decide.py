@@ -337,7 +337,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a Trial; the first products of a shape then time the chosen plan and the vendor."""
+    """Return the decision with a Trial, by which the first products of a shape time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)

@@ -1,7 +1,7 @@
 """Early declines: tests that send products that no plan makes faster to the vendor, in a microsecond or less.
 
-A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if it
-has few bytes, if a side is short, or if the vendor was chosen for a product of the same sizes within the last seconds.
+A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if
+its operands have few bytes, if a side is short, or if a decline for the same sizes is cached.
 
 The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path leaves a call to
 the library, this decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached
@@ -237,7 +237,7 @@ def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
 def remember_declined_call(
     key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
 ) -> None:
-    """Cache the decline of the calls with this key; the library then computes these calls.
+    """Cache the decline of the calls with this key; until the decline expires, the library computes these calls.
 
     A large call may take longer than CALL_DECLINE_SECONDS, so the decline of a large call is cached for the seconds in
     DECLINE_MEMORY.

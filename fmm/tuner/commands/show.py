@@ -32,7 +32,7 @@ from fmm.tuner.findings.summary import (
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
 
-SHORT_EFFORTS = ("coarse", "quick")  # efforts that measure less than the default effort
+SHORT_EFFORTS = ("coarse", "quick")  # names of the efforts that measure less than the default effort
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,7 +98,7 @@ def device_summary_lines(key: str, sections: Mapping[str, JsonValue], path: Path
 def _section_fields(
     found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
 ) -> dict[str, JsonValue]:
-    """Return the fields of a section for JSON, with a summary of the decisions that fmm.matmul makes with it."""
+    """Return a section's fields for JSON, and a summary of the decisions that fmm.matmul makes with the section."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}
     answers, rejected = None, ""
