@@ -1,4 +1,6 @@
-"""The public functions. Each function checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
+"""The public functions.
+
+Each public function checks its arguments (fmm/request.py) and passes the arguments to fmm/dispatch.py.
 
 matmul, gemm and gram first call the vendor for products that no plan makes faster. A small product takes at most ten
 microseconds. A check of every option would lengthen such a call noticeably.
@@ -73,17 +75,18 @@ def matmul(
         Run this plan instead of choosing one, for example "winograd > vendor". `max_error_growth` and `workspace` then
         do not apply.
     max_error_growth : float, optional
-        Limit on the plan's expected error, as a multiple of the vendor's error (default 15, on a GPU 16). A limit below
-        1 selects plans that are more accurate than the vendor (float32 on Hopper, down to 0.02).
+        Limit on the plan's expected error, as a multiple of the vendor's error (default 15, on a GPU 16). With a limit
+        below 1, only plans that are more accurate than the vendor are allowed. (For float32 on Hopper there are such
+        plans down to 0.02.)
     workspace : int, optional
         Limit on the plan's workspace, in bytes (default: half of the free memory).
     componentwise : bool, optional
-        Bound the error of each entry relative to (|A| |B|)ij instead of the norm of the product.
+        If True, the error of each entry has a bound relative to (|A| |B|)ij, and not only relative to norms of A and B.
     device : str or int, optional
         A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Submatrices are copied to the device one after the
         other, so the arrays may be larger than the device's memory.
     progress : bool, optional
-        Show the progress of products of NumPy arrays that take more than ten seconds on stderr.
+        If True, products of NumPy arrays that take more than ten seconds show their progress on stderr.
 
     Returns
     -------
@@ -425,7 +428,7 @@ def explain_gemm(
     Parameters
     ----------
     a, b, c, alpha, beta, transpose_a, transpose_b, out, plan, max_error_growth, workspace
-        As in fmm.gemm. Only the memory layout of c is used.
+        As in fmm.gemm. Of `c`, only the memory layout is used.
 
     Returns
     -------
@@ -498,8 +501,8 @@ def minplus(
     Parameters
     ----------
     a, b : array
-        Matrices of NumPy, CuPy or torch, of float32, float64, int32 or int16. Other real types become float64.
-        Masked entries of a masked array are missing edges.
+        Matrices of NumPy, CuPy or torch, of float32, float64, int32 or int16. Arrays of other real types are converted
+        to float64. Masked entries of a masked array are missing edges.
     out : array, optional
         Array for the result, with the result's shape and type. `out` may overlap `a` and `b`.
     maximum : bool, optional
@@ -602,7 +605,7 @@ def plan(
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
-    """Return the decision for a product of an m x k and a k x n matrix, without arrays.
+    """Return the decision for a product of an m x k matrix and a k x n matrix; no arrays are needed.
 
     Parameters
     ----------

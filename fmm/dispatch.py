@@ -113,7 +113,7 @@ def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) 
 
 
 def multiply_with_options(a: Any, b: Any, out: Any, casting: Any, order: Any, dtype: Any) -> Any:
-    """Return the product of two plain NumPy arrays with some of numpy.matmul's options."""
+    """Return the product of two numpy.ndarray objects, with numpy.matmul's options casting, order and dtype."""
     if a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b):
         return numpy_matmul(a, b, out, casting=casting, order=order, dtype=dtype)
     library = NUMPY.with_options(matmul_options(casting, order, dtype, {}))
@@ -228,7 +228,10 @@ def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
 
 @lru_cache(maxsize=8)
 def recurring_gram_function(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
-    """Return the function that runs a cached fmm.gram call of one array; it returns None for any other call."""
+    """Return the function that runs a cached fmm.gram call of one array.
+
+    The function returns None for any other call.
+    """
     return torch_functions_module().recurring_gram_tensors if library.is_differentiable else run_recurring_gram
 
 

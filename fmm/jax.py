@@ -51,8 +51,8 @@ def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
     a, b : array_like
         Matrices, vectors or stacks of matrices, as for jax.numpy.matmul.
     precision : str or jax.lax.Precision, optional
-        "highest" computes float32 products in float32. On a GPU with any other precision XLA computes the product, and
-        may round the operands to TF32.
+        With "highest", float32 products are computed in float32. On a GPU with any other precision XLA computes the
+        product, and may round the operands to TF32.
 
     Returns
     -------

@@ -375,7 +375,7 @@ def missing_operands_error(
 
 
 def set_public_signature(function: Callable[SignatureP, ReturnT]) -> Callable[SignatureP, ReturnT]:
-    """Set the function's documented signature, without defaults of required operands; return the function."""
+    """Set the function's public signature, which has no defaults for required operands; return the function."""
     signature = inspect.signature(function)
     shown = [
         parameter.replace(default=parameter.empty) if parameter.default is REQUIRED_ARGUMENT else parameter

@@ -45,7 +45,7 @@ cublas_handle, cublas_gemm = cupy.cuda.device.get_cublas_handle, cublas.gemmEx
 
 
 class _GemmType(NamedTuple):
-    """The arguments of cublasGemmEx for one element type."""
+    """The type-dependent arguments of cublasGemmEx for one element type."""
 
     cuda_type: int  # cudaDataType
     compute_types: dict[int, int]  # value of cublasComputeType_t for each compute type of CuPy
@@ -99,7 +99,7 @@ def cublas_product(a: Any, b: Any) -> Any:
 
 try:  # CuPy's own function, even if a program sets `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
-except ImportError:  # other versions of CuPy have no such attribute
+except ImportError:  # some versions of CuPy lack this attribute
     matmul = cupy.matmul
 
 # NumPy has no bfloat16.
@@ -295,7 +295,7 @@ class _ForeignStream:
         self.address = address
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.address  # the protocol's version is 0
+        return 0, self.address  # 0 is the version of the protocol `__cuda_stream__`
 
 
 def stream_at_address(address: int) -> Any:

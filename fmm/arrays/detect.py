@@ -84,7 +84,7 @@ def is_on_cuda(x: Any) -> bool:
 
 
 def is_on_device(x: Any) -> bool:
-    """Return True for an array in a device's memory."""
+    """Return True if the array is in the memory of a CUDA device."""
     kind = array_kind(x)
     return kind in ("cupy", "other") or (kind == "torch" and str(getattr(x, "device", "")).startswith("cuda"))
 
@@ -92,7 +92,7 @@ def is_on_device(x: Any) -> bool:
 def type_name(dtype: Any) -> str:
     """Return the name of an element type; `dtype` is a name (also "tf32") or a type of NumPy, CuPy or torch.
 
-    For any other object, raise TypeError with the valid names.
+    If `dtype` is another object, raise a TypeError that lists the valid names.
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype

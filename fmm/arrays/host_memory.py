@@ -1,6 +1,6 @@
 """Host memory: the number of available bytes, and one cached allocation for workspaces.
 
-On devices, the memory pools of CuPy and torch cache workspaces.
+On CUDA devices, the memory pools of CuPy and torch already cache workspaces.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ Span = tuple[int, int]  # byte offsets of an array's lowest address and of its e
 class Operand(NamedTuple):
     """The description of an array: all properties of the array that decide how a product is computed.
 
-    Strides are in elements. `strides` is None if a stride is not a multiple of the element size, or if elements are
-    unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array occupies.
+    The field `strides` is in units of elements. `strides` is None if a stride is not a multiple of the element size, or
+    if elements are unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array
+    occupies.
     """
 
     shape: tuple[int, ...]
@@ -107,12 +108,12 @@ class Library(Protocol):
 
     @property
     def processor(self) -> Processor:
-        """The processor that multiplies the library's arrays."""
+        """The processor that multiplies the library's arrays: "cpu" or "cuda"."""
         ...
 
     @property
     def is_differentiable(self) -> bool:
-        """True if products can record gradients."""
+        """True if the library's products can record gradients."""
         ...
 
     @property
@@ -127,7 +128,10 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls; only the vendor's product may then run."""
+        """Function that returns True while a tracer or a mode records calls.
+
+        While calls are recorded, only the vendor's product may run.
+        """
         ...
 
     @property
@@ -141,7 +145,7 @@ class Library(Protocol):
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the adapter for a call with these options of numpy.matmul.
 
-        Raise TypeError if the library does not support them.
+        Raise TypeError if the library does not support an option.
         """
         ...
 
@@ -152,12 +156,12 @@ class Library(Protocol):
 
         The plan depends only on properties in the key.
 
-        If b is None, the call multiplies a by its own transpose.
+        If `b` is None, the call multiplies `a` by its own transpose.
         """
         ...
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        """Return the shapes, strides, types and devices of plain arrays; all arrays but a may be None."""
+        """Return the shapes, strides, types and devices of these arrays; all arrays except `a` may be None."""
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
@@ -177,7 +181,7 @@ class Library(Protocol):
         ...
 
     def data_pointer(self, x: Any) -> int:
-        """Return the address of the first element."""
+        """Return the address of the array's first element."""
         ...
 
     def device_number(self, x: Any) -> int:
@@ -299,15 +303,15 @@ class DeviceLibrary(Library, Protocol):
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and objects to hold until the last launch.
 
-        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on its current
-        stream.
+        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on the
+        library's current stream.
         """
         ...
 
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
         """Return a contiguous copy of a matrix, row-major for order "C" or column-major for order "F".
 
-        The copy is at the beginning of an allocation of `nbytes`. A leaf stores its prepared form of the matrix behind
+        The copy is at the beginning of an allocation of `nbytes`. A leaf stores a prepared form of the matrix behind
         the copy.
         """
         ...

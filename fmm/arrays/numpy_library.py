@@ -124,7 +124,7 @@ def to_numpy(x: Any) -> Any:
 BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
 INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # element types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
-DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which shares its name with `long`
+DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, whose name is also that of `long`
 VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 # options of numpy.matmul that plans support; with any other option NumPy multiplies
 OPTIONS_OF_PLANS = {"casting", "order", "dtype"}
@@ -353,8 +353,8 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 def is_blas_readable(x: Array) -> bool:
     """Return True if NumPy's BLAS can read the matrices in place.
 
-    If BLAS cannot, NumPy copies both operands, and does not notice that b is a's transpose. BLAS reads the native byte
-    order only.
+    If BLAS cannot read an operand, NumPy copies both operands, and does not notice that `b` is the transpose of `a`.
+    BLAS reads only the native byte order.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
@@ -381,7 +381,7 @@ class _TensorMemory:
 
 
 def tensor_as_numpy(x: Any) -> Array:
-    """Return a NumPy array of a plain tensor's memory.
+    """Return a NumPy array that shares the memory of a strided tensor.
 
     torch's own `x.numpy()` would forbid later changes of the storage's size, and torch resizes sharded parameters.
     """

@@ -57,7 +57,7 @@ def check_integer_factors(x: Any, *factors: Any) -> None:
 def as_torch_factor(x: Any, factor: Any) -> Any:
     """Return alpha or beta as torch accepts it.
 
-    For float tensors it becomes a float, since an int may have more than 64 bits.
+    For float tensors alpha and beta become floats, since an int may have more than 64 bits.
     """
     is_int = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
     return float(factor) if is_int else factor
@@ -67,10 +67,10 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 
 
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
-    """Return torch's product in `out`. If `out` overlaps a or b, the product is first computed in a new tensor.
+    """Return torch's product in `out`. If `out` overlaps an operand, the product is first computed in a new tensor.
 
-    torch itself would write `out` into the operands while it reads them. If `out` overlaps an operand, NumPy also
-    computes the product in a temporary.
+    torch itself would write `out` over the operands while torch reads the operands. If `out` overlaps an operand, NumPy
+    also computes the product in a temporary.
     """
     if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
@@ -231,7 +231,7 @@ class _TorchLibraryBase:
         out.copy_(source)
 
     def mark_written(self, out: Any) -> None:
-        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old values then fails
+        torch.autograd.graph.increment_version(out)  # a backward pass that needs the values before this write fails
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()

@@ -45,7 +45,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     Returns
     -------
     array
-        The result, of the operands' library; `out` if it was passed. It may be a view with permuted dimensions.
+        The result, of the operands' library; `out` if it was passed. The result may be a view with permuted dimensions.
 
     Raises
     ------
@@ -56,9 +56,9 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
 
     Notes
     -----
-    Each pair of arrays is one call of fmm.matmul (or fmm.gram, for an array and itself), so the errors and the memory
-    are those of fmm.matmul. An array is copied only if its strides do not allow a view of the array as a matrix. For
-    pairs without a summed label, the library multiplies the elements.
+    Each pair of arrays is one call of fmm.matmul (fmm.gram for an array and itself), with the errors and memory of that
+    function. An array is copied only if its strides do not allow a view of the array as a matrix. For pairs without a
+    summed label, the library multiplies the elements.
 
     Examples
     --------

@@ -7,8 +7,8 @@ columns:
     C[batch, rows, columns] = sum over summed of A[batch, rows, summed] B[batch, summed, columns]
 
 All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
-next stride times the next label's size. So the labels of each group are ordered as an array stores them. The result's
-dimensions have the order in which the product writes them. The caller permutes the dimensions, without a copy.
+next stride times the next label's size. So the labels of each group are ordered as the array stores the dimensions. The
+result's dimensions have the order in which the product writes them. The caller permutes the dimensions, without a copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
 `contract_pair` runs the resulting plan on arrays.
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
 
     def strides_nest(self, labels: Sequence[str]) -> bool:
-        """Return True if these dimensions, in this order, can become one dimension without a copy."""
+        """Return True if the dimensions with these labels, in this order, can become one dimension without a copy."""
         dimensions = {x: (n, stride) for x, n, stride in zip(*self, strict=True) if n != 1}
         nested = pairwise(dimensions[x] for x in labels if x in dimensions)
         return all(outer[1] == inner[1] * inner[0] for outer, inner in nested)
@@ -217,7 +217,7 @@ def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, 
     """Return the outer labels, which number the matrices of a stack, and the labels that form one side of each matrix.
 
     If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
-    operand. The outermost labels then number the matrices of a stack, if these matrices are large.
+    operand. In this case, the outermost labels number the matrices of a stack, if the matrices are large.
     """
     sizes = operand.sizes
     start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))

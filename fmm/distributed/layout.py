@@ -113,7 +113,7 @@ class BlocksHeld:
 
     @cached_property
     def _ranks_by_block(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
-        """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
+        """The row ranges and the column ranges of all blocks, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._blocks_by_rank):
             holders[box].append(rank)
@@ -167,7 +167,7 @@ class MeshLayout:
 
     @property
     def summand_process_count(self) -> int:
-        """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
+        """Number of processes that compute summands of one block of C, each over its range of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K_AXIS)
 
     @cached_property

@@ -135,7 +135,7 @@ def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
 
 
 def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, held: Any) -> dict[BlockKey, Any]:
-    """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
+    """Return this process's part of each block of A or B; each part is a view of one submatrix, or else a copy."""
     m, _, n = cut.parts
     if operand == "B":
         transposed = _cut_into_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)

@@ -148,7 +148,7 @@ def rank_sharings(
 
 
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
-    """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
+    """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
     A candidate with an outer level is chosen only if it saves LEVEL_MARGIN of the time of candidates without a level.
     For a one-dimensional mesh that multiplies as a two-dimensional mesh, the required saving is RECTANGLE_MARGIN.
@@ -188,7 +188,7 @@ def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
 
 
 def canonical_layout(layout: MeshLayout) -> MeshLayout:
-    """Return the layout with the cuts that an outer level needs: A cut as the rows of C, B as the columns of C."""
+    """Return the layout with the cuts that an outer level needs: A has the row cuts of C, B the column cuts of C."""
 
     def canonical_cuts(operand: OperandName, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)

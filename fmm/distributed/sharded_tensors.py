@@ -89,7 +89,7 @@ def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
 
 
 class SharedProductFunction(torch.autograd.Function):  # type: ignore[misc]
-    """The shared product as an autograd function; its gradients are also shared products, sharded like the operands."""
+    """The shared product as an autograd function; its gradients are shared products, sharded like the operands."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
@@ -129,7 +129,7 @@ def _are_on_one_mesh(a: Any, b: Any) -> bool:
 
 
 def _can_share_product(a: Any, b: Any) -> bool:
-    """Return True for non-empty matrices of one type on one mesh, placed by Shard, Replicate or Partial only."""
+    """Return True for non-empty matrices of one type on one mesh, each placed by Shard, Replicate or Partial."""
     if not _are_on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
@@ -235,7 +235,7 @@ def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, 
 
 
 def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
-    """Return valid placements as a tuple; by default cut by rows, or on a two-dimensional mesh by rows and columns."""
+    """Return valid placements as a tuple; the default cuts rows, or on a two-dimensional mesh rows and columns."""
     if placements is None:
         if mesh.ndim > 2:
             raise ValueError(f"a mesh of {mesh.ndim} dimensions has no default cuts of {matrix}: pass its placements")
@@ -246,7 +246,7 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 
 
 def cut_axes_of_placements(x: Any) -> CutAxes:
-    """Return the axis of x that each dimension of the mesh cuts; 0 for Partial, which is reduced to row shards."""
+    """Return the axis of x that each mesh dimension cuts; for Partial 0, since x is then reduced to row shards."""
 
     def cut_axis(place: Any) -> int | None:
         if type(place) is Shard:
@@ -392,14 +392,14 @@ def _local_device(x: Any) -> Device:
     library = torch_library_of(local)
     try:
         return get_device(library.processor, library.device_number(local))
-    except ImportError:  # without CuPy each process multiplies its panels with torch, and the product is still shared
+    except ImportError:  # without CuPy, the product is shared, and torch multiplies the panels
         properties = torch.cuda.get_device_properties(local.get_device())
         capability = f"{properties.major}.{properties.minor}"
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)
 
 
 def _mesh_network(mesh: Any, device: Device) -> Network:
-    """Return the default network of the mesh's devices; LOCAL_WORLD_SIZE (torchrun) counts processes per host."""
+    """Return the default network of the mesh's devices; the variable LOCAL_WORLD_SIZE has the processes per host."""
     parts = parse_gpu_device_key(device.identity.key)
     capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()

@@ -1,8 +1,8 @@
 """Shared C++ libraries with fmm's hooks for torch and NumPy; each library is compiled at its first use and cached.
 
 A cached library is loaded only if its file has the expected digest: loading a truncated file would crash the process.
-Only this user and root may have write permission for the file. A library that fails one of these checks
-is compiled again.
+Only this user and root may have write permission for the file. A cached library with a wrong digest or with other
+permissions is compiled again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_TIMEOUT_SECONDS = 300  # seconds after which a compiler is stopped
+COMPILE_TIMEOUT_SECONDS = 300  # time limit of a compilation in seconds
 WRITABLE_BY_OTHERS_MODE = 0o022  # mode bits that let the file's group or all users write to the file
 
 
@@ -108,7 +108,7 @@ def find_compiler() -> list[str]:
 
 
 def private_cache_folder() -> Path | None:
-    """Return the folder of cached libraries; None if other users than this user and root can write to the folder."""
+    """Return the folder of cached libraries; None if users other than this user and root can write to the folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

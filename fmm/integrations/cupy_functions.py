@@ -79,7 +79,10 @@ class CupyFunctions:
         return self.own_dot(*operands, **options)
 
     def inner(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
+        """Return cupy.inner's result.
+
+        For two matrices, fmm multiplies the first matrix by the transpose of the second matrix.
+        """
         if (
             len(operands) == 2
             and not options

@@ -89,7 +89,10 @@ def compute_dot(*operands: Any, **options: Any) -> Any:
 
 
 def compute_inner(*operands: Any, **options: Any) -> Any:
-    """Return numpy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
+    """Return numpy.inner's result.
+
+    For two matrices, fmm multiplies the first matrix by the transpose of the second matrix.
+    """
     if len(operands) == 2 and not options and type(operands[1]) is ndarray:
         a, b = operands[0], operands[1].T
         by_fmm = _may_plan_pay(a, b)
@@ -128,7 +131,7 @@ def _are_plain_matrices(a: Any, b: Any) -> bool:
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if numpy.dot can write to `out`: dot requires a row-major array of the exact result type.
 
-    For any other `out`, NumPy raises its own error.
+    If numpy.dot cannot write to `out`, NumPy raises its own error.
     """
     if out is None:
         return True

@@ -41,7 +41,8 @@ CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type: NumPy computes all products of the type
 # Smallest number of multiply-adds for which fmm decides the first product of new sizes. A decision takes a millisecond,
 # and a product with so many multiply-adds far longer. The limit for integers is lower, since NumPy multiplies integers
-# more slowly. For smaller products of new sizes, NumPy computes the first product, and fmm decides the second product.
+# more slowly. For new sizes with fewer multiply-adds, NumPy computes the first product, and fmm decides from the second
+# product on.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 # The packages whose functions run inside fmm's calls.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
@@ -50,7 +51,7 @@ DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE
 
 FIRST_PRODUCT_REASON = "NumPy answers the first product of these sizes, since deciding might take longer"
 # Return values of `compute_loop_product`. NumPy's own loop runs unless the value is WRITTEN. The compiled loops
-# remember DECLINED for a second, and forget DECLINED_NOW.
+# remember DECLINED for a second and do not remember DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
@@ -168,7 +169,7 @@ def compute_loop_product(
     product.
 
     Exceptions of signal handlers pass through this function. The compiled loop raises such an exception when the
-    product is complete. Any other exception is an error of fmm; NumPy's loop then computes the product.
+    product is complete. Any other exception is an error of fmm; after such an error NumPy's loop computes the product.
     """
     try:
         if _is_called_by_fmm():
@@ -260,7 +261,7 @@ def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
 class LoopLibrary(NumpyLibrary):
     """The NumPy adapter for the products of one loop.
 
-    Its vendor's product computes nothing: it records that the compiled loop must multiply.
+    This adapter's `vendor_product` computes nothing, and records that the compiled loop must multiply.
     """
 
     def __init__(self) -> None:

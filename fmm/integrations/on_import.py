@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-ImportCallback = Callable[[str], None]  # receives the name of the imported module
+ImportCallback = Callable[[str], None]  # a callback receives the name of the imported module
 
 _waiting_callbacks: dict[str, list[ImportCallback]] = {}
 _finished_modules: set[str] = set()  # names of modules that are loaded and have no waiting callbacks

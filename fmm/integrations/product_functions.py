@@ -20,7 +20,7 @@ NOT_DEFINED_VALUE = object()  # marks a name that the module or class does not d
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
     """Return a function that calls `answer` and replaces the library's function `own`.
 
-    Weak references to the new function are possible if they are possible for `own`.
+    The new function allows weak references if `own` allows weak references.
 
     Numba keeps a table of functions, with weak references to all functions that allow them.
     """

@@ -155,7 +155,7 @@ def report() -> Report:
     """Return a report of the program's products so far: the plans that ran, and the reasons why products had no plan.
 
     Counting begins with the first call of this function, or earlier with FMM_REPORT or `python -m fmm --report`. A
-    forked process counts its own products.
+    forked process counts only its own products.
 
     Returns
     -------

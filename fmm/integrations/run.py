@@ -1,9 +1,8 @@
 """`python -m fmm`: run a program with fmm installed into its libraries.
 
-The program runs as under Python itself. The program's module is `__main__` until the process ends: pickle and threads
-may need the module after its last line has run. sys.argv holds the program's arguments, and sys.path begins with the
-program's folder. An uncaught exception is printed without fmm's frames and ends the process with Python's usual exit
-status.
+The program runs as under Python itself. The program's module stays `__main__` until the process ends, since pickle and
+threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with its
+folder. An exception is shown without fmm's frames, and ends the process with the usual status.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS_ID_MARK in options.report:  # without the mark, child processes would overwrite the file
+        if PROCESS_ID_MARK in options.report:  # else child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
@@ -53,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # The exception has been printed already. Python then sets the exit status, or ends the process by the signal.
+        # The exception has been printed already. After the exception, Python sets the exit status, or ends the process
+        # by the signal.
         sys.excepthook = _silent_excepthook
         raise
     return 0

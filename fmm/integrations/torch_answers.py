@@ -183,7 +183,10 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
 
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
-    """Return True if `out` can receive the product without a change of its size; torch handles any other `out`."""
+    """Return True if the product can be written to `out` without a change of the size of `out`.
+
+    torch handles any other `out`.
+    """
     return is_writable_out(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 

@@ -1,9 +1,10 @@
 """fmm as a candidate in Inductor's autotuning: for mm, torch.compile times fmm's product and Inductor's own kernels.
 
-If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. This candidate is for
-programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured. The modes reduce-overhead
-and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor accepts external candidates
-for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are compiled to C++ cannot use it.
+If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. The candidate is for
+programs that use fmm only in functions that torch.compile compiles. No plan runs while a CUDA graph is captured. The
+modes reduce-overhead and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor
+accepts external candidates for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are
+compiled to C++ cannot use it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread: it then times candidates on test data."""
+    """Return True while Inductor compiles in this thread, since Inductor times candidates on test data."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 

@@ -67,7 +67,7 @@ def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
 # ---- with the hook in C++
 
 
-_active_products: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
+_active_products: dict[str, DispatcherProducts] = {}  # the installed DispatcherProducts of each dispatch key
 _hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
 _implemented_keys: set[str] = set()  # the dispatch keys for which torch's library fmm_hook has kernels
 

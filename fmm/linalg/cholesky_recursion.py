@@ -17,7 +17,7 @@ def cholesky_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return how often to halve; 0 where the library's own function factors, or rejects, the whole array."""
     if not is_square(a):
         return 0
-    return split_levels(a.shape[-1], None, library.dtype_name(a), library.device(a), limit, CHOLESKY_RULE)
+    return split_levels(a.shape[-1], None, library.product_type(a), library.device(a), limit, CHOLESKY_RULE)
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN

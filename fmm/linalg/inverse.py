@@ -47,7 +47,7 @@ def inv(
     Raises
     ------
     LinAlgError
-        The matrix is singular, or with "pos" not positive definite: the exception of the library.
+        The matrix is singular; with "pos", where products gain: not positive definite. The exception is the library's.
     ValueError
         assume_a has an unknown value.
 
@@ -79,7 +79,7 @@ def inv(
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
     n = a.shape[-1]
-    if not split_levels(n, None, library.dtype_name(a), library.device(a), limit, INVERSE_RULE):
+    if not split_levels(n, None, library.product_type(a), library.device(a), limit, INVERSE_RULE):
         return library.inv(a)
     levels, inverse = triangular_levels(library, a, n, limit), library.empty(tuple(a.shape), a)
     for i in np.ndindex(*a.shape[:-2]):

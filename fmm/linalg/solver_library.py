@@ -6,11 +6,13 @@ A function with a trailing `_block` works on two matrices in place; all others t
 from __future__ import annotations
 
 import sys
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from fmm.arrays.detect import array_kind, mixed_arrays_error
+from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error
 
 
 class NumpySolvers:
@@ -23,12 +25,12 @@ class NumpySolvers:
         """Return the device as fmm.plan names it."""
         return "cpu"
 
-    def dtype_name(self, x: Any) -> str:
-        """Return the name of the element type."""
-        return str(x.dtype.name)
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; an empty text where the library's own functions must answer."""
+        return str(x.dtype.name) if has_scipy() else ""
 
     def is_plain(self, *arrays: Any) -> bool:
-        """Return True if fmm may compute: no trace, transform or precision setting belongs to the library alone."""
+        """Return True if fmm may compute: no trace, transform or mode belongs to the library alone."""
         return True
 
     def needs_gradient(self, *arrays: Any) -> bool:
@@ -109,6 +111,13 @@ class CupySolvers(NumpySolvers):
         """Return the device as fmm.plan names it."""
         return f"cuda:{x.device.id}"
 
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; empty for another compute type or device than CuPy's default."""
+        from fmm.arrays.cupy_library import COMPUTE_DEFAULT, current_device, get_compute_type
+
+        has_other_mode = get_compute_type is not None and get_compute_type(x.dtype) > COMPUTE_DEFAULT
+        return "" if has_other_mode or x.device.id != current_device() else str(x.dtype.name)
+
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by cuBLAS's trsm."""
         from cupyx.scipy.linalg import solve_triangular
@@ -149,23 +158,19 @@ class TorchSolvers(NumpySolvers):
         """Return the device as fmm.plan names it."""
         return str(x.device)
 
-    def dtype_name(self, x: Any) -> str:
-        """Return the name of the element type."""
-        return str(x.dtype).removeprefix("torch.")
-
-    def is_plain(self, *arrays: Any) -> bool:
-        """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes.
-
-        torch.linalg never computes in TF32. Products do where the program allows TF32: then torch.linalg answers.
-        """
-        from fmm.arrays.torch_calls import is_plain_call
+    def product_type(self, x: Any) -> str:
+        """Return the element type of products; empty where the program allows TF32, unlike torch.linalg."""
         from fmm.arrays.torch_library import float32_precision
 
-        a, torch = arrays[0], self.module
-        if not all(is_plain_call(a, x, None) and x.dtype == a.dtype for x in arrays):
-            return False
-        is_single = a.dtype in (torch.float32, torch.complex64)
-        return not (a.is_cuda and is_single and float32_precision() not in ("ieee", "none"))
+        is_single = x.dtype in (self.module.float32, self.module.complex64)
+        is_coarse = x.is_cuda and is_single and float32_precision() not in ("ieee", "none")
+        return "" if is_coarse else str(x.dtype).removeprefix("torch.")
+
+    def is_plain(self, *arrays: Any) -> bool:
+        """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes."""
+        from fmm.arrays.torch_calls import is_plain_call
+
+        return all(is_plain_call(arrays[0], x, None) and x.dtype == arrays[0].dtype for x in arrays)
 
     def needs_gradient(self, *arrays: Any) -> bool:
         """Return True if autograd records the call."""
@@ -213,11 +218,18 @@ NUMPY_SOLVERS = NumpySolvers()
 
 def solver_library(*arrays: Any) -> NumpySolvers:
     """Return the functions of the arrays' library; TypeError if the arrays are of several libraries."""
+    check_dense("fmm.linalg", *arrays)
     kinds = {array_kind(x) for x in arrays}
     if len(kinds) > 1 or "other" in kinds:
         raise mixed_arrays_error(**{name: x for name, x in zip("ab", arrays, strict=False)})
     kind = kinds.pop()
     return NUMPY_SOLVERS if kind == "host" else CupySolvers() if kind == "cupy" else TorchSolvers()
+
+
+@cache
+def has_scipy() -> bool:
+    """Return True if SciPy is installed: without SciPy, numpy.linalg answers alone."""
+    return find_spec("scipy") is not None
 
 
 def scipy_linalg(function: str) -> Any:

@@ -37,7 +37,7 @@ def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: Triangul
 
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
     """Return how often to halve triangular matrices with this number of right sides."""
-    return split_levels(a.shape[-1], columns, library.dtype_name(a), library.device(a), limit, TRIANGULAR_RULE)
+    return split_levels(a.shape[-1], columns, library.product_type(a), library.device(a), limit, TRIANGULAR_RULE)
 
 
 def solve_in_place(

@@ -1,4 +1,4 @@
-"""The choice of the fastest predicted schedule among the candidates that fit into the device's memory."""
+"""Choose the schedule with the shortest predicted time among the candidates that fit into the device's memory."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from fmm.out_of_core.schedule import (
 )
 from fmm.problem import Shape
 
-# candidate counts of parts into which a side of C is cut
+# candidate numbers of parts of a side of C
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# smallest length of equal pieces of the inner dimension; shorter pieces are used only if longer pieces do not fit
+# smallest preferred length of equal pieces of the inner dimension; shorter pieces are used if these do not fit
 MIN_INNER_PIECE_LENGTH = 2048
-# lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
+# the lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
 CUT_LENGTH_MULTIPLE = 64
-# Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
+# Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate numbers of
 # pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
 MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
 # Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Large bands are
 # multiplied faster; a small last band is stored sooner.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-# candidate counts of tiles of one matrix on the device: one tile is multiplied, one is being loaded, and a third may be
-# ready
+# candidate numbers of tiles of one matrix on the device: one is multiplied, one is loaded, and a third may be ready
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
 MIN_PRODUCTS_FOR_ONE_BAND = (
-    64  # with this number of tile products or more, the start and the end of a schedule no longer matter
+    64  # the start and the end of a schedule have little effect from this number of tile products on
 )
 
-# workspace bytes -> function that returns the seconds of a tile product of a given size
+# workspace bytes -> function: size of a tile product -> its seconds
 ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
 class TilesDoNotFitError(MemoryError):
-    """The device's memory is too small for tiles of any size."""
+    """Raised if the device's memory is too small for tiles of any size."""
 
 
 def choose_schedule(
@@ -61,10 +60,11 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield schedules with several bands: for each cut of the inner dimension, with the fewest blocks that fit.
+    """Yield schedules with several bands: for each cut of the inner dimension, the one with the fewest blocks that fit.
 
-    The addition of each further piece's product rounds C once more. 16-bit types lose accuracy in this rounding, and
-    integers need an extra pass over memory for each piece. These types therefore get one piece if one piece fits.
+    Adding the product of a further piece of the inner dimension rounds C once more. 16-bit types lose accuracy when C
+    is rounded more often, and integers need an extra pass over memory for each piece. For 16-bit types and integers,
+    the inner dimension is therefore one piece if that piece fits.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
@@ -79,7 +79,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
 
 
 def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, then shorter equal pieces."""
+    """Yield candidate lengths of the inner dimension's pieces: one piece, growing pieces, then shorter equal pieces."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
@@ -103,10 +103,11 @@ def _rounded_cut_length(length: float, most: int) -> int:
 def _cuts_within_memory(
     size: Shape, pieces: tuple[int, ...], itemsize: int, memory_limit: int, exact: bool
 ) -> Iterator[ProductCut]:
-    """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
+    """Yield cuts with different numbers of tiles on the device; fewer tiles leave more memory for blocks of C.
 
-    If C has several columns of blocks, one candidate keeps all tiles of A for a row of blocks on the device. Each tile
-    of A is then loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate keeps on the device all tiles of A for a row of blocks. With all
+    tiles for a row of blocks on the device, each tile of A is loaded only once. If each matrix has only one tile on the
+    device, the device is idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
@@ -120,7 +121,7 @@ def _cuts_within_memory(
 def _cut_with_fewest_blocks(
     size: Shape, pieces: tuple[int, ...], slots: tuple[int, int], itemsize: int, memory_limit: int, exact: bool
 ) -> ProductCut | None:
-    """Return the cut that fits with the fewest blocks of C, as square as possible; None if no cut fits."""
+    """Return the cut that fits with the fewest, most nearly square blocks of C; None if no cut fits."""
     (m, _, n), count = size, len(cut_ranges(size[1], pieces))
     for parts in CANDIDATE_PART_COUNTS:
         for parts_across in CANDIDATE_PART_COUNTS:
@@ -134,8 +135,8 @@ def _cut_with_fewest_blocks(
                 continue
             tiles = min(count * down, slots[0]), min(count * across, slots[1]), min(down * across, 2)
             cut = ProductCut(rows, cols, pieces, (rows,), tiles)
-            # A product of integers is written to a separate matrix and then added to C, which needs memory for a
-            # further block.
+            # An integer product is written to a separate block and then added to C, which needs memory for one more
+            # block.
             limit = memory_limit - (block_slot_bytes(rows, cols, itemsize) if exact else 0)
             if _estimate_slot_bytes(size, cut, itemsize) > limit:
                 continue
@@ -145,7 +146,7 @@ def _cut_with_fewest_blocks(
 
 
 def _estimate_slot_bytes(size: Shape, cut: ProductCut, itemsize: int) -> int:
-    """Return an upper estimate of the bytes of all slots, from the largest tile and the size of each matrix."""
+    """Return an upper bound of the bytes of all slots, computed from the largest tile and the size of each matrix."""
     (m, k, n), (slots_a, slots_b, slots_c), depth = size, cut.slots, max(cut.pieces)
     bytes_a = min(m * k * itemsize, slots_a * tile_slot_bytes(cut.rows, depth, itemsize))
     bytes_b = min(k * n * itemsize, slots_b * tile_slot_bytes(depth, cut.cols, itemsize))

@@ -12,14 +12,14 @@ import numpy as np
 from fmm.out_of_core.transfers import Array
 
 cuda_runtime = cupy.cuda.runtime
-# extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
+# extra bytes that are reserved because CuPy's pool rounds each workspace array up to a multiple of 512 bytes
 POOL_ROUNDING_BYTES = 1 << 16
-# arguments: A, B, C, whether the product is added to C, workspace bytes
+# arguments: A, B, C, True to add the product to C, workspace bytes
 MultiplyTiles = Callable[[Any, Any, Any, bool, int], None]
 
 
 class CudaEvent:
-    """A CUDA event that happens when all work enqueued so far on a stream is done."""
+    """A CUDA event that happens when all work that was enqueued on a stream before the event is done."""
 
     def __init__(self, stream: Any) -> None:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
@@ -33,7 +33,7 @@ class CudaEvent:
 
 
 class PinnedBuffer:
-    """Page-locked host memory, and the event at the end of the last copy from this memory to the device."""
+    """Page-locked host memory, and the event after the last copy from this memory to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -46,13 +46,13 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of closed engines, by device number. New engines use these streams again, since CuPy's pool returns freed
-# memory only to the stream that used the memory: a new stream would allocate all memory again.
+# Streams of closed engines by the index of their device. New engines reuse the streams of closed engines, since CuPy's
+# pool returns freed memory only to the stream that used it.
 _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """Engine on one CUDA device, a context manager; the function `product` multiplies tiles on the current stream."""
+    """Engine on one CUDA device and context manager; the function `product` multiplies tiles on the current stream."""
 
     def __init__(self, number: int, product: MultiplyTiles) -> None:
         self.number, self.product = number, product
@@ -77,7 +77,7 @@ class CudaEngine:
 
     def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
-            # the memory returns at once to CuPy's pool, from which the products allocate their workspaces
+            # the memory returns at once to CuPy's pool; the products allocate their workspaces from this pool
             cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
     def create_buffer(self, nbytes: int) -> PinnedBuffer:
@@ -109,7 +109,7 @@ class CudaEngine:
 
 
 def _acquire_streams(number: int) -> tuple[Any, Any, Any]:
-    """Return three streams (for computing, sending and fetching) that no other engine uses."""
+    """Return three streams (to compute, to send and to fetch) that no other engine uses."""
     with suppress(KeyError, IndexError):
         return _idle_streams[number].pop()
     with cupy.cuda.Device(number):

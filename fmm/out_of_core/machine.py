@@ -36,7 +36,7 @@ class StreamingDevice(Protocol):
 
 @dataclass(frozen=True)
 class CudaStreamingDevice:
-    """The CUDA device with this number, used through CuPy."""
+    """The CUDA device with this index, used through CuPy."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""fmm.matmul of NumPy arrays on a CUDA device: check the arrays, and choose, explain and execute a schedule.
+"""Implement fmm.matmul of NumPy arrays on a CUDA device: check the arrays, then choose, explain and run a schedule.
 
 NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
 tile by tile in the type of NumPy's result. Each tile product uses the plan that fmm.matmul would choose on the device.
@@ -38,11 +38,12 @@ from fmm.runtime.progress import Progress, show_progress
 
 FREE_MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
 ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
-# number of bits that a rounded memory limit keeps after its leading bit, so that similar limits share a cached schedule
+# number of bits after the leading bit to which a memory limit is rounded, so that similar limits share a cached
+# schedule
 LIMIT_SIGNIFICANT_BITS = 3
-# candidate shares of the memory limit for tiles; a smaller share is tried if a required plan's workspace does not fit
+# candidate shares of the memory limit for tiles; the next share is tried if a required plan's workspace does not fit
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
-RETRY_MEMORY_RATIO = 0.7  # ratio of the next memory limit to the previous one, after the device ran out of memory
+RETRY_MEMORY_RATIO = 0.7  # after the device ran out of memory, the memory limit is multiplied by this number
 MAX_MEMORY_ATTEMPTS = 4
 
 
@@ -58,7 +59,7 @@ def streamed_matmul(
     constraints: PlanConstraints,
     progress: bool = False,
 ) -> Any:
-    """Multiply on the device; return what numpy.matmul returns, or raise what numpy.matmul raises."""
+    """Multiply on the device; return the same result or raise the same error as numpy.matmul."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
@@ -68,7 +69,7 @@ def streamed_matmul(
         target = library.new_array(library.describe_result(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
-            # The predicted time assumes that every product of a stack takes as long as the first product.
+            # The predicted time of a stack assumes that every product takes as long as the first product.
             x, y, z = _transpose_for_row_major_result(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
             seconds = _plan_streamed_product(
@@ -131,7 +132,7 @@ def _is_memory_mapped(x: Any) -> bool:
 def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
     """Return the type in which the device computes the product; an empty string if NumPy must compute it.
 
-    float16 is included: NumPy's BLAS has no float16 products, but a CUDA device has.
+    float16 products run on the device: NumPy's BLAS has no float16 products, but a CUDA device has.
     """
     setting, shape = library.product_setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
@@ -160,7 +161,7 @@ def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array
 
 
 def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return A, B and C; if C is column-major, return B^T, A^T and C^T, so that C is row-major."""
+    """Return A, B and C; if C is column-major, return B^T, A^T and C^T instead, so that the result is row-major."""
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
 
@@ -169,7 +170,7 @@ def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array
 
 @dataclass(frozen=True)
 class StreamedProduct:
-    """A schedule, its predicted times, the workspace limit of tile products, and the launch unit of each tile size."""
+    """A schedule, its predicted times, the workspace limit of a tile product, and the launch unit of each tile size."""
 
     schedule: Schedule
     times: ScheduleTimes
@@ -178,7 +179,7 @@ class StreamedProduct:
     units: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
-        """Return the sizes with which a tile product of this size is launched: the whole product, or bands of rows."""
+        """Return the sizes of the launches of a tile product: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
@@ -213,8 +214,8 @@ def _cached_streamed_product(
 ) -> StreamedProduct:
     """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
 
-    A required plan may exceed its workspace limit. The tiles' share of the memory is then reduced until workspace and
-    tiles fit.
+    A required plan may need more workspace than the limit. The share of memory for tiles is then reduced until
+    workspace and tiles fit.
     """
     if constraints.plan is None:
         return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)
@@ -244,7 +245,7 @@ def _fastest_streamed_product(
     schedule, times = choose_schedule(
         size, dtype, tile_limit, rates, lambda free_bytes: product_seconds(free_bytes + limit - tile_limit)
     )
-    # A required plan may be invalid for fewer rows, so tile products with a required plan are launched as a whole.
+    # A required plan may be invalid for bands with fewer rows, so its tile products are launched as a whole.
     choose_unit = limited_launch_unit if constraints.plan is None else whole_launch_unit
     free_bytes = limit - schedule.total_slot_bytes
     seconds, workspace = product_seconds(free_bytes), _tile_workspace_limit(constraints, free_bytes)
@@ -252,8 +253,8 @@ def _fastest_streamed_product(
     return StreamedProduct(schedule, times, workspace, dtype, units)
 
 
-# Sizes of sample tiles, as shares of the product's m, k and n. Plans are chosen for the sample tiles; for all other
-# tiles, only these plans are compared.
+# Sizes of sample tiles, as fractions of the product's m, k and n. Plans are chosen for the sample tiles; for any other
+# tile size, only these plans are compared.
 SAMPLE_TILE_SHARES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
@@ -303,7 +304,7 @@ def _stream_product(
         except machine.out_of_memory_error as error:
             if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
-        # the added number of multiply-adds is negative: the product starts again from the beginning
+        # subtract the finished multiply-adds, since the product starts again from the beginning
         progress.add_done(done - progress.done)
         limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
 
@@ -363,7 +364,7 @@ def _schedule_text_lines(streaming: StreamedProduct, rates: CopyRates, memory: i
 
 
 def _lengths_text(total: int, lengths: Sequence[int]) -> str:
-    """Return the lengths of a cut as text: "4096 + 12288", or "16 times 4096"."""
+    """Return the lengths of a cut's pieces as text, for example "4096 + 12288" or "16 times 4096"."""
     cut_lengths = [last - first for first, last in cut_ranges(total, lengths)]
     runs = [(length, len(list(run))) for length, run in groupby(cut_lengths)]
     return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)

@@ -1,12 +1,12 @@
 """Run a schedule on an engine: one thread loads tiles, another thread stores bands, and the caller's thread multiplies.
 
-Each thread executes its steps in order; a step starts when the steps in its field `after` are done. An exception in one
-thread, including Ctrl-C, ends all three threads before the exception is raised.
+Each thread executes its steps in order; a step starts after all steps in its field `after` are done. An exception in
+one thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-Launched products cannot be stopped, so Ctrl-C waits until the products end. Products are launched at most one second
-ahead of the running product; one product may always be launched ahead. A product of more than a second (float64 on a
-card with few float64 units) is launched in bands of rows. The bands are used only if the model predicts that all bands
-together take no longer than the whole product.
+A launched product cannot be stopped, so Ctrl-C waits until all launched products end. At most one second of products is
+launched ahead of the running product, or one product if it takes longer. A product that takes more than a second
+(float64 on a card with few float64 units) is launched in bands of rows. Bands are used only if all bands of a product
+are predicted to take no longer than the whole product.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fmm.out_of_core.transfers import Array, CopyThreads, DeviceEngine, DeviceEv
 from fmm.problem import Shape
 
 MAX_LAUNCH_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
-# largest allowed ratio of the seconds of all bands of a product to the seconds of the whole product
+# largest allowed ratio: seconds of all bands of a product, divided by the seconds of the whole product
 MAX_BAND_SLOWDOWN = 1.01
 MIN_BAND_ROWS = 256  # smallest number of rows of a band
 ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
@@ -44,19 +44,19 @@ ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a p
 
 
 class LaunchUnit(NamedTuple):
-    """The rows of each launch of a tile product, and the predicted seconds of one launch."""
+    """The number of rows in each launch of a tile product, and the predicted seconds of one launch."""
 
     rows: int
     seconds: float
 
 
 def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit that consists of all rows of a product."""
+    """Return the launch unit with all rows of a product."""
     return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
 def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the largest band that takes at most a second, or a larger band if smaller bands would be too slow."""
+    """Return the launch unit with the largest band within a second, or a larger band if smaller bands are too slow."""
     unit = whole = whole_launch_unit(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
@@ -68,14 +68,14 @@ def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) 
 
 
 class LaunchQueue:
-    """Queue of launched products that may still run; `done` receives the multiply-adds of each ended product."""
+    """Queue of launched products that may not have ended; `done` receives the multiply-adds of each ended product."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[DeviceEvent, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until at most one product is queued, or until all queued seconds and `seconds` fit into one second."""
+        """Wait until at most one product is queued, or until all queued seconds plus `seconds` are at most a second."""
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
             self._wait_for_first_product()
 
@@ -104,11 +104,11 @@ NO_LAUNCH_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
 
 
 class OtherThreadFailedError(RuntimeError):
-    """Error of a thread that stops because another thread failed; the other thread's error is raised to the caller."""
+    """Raised in a thread that stops because another thread failed; the caller sees the other thread's error."""
 
 
 class _StepStates:
-    """The state of each step of a schedule: whether the step has started, and the event that marks its end."""
+    """The state of each step of a schedule: True if the step has started, and the event that marks its end."""
 
     def __init__(self, count: int) -> None:
         self.started = [threading.Event() for _ in range(count)]
@@ -116,7 +116,7 @@ class _StepStates:
         self.failure: BaseException | None = None
 
     def set_step_started(self, step: int, event: DeviceEvent | None = None) -> None:
-        """Record that the step has started; the step is done when the event happens, or now if there is no event."""
+        """Record that the step has started; the step is done when `event` happens, or immediately without an event."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
@@ -137,7 +137,7 @@ class _StepStates:
 
 
 class ScheduleRun:
-    """The execution of a schedule for one product C = A B of host matrices; the execution also closes `transfers`.
+    """Executes a schedule for one product C = A B of host matrices; closes `transfers` at the end.
 
     `workspace` is the workspace limit of a tile product in bytes, `reserved` the expected bytes of the largest
     workspace. `units` maps sizes of tile products to launch units; products of other sizes are launched as a whole.
@@ -158,7 +158,7 @@ class ScheduleRun:
         self.units, self.states = units, _StepStates(len(schedule.steps))
 
     def multiply_matrices(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
-        """Run all steps; call `done` with the number of multiply-adds of each launch that has ended."""
+        """Run all steps; call `done` with the multiply-adds of each launch that has ended."""
         self.host = {"A": a, "B": b, "C": c}
         self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
         self.addresses, memory = self._allocate_slots()
@@ -181,7 +181,7 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
-            self.transfers.close()  # the transfers are closed before their device memory is freed
+            self.transfers.close()  # close the transfers before their device memory is freed
             self.engine.wait_until_idle()
             del memory
         if self.states.failure is not None:
@@ -201,7 +201,7 @@ class ScheduleRun:
     # ---- the threads that load and store
 
     def _run_copy_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
-        """Run all steps of the type `kind` (LoadStep or StoreStep); this method is the target of one thread."""
+        """Run all steps of type `kind` (LoadStep or StoreStep); each of two threads runs this method."""
         try:
             self.engine.prepare_thread()
             for number, step in enumerate(self.schedule.steps):
@@ -222,7 +222,7 @@ class ScheduleRun:
         self.transfers.store_matrix(
             self._slot_location("C", step.slot, band.shape[1]).location_of_row(step.first_row_in_block), band
         )
-        return None  # no event: the copy to the host has ended
+        return None  # without an event, the copy to the host has already ended
 
     # ---- the caller's thread
 
@@ -242,7 +242,7 @@ class ScheduleRun:
         queue.wait_for_all_products()
 
     def _launch_band(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
-        """Launch the product of a range of the step's rows."""
+        """Launch the product of a range of rows of the step."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
@@ -259,7 +259,7 @@ class ScheduleRun:
         return array.T if self.column_major[tile.name] else array
 
     def _host_tile_and_location(self, tile: OperandTile, slot: int) -> tuple[Array, DeviceLocation]:
-        """Return the tile's host array and its location on the device; a column-major tile is transposed in both."""
+        """Return the tile's host array and its location on the device; transpose both if the tile is column-major."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
         return host, self._slot_location(tile.name, slot, host.shape[1])

@@ -1,11 +1,11 @@
 """The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
-C is cut into as few blocks as the device's memory allows. A block stays on the device while the block's tiles of A and
-B are loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in
-bands of rows, and each band is stored while the next bands are computed. A tile stays in its slot until the slot is
-needed; the tile with the latest next use is evicted first.
+C is cut into as few blocks as the device's memory allows. A block of C stays on the device while its tiles of A and B
+are loaded, one piece of the inner dimension after the other. The last piece's product finishes the block in bands of
+rows; each band is stored while the next bands are computed. A tile stays in its slot until the slot is needed for
+another tile; the tile with the latest next use is evicted first.
 
-This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps. A
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes them. A
 step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
 steps of other kinds that the step also waits for.
 """
@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple
 from fmm.problem import Shape
 
 IndexRange = tuple[int, int]  # start, stop
-ROW_ALIGNMENT_BYTES = 16  # bytes to which the rows of tiles are aligned on the device
-SLOT_ALIGNMENT_BYTES = 512  # bytes to which slots are aligned
+ROW_ALIGNMENT_BYTES = 16  # rows of tiles on the device begin at multiples of this number of bytes
+SLOT_ALIGNMENT_BYTES = 512  # slots begin at multiples of this number of bytes
 
 
 class OperandTile(NamedTuple):
@@ -36,7 +36,7 @@ class OperandTile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadStep:
-    """Step that copies a tile into a slot on the device, after the products that read the slot's previous tile."""
+    """Step that copies a tile into a device slot; it waits for the products that read the slot's previous tile."""
 
     tile: OperandTile
     slot: int
@@ -45,16 +45,16 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
+    """Step that multiplies a band of A's tile by B's tile, and writes to a block of C; it waits for both tiles.
 
-    The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
-    pieces add to the block.
+    The first piece of the inner dimension overwrites the block after the slot's previous block is stored; later pieces
+    add to it.
     """
 
     left: OperandTile
     right: OperandTile
-    slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
-    rows: IndexRange  # rows of the band in C
+    slots: tuple[int, int, int]  # slot indices of A's tile, B's tile and C's block
+    rows: IndexRange  # range of C's rows in the band
     adds: bool
     after: tuple[int, ...] = ()
 
@@ -71,7 +71,7 @@ class MultiplyStep:
 
 @dataclass(frozen=True)
 class StoreStep:
-    """Step that copies a band of rows of a block of C to the host, after the product that finishes the band."""
+    """Step that copies a band of rows of C's block to the host; it waits for the product that finishes the band."""
 
     rows: IndexRange
     cols: IndexRange
@@ -84,12 +84,12 @@ ScheduleStep = LoadStep | MultiplyStep | StoreStep
 
 
 class ProductCut(NamedTuple):
-    """The sizes into which a product is cut."""
+    """The sizes of the blocks, pieces and bands into which a product is cut."""
 
-    rows: int  # rows of the largest block of C
+    rows: int  # number of rows of the largest block of C
     cols: int
     pieces: tuple[int, ...]  # lengths of the pieces of the inner dimension
-    bands: tuple[int, ...]  # rows of each band in which a block is finished
+    bands: tuple[int, ...]  # number of rows of each band in which a block of C is finished
     slots: tuple[int, int, int] = (2, 2, 1)  # numbers of tiles of A, tiles of B and blocks of C on the device at a time
 
 
@@ -101,7 +101,7 @@ class CopyRates(NamedTuple):
 
 
 class ScheduleTimes(NamedTuple):
-    """Predicted seconds of a schedule: from start to end, and the sums of its loads, products and stores."""
+    """Predicted seconds of a schedule: from start to end, and separately all loads, all products and all stores."""
 
     seconds: float
     loading: float
@@ -124,7 +124,7 @@ class Schedule:
 
     @cached_property
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each slot for tiles of A, tiles of B and blocks of C; the largest tile fits in either layout."""
+        """Bytes of one slot for a tile of A, a tile of B and a block of C; the largest tile fits in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
@@ -158,7 +158,7 @@ class Schedule:
     def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
         """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its kind.
 
-        The prediction ignores start-up time, and that concurrent copies slow products because both use the device
+        The prediction ignores start-up time, and the slow-down of products by concurrent copies, which also use device
         memory.
         """
         ends: list[float] = []
@@ -187,13 +187,13 @@ def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 
 def padded_length(length: int, itemsize: int) -> int:
-    """Return the leading dimension with which rows of `length` entries are aligned on the device."""
+    """Return the leading dimension on the device that aligns rows of `length` entries."""
     step = max(ROW_ALIGNMENT_BYTES // itemsize, 1)
     return -(-length // step) * step
 
 
 def cut_ranges(total: int, lengths: Sequence[int]) -> list[IndexRange]:
-    """Return the ranges into which 0 to `total` is cut by these lengths; the last length repeats."""
+    """Cut the range from 0 to `total` into ranges with these lengths; the last length repeats."""
     ends = [0]
     while ends[-1] < total:
         ends.append(min(ends[-1] + lengths[min(len(ends), len(lengths)) - 1], total))
@@ -201,12 +201,12 @@ def cut_ranges(total: int, lengths: Sequence[int]) -> list[IndexRange]:
 
 
 def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
-    """Return the schedule of a product of this size with this cut."""
+    """Return the schedule of a product with this size and this cut."""
     return Schedule(size, itemsize, cut, tuple(_ScheduleBuilder(size, cut).steps))
 
 
 class _ScheduleBuilder:
-    """Builds the list of steps: for each product of tiles the missing loads, the multiplications, and the stores."""
+    """Builds the list of steps: for each tile product, the missing loads, the multiplications, and the stores."""
 
     def __init__(self, size: Shape, cut: ProductCut) -> None:
         self.cut, self.steps = cut, list[ScheduleStep]()
@@ -235,7 +235,7 @@ class _ScheduleBuilder:
         return place.slot[tile]
 
     def _next_use(self, number: int, tile: OperandTile) -> int:
-        """Return the index of the first product from index `number` on that reads the tile."""
+        """Return the index of the next product, at index `number` or later, that reads the tile."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
         return uses[later] if later < len(uses) else self.count
@@ -262,7 +262,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the latest product that reads each slot."""
+    """The slots for one matrix's tiles: each tile's slot and LoadStep, and the latest product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -280,10 +280,9 @@ class _TileSlots:
 
 
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
-    """Yield for each product: block number, whether its piece is the block's first or last, and the tiles of A and B.
+    """Yield for each product the index of its block, whether its piece is the block's first or last, and both tiles.
 
-    Blocks and pieces are traversed forwards and backwards in turn, so that each product uses a tile of the previous
-    product.
+    The order of blocks and pieces alternates direction, so that each product uses a tile of the previous product.
     """
     m, k, n = size
     block = 0

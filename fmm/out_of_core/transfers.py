@@ -1,8 +1,9 @@
 """Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
-A NumPy array may be pageable, mapped from a file, or of a type different from the product's. Each copy therefore has
-two steps. NumPy copies between the array and a buffer, with a cast if needed, and releases the GIL meanwhile. The
-device copies between the buffer and device memory. Several threads copy at once, each with its own buffers.
+A NumPy array may be pageable, may be mapped from a file, or may have another type than the product. Each copy therefore
+has two steps. In one step, NumPy copies between the array and a buffer, casts if needed, and releases the GIL. In the
+other step, the device copies between the buffer and device memory. Several threads copy at once; each thread has its
+own buffers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import CopyRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COPY_CHUNK_BYTES = 8 << 20  # number of bytes copied at a time: several rows, or a part of one long row
+COPY_CHUNK_BYTES = 8 << 20  # number of bytes of one copied chunk: several rows, or a part of one long row
 MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads would not copy faster
-BUFFERS_PER_THREAD = 2  # number of buffers per thread: one buffer is filled while the other buffer is copied
+BUFFERS_PER_THREAD = 2  # number of buffers per thread: NumPy fills one buffer while the device copies the other
 
 
 # ---- what a device provides
@@ -45,7 +46,7 @@ class DeviceEvent(Protocol):
 
 
 class DeviceEngine(Protocol):
-    """Interface of a device that runs a schedule; products and copies in both directions run concurrently."""
+    """Interface of a device that runs a schedule; products, loads and stores run concurrently."""
 
     def prepare_thread(self) -> None:
         """Prepare the calling thread for this device; each thread calls this method first."""
@@ -114,10 +115,10 @@ class CopyThreads:
         self.thread_state, self.ended = local(), False
 
     def start_load(self, host: Array, place: DeviceLocation) -> DeviceEvent:
-        """Start to copy a matrix to the device; return the event that marks the matrix's arrival.
+        """Start a copy of a matrix to the device; return the event that marks the arrival of the matrix.
 
-        The caller may start further loads before the first load has ended. The chunks of later loads are queued behind
-        the chunks of earlier loads, so that no thread waits for another thread.
+        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
+        chunks of earlier loads, so that threads do not wait for one another.
         """
         return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
@@ -173,7 +174,7 @@ class CopyThreads:
 
 
 class _LoadedEvent:
-    """The event that happens when all chunks of a matrix have arrived; `wait` raises the error of a failed copy."""
+    """An event that happens when all chunks of a matrix are on the device; `wait` raises a failed copy's error."""
 
     def __init__(self, engine: DeviceEngine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
@@ -210,7 +211,7 @@ def _buffer_view(buffer: PageLockedBuffer, host: Array, place: DeviceLocation) -
 
 
 def _chunk_bytes(host: Array, place: DeviceLocation) -> int:
-    """Return the number of bytes from a chunk's first to its last entry on the device, with the gaps between rows."""
+    """Return the number of device bytes from a chunk's first entry to its last, including the gaps between rows."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
     return nbytes
@@ -230,7 +231,7 @@ PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 def measure_copy_rates(
     engine: DeviceEngine, transfers: CopyThreads, clock: Callable[[], float], nbytes: int = PROBE_BYTES
 ) -> CopyRates:
-    """Return the rate of copies in each direction without concurrent work, the best of PROBE_ROUNDS measurements."""
+    """Measure the copy rate in each direction without concurrent work; return the best of PROBE_ROUNDS measurements."""
     host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate_memory(host.nbytes)
     place, loads, stores = DeviceLocation(address, host.shape[1], host.dtype), [1.0], [1.0]

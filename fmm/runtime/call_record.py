@@ -48,7 +48,7 @@ def last_record() -> CallRecord | None:
 def record_call(decision: Decision, plan: Plan | None) -> None:
     """Record that the plan ran.
 
-    If `record_fallback` was called for the same product, record that the library computed it.
+    If `record_fallback` was called for the same product, record that the library computed the product.
     """
     _thread_record.record = CallRecord(decision, None if _thread_record.why else plan, _thread_record.why)
 

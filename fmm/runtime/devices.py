@@ -156,7 +156,7 @@ def datasheet_model(key: str, name: str) -> Calibration | None:
 
 
 def chip_with_tuned_terms(device: Device) -> Chip | None:
-    """Return the GPU's chip, with the constants of the block model from the GPU's tuning, if there are any.
+    """Return the GPU's chip, with the block model's constants if the GPU's tuning has such constants.
 
     Return None for a CPU.
     """

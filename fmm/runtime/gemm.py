@@ -115,7 +115,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
         if not beta:
             return library.fast_vendor_product(a, b)
         return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
-    except (RuntimeError, TypeError, ValueError):  # run_gemm then raises the error, or computes the product
+    except (RuntimeError, TypeError, ValueError):  # after None, run_gemm raises the error or computes the product
         return None
 
 
@@ -217,7 +217,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 def _arrange_explained_operands(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
 ) -> GemmOperands:
-    """Return the operands of a call that is only explained: nothing is copied."""
+    """Return the operands of a call that is only explained. Nothing is copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
@@ -323,7 +323,7 @@ def _run_conjugating_plan(
 ) -> Any:
     """Return C for operands that must be conjugated.
 
-    The call's plan conjugates them if its levels can; else conjugated copies are multiplied.
+    The call's plan conjugates the operands if its levels can; else conjugated copies are multiplied.
 
     No other plan may replace a conjugating plan: the other plan would multiply the operands without conjugation.
     """

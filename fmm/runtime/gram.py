@@ -63,7 +63,7 @@ def run_gram(
 ) -> Any:
     """Return alpha a^H a + beta out; with `rows` alpha a a^H + beta out; with `b` alpha a b + beta out.
 
-    `on_decline` is called if the library computes this call and all calls with equal shapes and parameters.
+    `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _compute_gram(library, operands, constraints, on_decline)
@@ -154,7 +154,7 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return a call whose plan computes the complete result.
 
-    If run_gram must compute it, return a call without a plan.
+    If run_gram must compute the result, return a call without a plan.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
@@ -245,8 +245,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan from a certified entry has no predicted time. Such a plan was measured to be faster than the vendor, so 0
-    # replaces the time.
+    # A plan that a certified entry chose has no predicted time. Such a plan was measured to be faster than the vendor,
+    # so 0 replaces the time.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -259,8 +259,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    Return False if alpha A B + beta out might have to be computed twice, because of inf or NaN, or on the host because
-    of an exception. The first computation would overwrite the old values of `out`.
+    Return False if alpha A B + beta out may have to be computed twice: the first computation would overwrite the old
+    `out`. Reasons for a second computation are inf or NaN, and on the host an exception.
     """
     if call.plan is None:
         return False
@@ -310,7 +310,7 @@ WHOLE_PRODUCT_MAX_ROWS = 128
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True if a product on the host has few rows.
 
-    Return False for NumPy's product of an array and its transpose without options.
+    Return False for a NumPy array times its own transpose with alpha 1 and beta 0.
     """
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False

@@ -1,7 +1,7 @@
 """The product of two arrays of one library, computed by a plan if a plan is faster, else by the library's own function.
 
 Each call is prepared, or its prepared call is found in a cache. Then the prepared call runs. If memory runs out, plans
-with less workspace are tried; if all of them fail, the library's own product runs.
+with less workspace are tried; if all these plans fail, the library's own product runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product, computed by a plan if a plan is faster, else by the library's own matmul.
 
-    Errors are those of the library's matmul.
+    For invalid operands, the errors of the library's matmul are raised.
     """
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:

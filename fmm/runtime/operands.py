@@ -43,7 +43,7 @@ class CallMatrices:
     a: Operand  # A as BLAS reads it, after a copy if one is made, with at least two axes
     b: Operand
     c: Operand
-    packs: tuple[bool, bool]  # True for each of A and B that is copied, because BLAS cannot read its layout
+    packs: tuple[bool, bool]  # for A and for B: True if the operand is copied, since BLAS cannot read it
     writes_out: bool  # True if the product can be written into `out`, unless `out` overlaps an operand
     flattens_stack: bool  # True if a stack of matrices A times one B is a single product of all rows of the stack
     problem: Problem
@@ -68,7 +68,7 @@ class CallMatrices:
     def copied_bytes(self, whole: bool) -> int:
         """Return the size of the operand copies in bytes.
 
-        With `whole` the copies are complete operands, else they are one product's matrices.
+        With `whole` the copies are complete operands; else the copies are the matrices of one product.
         """
         item = self.problem.itemsize
         if whole:
@@ -199,7 +199,7 @@ def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
 
 
 def _stack_strides(x: Operand, stack: tuple[int, ...]) -> list[int]:
-    """Return the strides of the stack's axes: 0 along a broadcast axis, 1 along an axis of length 1."""
+    """Return the strides of the stack's axes, in elements: 0 for a broadcast axis, 1 for an axis of length 1."""
     assert x.strides is not None
     missing = len(stack) - (x.ndim - 2)
     own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]

@@ -1,8 +1,8 @@
 """Prepared calls: the operands, plan, launches and memory needs of one product, cached by the call's signature.
 
 `prepare_call` looks up the call in the cache of the call's library. On a miss, `prepare_uncached` describes the
-operands as a `ProblemQuery`, and `prepare_query` decides. `prepare_query` touches no array and no device, so tests need
-neither.
+operands as a `ProblemQuery`, and `prepare_query` decides. `prepare_query` uses no array and no device, so tests can
+call it without either.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # smallest and largest side of the timed products
 MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next product would take longer
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
-# The side S of products that run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
+# The side S for which products run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
 # of 1000 or 2000 run 10 to 20 % below the asymptotic rate; a level saves about as much time. A measurement of S would
 # take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32. Two concurrent
 # products, each on one thread, have a smaller S.
@@ -134,7 +134,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the rate of a plan's sums in bytes per second, measured after a product or beside a concurrent product."""
+    """Return the rate of a plan's sums in bytes per second, measured after a product or during a concurrent product."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
     recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None

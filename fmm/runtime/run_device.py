@@ -3,7 +3,7 @@
 If C has an inf or NaN after the plan has run, the product is computed again on the device.
 
 A call that recurs is captured as a CUDA graph. A replay of the graph is one launch instead of about five, with shorter
-gaps between kernels. A graph holds no memory. If an operand, C or the workspace has another address than at the
+gaps between kernels. A graph owns no memory. If an operand, C or the workspace has another address than at the
 capture, the new address is written into the graph's kernel nodes. Only memory that cuBLAS itself reads or writes
 (usually the workspace) must keep its address.
 """
@@ -134,7 +134,7 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
     """Compute C by the library's own functions.
 
-    If the call reads the old values of C, do nothing: they may be overwritten.
+    If the call reads the old values of C, do nothing, since the old values may be overwritten.
     """
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
@@ -188,7 +188,7 @@ class StreamCall:
     def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
-        `visible`: True if C is the caller's array. An exception must not leave such a C incomplete.
+        `visible`: True if C is the caller's array. An exception must not leave the caller's array incomplete.
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)

@@ -1,1 +1,1 @@
-"""Min-plus products and all-pairs shortest paths: the public calls, closure tables, and kernels for host and CUDA."""
+"""Compute min-plus products and all-pairs shortest paths: public calls, closure tables, kernels for host and CUDA."""

@@ -1,6 +1,6 @@
-"""Conversion of a closure table's steps to launches on a CUDA device, and the predicted time of the launches.
+"""Convert a closure table's steps to launches on a CUDA device, and predict the time of the launches.
 
-The matrix D and the temporaries are row-major, with rows that begin at multiples of 16 bytes. The predecessors of D and
+The matrix D and the temporaries are row-major, and each row begins at a multiple of 16 bytes. The predecessors of D and
 of the temporaries are in separate buffers with the same layout.
 """
 
@@ -29,21 +29,21 @@ from fmm.semirings.minplus_kernel import (
     product_clocks,
 )
 
-# temporaries begin at multiples of this number of entries in the workspace
+# each temporary begins at a multiple of this number of entries in the workspace
 TEMPORARY_ALIGNMENT_ENTRIES = 256
 ARGUMENT_BUFFER_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
-ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
+ARGUMENT_BYTES = 4  # bytes of a node index or of an index k (int32)
 WORKSPACE_BUFFER, DOUBLED_BUFFER = "W", "doubled"
 
 
 @dataclass(frozen=True, eq=False)
 class ClosureLaunches:
-    """All launches that close a matrix, and the memory that the launches need."""
+    """All launches that replace a matrix by its closure, and the memory that the launches need."""
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # number of entries of all temporaries together
-    # bytes for left operands in which each entry is written twice, for rings with two entries in a word
+    # bytes for doubled left operands, with each entry written twice, for rings with two entries in a word
     doubled_bytes: int
 
 
@@ -55,7 +55,7 @@ def closure_launches(ring: TropicalRing, n: int, with_predecessors: bool, multip
 
 
 def padded_leading_dimension(cols: int) -> int:
-    """Return the leading dimension with which each row begins at a multiple of 16 bytes, for every element type."""
+    """Return the leading dimension that makes each row begin at a multiple of 16 bytes, for every element type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
@@ -129,20 +129,19 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory, since a
-# product reads each operand entry tens of times from the second-level cache, and the cache is fast enough. The
-# prediction also ignores the passes that convert operands and results, and that the device lowers its clock frequency
-# under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory: a product
+# reads each operand entry tens of times from the fast second-level cache. The prediction also ignores conversions of
+# operands and results, and the lower clock frequency under load.
 
-# Measured clocks of one step of the closure of a tile of 128 nodes. In each step a thread updates 64 entries with two
-# instructions each, then waits at a barrier.
+# Measured clock cycles for one step of the closure of a tile of 128 nodes. In each step a thread updates 64 entries
+# with two instructions each, then waits at a barrier.
 CLOSURE_STEP_CLOCKS = 510.0
-FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clocks of one step of the closure of a tile of 128 nodes in float64
+FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clock cycles for one step of the closure of a tile of 128 nodes in float64
 PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
 
 
 def closure_seconds(ring: TropicalRing, n: int, chip: Chip, with_predecessors: bool = False) -> float:
-    """Return the predicted seconds of computing the shortest paths between n nodes."""
+    """Return the predicted seconds for computing the shortest paths between n nodes."""
     step_clocks = FLOAT64_CLOSURE_STEP_CLOCKS if ring.word_bytes > 4 else CLOSURE_STEP_CLOCKS
     if with_predecessors:
         step_clocks = PREDECESSOR_CLOSURE_STEP_CLOCKS

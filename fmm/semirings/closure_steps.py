@@ -1,7 +1,7 @@
-"""The steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
+"""Compute the steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
 
-A round is a set of steps that may run concurrently: the closure of a single tile, or products that neither read nor
-overwrite each other's results.
+A round is a set of steps that may run concurrently: one tile closure, or products that do not read or overwrite each
+other's results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLOSED_MATRIX_NAME = "D"
 
 
 class CloseTileStep(NamedTuple):
-    """The step that replaces a small diagonal block by the block's closure, without further cuts."""
+    """The step that replaces a small diagonal block by its closure, without cutting the block further."""
 
     place: Place
 
@@ -38,7 +38,7 @@ StepRound = CloseTileStep | tuple[ProductStep, ...]
 
 @dataclass(frozen=True)
 class ClosureSteps:
-    """All rounds that replace an n x n matrix D by D's closure, and the name, rows and columns of each temporary."""
+    """All rounds that replace an n x n matrix D by its closure, and the name, rows and columns of each temporary."""
 
     n: int
     rounds: tuple[StepRound, ...]
@@ -54,13 +54,13 @@ class ClosureSteps:
 
     @property
     def addition_count(self) -> int:
-        """Number of sums of two lengths that are compared with the best length so far."""
+        """Number of sums left[i, k] + right[k, j] that the steps compute."""
         products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.product_steps)
         return products + sum(tile.rows**3 for tile in self.closed_tiles)
 
     @property
     def moved_entry_count(self) -> int:
-        """Number of entries that the steps read and write, if each step reads each of its operands once."""
+        """Number of entries that the steps read and write, if each step reads each operand once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.product_steps)
         return products + sum(2 * tile.rows**2 for tile in self.closed_tiles)
 
@@ -73,8 +73,7 @@ class ClosureSteps:
 def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
     """Return the closure table's steps for an n x n matrix.
 
-    Diagonal blocks are cut near the middle, at a multiple of `leaf` rows, until no diagonal block has more than `leaf`
-    rows.
+    Each diagonal block with more than `leaf` rows is cut near the middle, at a multiple of `leaf` rows.
     """
     cutting = _BlockRecursion(table, leaf)
     rounds = tuple(cutting.rounds_to_close(Place(CLOSED_MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
@@ -82,7 +81,7 @@ def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
 
 
 class _BlockRecursion:
-    """The recursion over diagonal blocks; `sizes` maps each temporary to its rows and columns."""
+    """The recursion over diagonal blocks; `sizes` maps each temporary to its number of rows and columns."""
 
     def __init__(self, table: ClosureTable, leaf: int) -> None:
         self.table, self.leaf = table, leaf

@@ -1,13 +1,13 @@
 """Closure tables: text files with the block operations that compute the closure D* of a matrix D over a semiring.
 
-D* is the sum of all powers of D. Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of
-all shortest paths. A closure table cuts D into 2 x 2 blocks. A step of the table is either `close` (the closure of a
-diagonal block) or a kernel of step_tables/kernels.txt without subtractions.
+D* is the sum of all powers of D. Over (min, +), the entries of D are edge lengths, and D* holds the lengths of all
+shortest paths. A closure table cuts D into 2 x 2 blocks. A step of the table is either `close` (the closure of a
+diagonal block) or a kernel from step_tables/kernels.txt without subtractions.
 
-Each closure table is proved to be correct when the table is read. In the proof, blocks are letters that do not commute,
-and the result of a step is a set of words over these letters. For each block, the set of words must equal the set of
-walks between the block's two sides of the cut. The proof holds for every closed semiring with idempotent addition and
-for blocks of any size.
+A proof checks each closure table when the table is read. The proof treats blocks as letters that do not commute, and
+the result of a step as a set of words over these letters. For each block, the set of words must equal the set of walks
+from the side of the cut where the block's edges begin to the side where they end. The proof holds for every closed
+semiring with idempotent addition and for blocks of any size.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from fmm.kernels.algorithms.step_table import (
 
 CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# For each of the four blocks, in order: the side of the cut (0 or 1) where the block's edges begin, and the side where
-# they end.
+# For each of the four blocks, the side of the cut (0 or 1) where its edges begin, and the side where its edges end.
 CUT_SIDES_OF_BLOCKS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class CloseStep(NamedTuple):
-    """The step that replaces a diagonal block by the block's closure."""
+    """The step that replaces a diagonal block by its closure."""
 
     place: str
 
@@ -74,7 +73,7 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse the text of a closure table; raise StepTableError with the file and the line of an error."""
+    """Parse a closure table's text; for an error, raise StepTableError with the file and the line."""
     head, calls = parse_table_lines(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(CUT_SIDES_OF_BLOCKS) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
@@ -136,13 +135,13 @@ def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSe
 #
 # An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
 # and for matrices over this semiring. Sets of words are compared through their derivatives (Brzozowski 1964, Antimirov
-# 1996). The derivative of a set by a letter contains the rests of all words that begin with this letter. The comparison
-# terminates, since a set of words has finitely many derivatives.
+# 1996). The derivative of a set by a letter has one word for each word that begins with this letter: the word without
+# its first letter. The comparison terminates, since a set of words has finitely many derivatives.
 
 
 @dataclass(frozen=True)
 class LetterSet:
-    """The set that contains a single word, which consists of a single letter."""
+    """The set of one word that consists of one letter."""
 
     name: str
 
@@ -203,7 +202,7 @@ def has_empty_word(x: WordSet) -> bool:
 
 @lru_cache(maxsize=4096)
 def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
-    """Return sets with this union: the rests, without `letter`, of all words of x that begin with `letter`."""
+    """Return sets of words; their union is the derivative of x by `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, SymbolicWordSet):
@@ -215,8 +214,8 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
 
 
 def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
-    """Return True if x is the set of walks from vertex `begin` to vertex `end`; each letter is an edge."""
-    # A state has the sets of words that may follow, and the vertex that the walk has reached (None if the letters form
+    """Return True if x is the set of all walks from vertex `begin` to vertex `end`, where each letter is an edge."""
+    # A state has the sets of words that may follow, and the vertex that the walk has reached (None if the letters are
     # no walk).
     state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]

@@ -1,7 +1,7 @@
 """Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream.
 
-The first call compiles this package's kernels concurrently, but CuPy compiles one kernel after the other for its array
-operations. Therefore one kernel of this package finds the edges, and the CUDA driver copies rows and diagonals.
+The first call compiles this package's kernels concurrently; CuPy would compile kernels for its array operations one by
+one. One kernel of this package therefore finds the edges, and the CUDA driver copies rows and diagonals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the product, and with arguments the step k of each entry's best sum (else None)."""
+    """Return the product; if requested also each entry's best index k (else None)."""
     ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
     left, right = _with_aligned_rows(a), _with_aligned_rows(b)
     c = cupy.empty((m, padded_leading_dimension(n)), a.dtype)
@@ -57,7 +57,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
-    """Return a new matrix of a graph's edges, and on request the predecessors of paths of one edge (else None).
+    """Return a new matrix of a graph's edges, and on request the predecessors on paths of one edge (else None).
 
     Zeros, inf, NaN, `rule.missing` and floating-point entries up to the magnitude `rule.smallest` are not edges. The
     new matrix has `rule.missing` where there is no edge, and zeros on the diagonal.
@@ -82,10 +82,10 @@ def device_diagonal(x: Any) -> Any:
 
 
 def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[Any, Any]:
-    """Return the closure of an n x n matrix, and the node before the last on each path (None without `predecessors`).
+    """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
 
-    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes. For each
-    edge, `predecessors` must contain the node where the edge begins.
+    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes. On entry,
+    `predecessors` must contain for each edge the node where the edge begins.
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
@@ -132,13 +132,13 @@ def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, 
 def _closure_launches(
     ring: TropicalRing, n: int, with_predecessors: bool, device: int
 ) -> tuple[LaunchSequence, int, int]:
-    """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
+    """Return a closure's compiled launches, the number of entries of temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
 def _with_aligned_rows(x: Any) -> Any:
-    """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with such rows."""
+    """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with this layout."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
     if (
@@ -170,6 +170,6 @@ def _with_first_columns(x: Any, cols: int) -> Any:
 
 
 def _copy_rows_on_device(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
-    """Copy `nbytes` bytes of each line on the current stream; a step is the distance of two lines in bytes."""
+    """Copy `nbytes` bytes of each line on the current stream; a step is the number of bytes between two line starts."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

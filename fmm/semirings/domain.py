@@ -1,9 +1,9 @@
-"""The choice of the ring (number type and semiring) of a product, and the conversion of arrays to the ring and back.
+"""Choose the ring (number type and semiring) of a product, and convert arrays to the ring and back.
 
 Products of floating-point arrays are computed in the type of the arrays. Integers saturate: a sum beyond the type's
-range becomes the nearest integer in the range. The largest integer of a type means "no edge" (in max-plus the smallest
-integer). Kernels have no saturating instructions. The values are therefore inspected first, and a ring is chosen in
-which no sum can overflow.
+range becomes the nearest integer in the range. In min-plus the type's largest integer means "no edge", in max-plus the
+smallest. The kernels use no saturating instructions. The values of integer arrays are therefore inspected first, and a
+ring is chosen in which no sum can overflow.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring "int32" (tropical_rings.cuh)
-# Smallest number of sums with which a test for negative entries is worthwhile. Without negative entries a product takes
-# a fifth less time, but the test needs a pass over memory and a wait for the device.
+# The arrays are tested for negative entries only if a product has at least this number of sums. Without negative
+# entries, a product takes 20 % less time, but the test needs a pass over memory and a wait for the device.
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
 class RingDomain(NamedTuple):
-    """A ring's name, array type and value for "no edge"; with sign -1, the conversion negates all entries."""
+    """A ring's name, array type, and value for "no edge"; if `sign` is -1, the conversion negates all entries."""
 
     ring: str
     dtype: str
@@ -28,7 +28,7 @@ class RingDomain(NamedTuple):
 
 
 def no_edge_value(dtype: Any, maximum: bool) -> Any:
-    """Return the value that means "no edge" in a user's array."""
+    """Return the value that stands for "no edge" in a user's array."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "f":
         return numpy_type.type(-np.inf if maximum else np.inf)
@@ -39,7 +39,7 @@ def no_edge_value(dtype: Any, maximum: bool) -> Any:
 def choose_ring_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> RingDomain:
-    """Return the fastest ring for `work` sums of `terms` entries each; the one or two arrays have the same type."""
+    """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have the same type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
@@ -57,7 +57,7 @@ def choose_ring_domain(
 
 
 def _is_nonnegative(arrays: tuple[Any, ...]) -> bool:
-    """Return True if no entry is negative or NaN; wait for the device."""
+    """Return True if no entry is negative or NaN; the test waits for the device."""
     return all(float(x.min()) >= 0 for x in arrays if x.size)
 
 

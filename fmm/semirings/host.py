@@ -1,8 +1,8 @@
 """Semiring products and closures on the host, computed with NumPy alone.
 
-A product updates the whole result once for each step k. The result is cut into pieces that stay in a processor's
-second-level cache. The pieces are distributed over all threads; NumPy's loops release the GIL. `close_matrix` executes
-a closure table's steps, with NumPy or with Numba (numba_kernels.py).
+A product updates the whole result once for each index k of the inner dimension. The result is cut into pieces that fit
+in a processor's second-level cache. All threads compute pieces concurrently, since NumPy's loops release the GIL.
+`close_matrix` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closu
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# bytes of a piece of the result; the temporary sums of a piece need the same number of bytes
+# bytes of a piece of the result; temporary sums of a piece need the same number of bytes
 RESULT_PIECE_BYTES = 1 << 17
-MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes of a row of a piece
-# Largest number of sums in one piece, and largest number of steps k in one pass. The limits are needed because Ctrl-C
+MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of a piece
+# Largest number of sums in one piece, and largest number of indices k in one pass. The limits are needed because Ctrl-C
 # is handled only between pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
-HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without further cuts
+HOST_TILE_SIDE = 64  # largest number of nodes of a tile whose closure is computed without further cuts
 
 
 class ArgumentRecord(NamedTuple):
-    """The arrays in which a product records the step k (inner index) of the best sum for each entry of the result.
+    """The arrays in which a product records, for each entry of the result, the inner index k of the best sum.
 
-    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). If no sum is better than the
-    previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the step k with which this
-    part of the product begins.
+    `args` receives the best sum's index k; if `via` is set, it receives the entry in row k of `via` (a predecessor). If
+    no sum is better than the previous value, `args` receives the entry of `old`; without `old`, it receives -1. `first`
+    is the first index k of this range of steps.
     """
 
     args: Array
@@ -55,7 +55,7 @@ class ArgumentRecord(NamedTuple):
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
     def write_best_steps(self, step: Array) -> None:
-        """Write `args` from the best step of each entry; a step of -1 means that the old value stays."""
+        """Write `args` from the best index k of each entry; -1 keeps the old value."""
         if self.old is None:
             self.args[...] = step
             return
@@ -76,7 +76,7 @@ class Semiring(Protocol):
 def close_matrix(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
-    """Replace D by its closure, and update `predecessors` (the node before the last on each path)."""
+    """Replace D by its closure, and update `predecessors` (the last node but one of each path)."""
     steps = closure_steps(closure_table(), len(d), tile_side)
     values, nodes = {CLOSED_MATRIX_NAME: d}, {CLOSED_MATRIX_NAME: predecessors}
     for name, rows, cols in steps.temporaries:
@@ -106,7 +106,7 @@ def close_matrix(
 
 @dataclass(frozen=True)
 class NumpySemiring:
-    """A semiring computed with NumPy: dest = the best of `old` and all sums left[i, k] + right[k, j]."""
+    """NumPy's semiring operations: dest[i, j] = best of old[i, j] and all sums left[i, k] + right[k, j]."""
 
     maximum: bool
     missing: Any
@@ -114,7 +114,7 @@ class NumpySemiring:
 
     @property
     def choose_better(self) -> Any:
-        """The ufunc that returns the better of two values; NaN is never better."""
+        """NumPy ufunc that returns the better of two values; NaN is never better."""
         return np.fmax if self.maximum else np.fmin
 
     @property
@@ -156,7 +156,7 @@ class NumpySemiring:
         dest[rows, cols] = c
 
     def _find_best_steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Update c; return the first step with the best sum for each entry, or -1 if no sum is better than c."""
+        """Update c; return for each entry the first index k with the best sum, or -1 if no sum is better than c."""
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
@@ -166,7 +166,7 @@ class NumpySemiring:
         return step
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
-        """Replace d by its closure with the Floyd-Warshall algorithm."""
+        """Replace d by its closure, computed by the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
@@ -180,7 +180,7 @@ class NumpySemiring:
 
 
 def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of each piece of the result x, for a product with `steps` steps k."""
+    """Yield the ranges of rows and columns of each piece of the result x, for a product over `steps` indices k."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)

@@ -21,7 +21,7 @@ from fmm.semirings.placement import (
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the best sum's first k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k, and on request the first best index k."""
     check_dense("fmm.minplus", a, b)
     with placement.place_arrays(a=a, b=b, out=out) as place:
         x, y = place.adopt(as_readable_array(a)), place.adopt(as_readable_array(b))
@@ -45,7 +45,7 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Convert the values to the result's type; masked entries and "no edge" become the "no edge" value of this type."""
+    """Convert values to the result's type; masked entries and "no edge" become this type's value for "no edge"."""
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
         is_missing = values == no_edge_value(values.dtype, maximum)
@@ -71,6 +71,6 @@ def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_
         semiring.multiply_and_add(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = convert_from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
-        # a sum that saturates means "no edge", so the entry has no argument
+        # a saturated sum means "no edge", and its entry has no best index k
         args[result == no_edge_value(dtype, maximum)] = -1
     return result, args

@@ -1,6 +1,6 @@
 """CUDA launches for min-plus and max-plus semirings: products (minplus.cuh) and closures of tiles (close_tile.cuh).
 
-`fastest_minplus_sizes` selects the tile sizes with the fewest predicted clocks.
+`fastest_minplus_sizes` selects the tile sizes with the fewest predicted clock cycles.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-# number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
+# number of threads in a thread block that computes a tile's closure, or that writes 16-bit entries twice
 TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
 @dataclass(frozen=True)
 class TropicalRing:
-    """A min-plus or max-plus semiring on a device: the number type, and the C++ class that chooses the better sum."""
+    """A min-plus or max-plus semiring on a device: its number type, and the C++ class that chooses the better sum."""
 
     name: str
     cpp: str  # C++ class of the ring in the device code
@@ -33,7 +33,7 @@ class TropicalRing:
     word_bytes: int
     code: str  # format character of a word in Python's module struct
     per_word: int = 1  # number of entries of B or C in a word; a word of A contains one entry `per_word` times
-    tile_cpp: str = ""  # C++ class of the ring in which a tile is closed, if it differs from `cpp`
+    tile_cpp: str = ""  # C++ class of the ring for the closure of a tile, if it differs from `cpp`
     stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
     @property
@@ -57,14 +57,14 @@ TROPICAL_RINGS = {
     )
 }
 
-# Tile sizes of kernels without arguments, for words of at most 4 bytes. The first sizes are the fastest for large
-# products; the last sizes fill a device with the smallest products.
+# Tile sizes of kernels without arguments, for words of at most 4 bytes. The first sizes are fastest for large products;
+# the last sizes give enough thread blocks for the smallest products.
 TILE_SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
-# With arguments, or with 8-byte entries (two registers), a thread computes half as many entries.
+# With arguments or with 8-byte entries (two registers each), a thread computes half the number of entries.
 HALF_SQUARE_TILE_SIZES = replace(TILE_SIZES_4_BYTES[0], name="Half", m_s=64, n_r=8)
 ARGUMENT_TILE_SIZES_4_BYTES = (HALF_SQUARE_TILE_SIZES, *TILE_SIZES_4_BYTES[1:])
 TILE_SIZES_8_BYTES = (
@@ -83,7 +83,7 @@ def candidate_tile_sizes(ring: TropicalRing, with_arguments: bool) -> tuple[Tile
 
 
 def largest_tile_side(with_arguments: bool) -> int:
-    """Return the side of the largest tile that a thread block can close in registers."""
+    """Return the side of the largest tile whose closure a thread block can compute in registers."""
     return 64 if with_arguments else 128
 
 
@@ -92,11 +92,11 @@ def largest_tile_side(with_arguments: bool) -> int:
 
 @dataclass(frozen=True)
 class MinplusKernel:
-    """The parameters with which the kernel for products over a ring is compiled."""
+    """The parameters for compiling the kernel of products over a ring."""
 
     ring: str
     sizes: TileSizes
-    with_arguments: bool = False  # True if the kernel also records the step k of the best sum for each entry of C
+    with_arguments: bool = False  # True if the kernel also records the best sum's index k for each entry of C
 
     @property
     def shared_memory_bytes(self) -> int:
@@ -116,10 +116,10 @@ class DeviceMatrix(NamedTuple):
 
 
 class SemiringProduct(NamedTuple):
-    """Operands of a product: each entry of dest becomes the best of the entry of `old` and all sums of left and right.
+    """Operands of a product: dest[i, j] becomes the best of old[i, j] and all sums left[i, k] + right[k, j].
 
-    If the ring has two entries in a word, each entry of `left` must be written twice. `args` receives the step k of the
-    best sum of each entry, or with `via` the entry of row k of `via`.
+    If a word of the ring holds two entries, each entry of `left` must be written twice. `args` receives for each entry
+    the best sum's index k; if `via` is set, it receives the entry in row k of `via`.
     """
 
     left: DeviceMatrix
@@ -182,7 +182,7 @@ def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix
 
 
 def entry_doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
-    """Return the launch that writes each 16-bit entry twice into one 32-bit word."""
+    """Return the launch that writes each 16-bit entry twice, as one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = AddressSlot(0, source.base, source.offset), AddressSlot(1, dest.base, dest.offset)
     kernel = Kernel(entry_doubling_source, (), ENTRY_POINT, TILE_THREADS)
@@ -199,7 +199,7 @@ CPP_LENGTH_TYPES = {
 
 
 def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
-    """Return the launch that writes the edges of the n x n lengths in buffer "A" to "C", and predecessors to "P".
+    """Return the launch that reads n x n lengths from buffer "A", and writes edges to "C" and predecessors to "P".
 
     `strides` are the strides of A in entries.
     """
@@ -261,12 +261,12 @@ def edges_source(cpp: str) -> str:
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-# clocks that a thread block spends before its first step k and after its last step
+# clock cycles that a thread block spends before the first index k and after the last
 THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 
 
 class SumsPerClock(NamedTuple):
-    """Sums of words per clock on a multiprocessor with one thread block, and with the most thread blocks that fit."""
+    """Sums of words per clock cycle on a multiprocessor: with one thread block, and with as many as fit."""
 
     alone: float
     full: float
@@ -280,8 +280,8 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
     "Small": SumsPerClock(20, 43),
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
-# In kernels with arguments, three of four instructions run at half the rate. These kernels were measured on large
-# products only.
+# In kernels that record arguments, three of four instructions run at half the rate. Kernels that record arguments were
+# measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
@@ -289,9 +289,9 @@ DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7,
 def product_clocks(
     ring: TropicalRing, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
 ) -> float:
-    """Return the predicted clocks from the start of a launch until its last thread block ends.
+    """Return the predicted clock cycles from the start of a launch until its last thread block ends.
 
-    The prediction ignores device memory, and that thread blocks that start together end at different times.
+    The prediction ignores device memory, and assumes that thread blocks that start together end together.
     """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
@@ -309,7 +309,7 @@ def product_clocks(
 def fastest_minplus_sizes(
     ring: TropicalRing, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int
 ) -> TileSizes:
-    """Return the tile sizes with the fewest predicted clocks for these products."""
+    """Return the tile sizes for these products with the fewest predicted clock cycles."""
     return min(
         candidate_tile_sizes(ring, with_arguments),
         key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),

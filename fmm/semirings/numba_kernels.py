@@ -1,10 +1,10 @@
 """Semiring products and the Floyd-Warshall algorithm, compiled by Numba if Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
-with four steps k at a time. With more steps, the compiled code would compare too many pairs of addresses for overlap. A
-part of the right operand, with INNER_STEPS rows of TASK_ROW_BYTES bytes, stays in the first-level cache. Matrices are
-passed as one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are
-contiguous.
+for four indices k at a time. With more than four indices k at a time, the compiled code would compare too many pairs of
+addresses for overlap. INNER_STEPS rows with TASK_ROW_BYTES bytes each of the right operand stay in the first-level
+cache. Matrices are passed as one-dimensional arrays with a leading dimension, since Numba does not know that the rows
+of a submatrix are contiguous.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.semirings.host import ArgumentRecord, Array
 
-# TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of steps k with right rows that stay in cache.
+# TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of rows of the right operand that stay in
+# cache.
 TASK_ROWS, INNER_STEPS = 128, 16
-TASK_ROW_BYTES = 1024  # bytes of each row of the part of the result that a task computes
+TASK_ROW_BYTES = 1024  # bytes of each row of a task's block of the result
 # TASK_SUMS: largest number of sums of a task, since Ctrl-C is handled only between tasks. MIN_TASK_ROWS: smallest
 # number of rows of a task.
 TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
@@ -36,7 +37,7 @@ def is_numba_installed() -> bool:
 
 @dataclass(frozen=True)
 class NumbaSemiring:
-    """A semiring computed with Numba: dest = the best of `old` and all sums left[i, k] + right[k, j]."""
+    """Numba's semiring operations: dest[i, j] = best of old[i, j] and all sums left[i, k] + right[k, j]."""
 
     maximum: bool
     missing: Any
@@ -70,7 +71,7 @@ class NumbaSemiring:
         """Replace d by its closure with the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        # each call of the compiled function handles `together` nodes; `first` is the call's first node
+        # each call of the compiled function handles `together` nodes, starting at node `first`
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
@@ -87,7 +88,7 @@ class _FlatMatrix(NamedTuple):
 
 
 def _as_flat_matrix(x: Array) -> _FlatMatrix:
-    """Return the one-dimensional memory of a matrix with contiguous rows; copy other matrices."""
+    """Return a matrix's memory as a one-dimensional array; a matrix without contiguous rows is copied."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
         return _FlatMatrix(np.ascontiguousarray(x).ravel(), cols)
@@ -96,7 +97,7 @@ def _as_flat_matrix(x: Array) -> _FlatMatrix:
 
 
 class _CompiledFunctions(NamedTuple):
-    """The functions for one number type; Numba compiles each function at the function's first call."""
+    """The compiled functions for one number type; Numba compiles a function when it is first called."""
 
     product: Any
     product_with_arguments: Any
@@ -129,7 +130,7 @@ def _is_greater(x: Any, y: Any) -> Any:
 
 
 def _smaller_number(x: Any, y: Any) -> Any:
-    """Return the smaller number; y if x is NaN."""
+    """Return the smaller of x and y; return y if x is NaN."""
     return x if x < y else y
 
 
@@ -141,7 +142,7 @@ def _make_product_function(best: Any, number: Any) -> Any:
     def update_rows(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
-        """Update the rows top:end and columns left:right of c with the sums of all steps."""
+        """Update rows top:end and columns left:right of c with the sums of all indices k."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             last = min(k + INNER_STEPS, steps)
@@ -186,7 +187,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """Update c with the sums of all steps; where a sum is better than the entry of c, `arg` becomes the step."""
+        """Update c with the sums of all indices k; if a sum is better than an entry of c, `arg` becomes its k."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):

@@ -1,4 +1,4 @@
-"""The options of fmm.shortest_paths, the rule that defines edges, and the error for negative cycles."""
+"""Define the options of fmm.shortest_paths, the rule for edges, and the error for negative cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATH_METHOD_NAMES: tuple[str, ...] = get_args(PathMethod)
 
 
 class NegativeCycleError(ValueError):
-    """The graph has a cycle of negative length, so no shortest paths exist."""
+    """Raised if the graph has a cycle of negative length, since no shortest paths exist then."""
 
 
 class PathRequest(NamedTuple):
@@ -23,10 +23,10 @@ class PathRequest(NamedTuple):
 
 
 class EdgeRule(NamedTuple):
-    """The rule that decides which entries of a matrix of lengths are edges, and how the edges are written."""
+    """The rule that decides which entries in a matrix of lengths are edges, and how edges are written."""
 
     missing: float  # the entry that means "no edge"
     smallest: float  # floating-point entries up to this magnitude are not edges
-    unweighted: bool = False  # True if every edge has length 1
-    # the predecessor of pairs of nodes without an edge; None if no predecessors are written
+    unweighted: bool = False  # True if every edge counts as length 1
+    # predecessor that is written for a pair of nodes without an edge; None if no predecessors are written
     no_predecessor: int | None = None

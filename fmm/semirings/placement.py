@@ -1,4 +1,4 @@
-"""The choice of the array library that computes a semiring call, and conversions from and to the caller's library."""
+"""Choose the array library that computes a semiring call, and convert from and to the caller's library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_SUMS_TO_COMPILE = 128**3
 
 
 class ArrayPlacement(NamedTuple):
-    """The array library that computes (NumPy or CuPy), and conversions from and to the caller's library."""
+    """The computing array library (NumPy or CuPy), and conversions from and to the caller's library."""
 
     xp: Any
     adopt: Callable[[Any], Any]
@@ -100,7 +100,7 @@ def write_result(out: Any, target: Any, result: Any) -> Any:
 
 
 def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
-    """Return the host's fastest implementation of the semiring for `work` sums, with Numba or with NumPy."""
+    """Return the host's fastest semiring implementation (Numba or NumPy) for `work` sums."""
     compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.is_numba_installed()
     chosen: type[NumbaSemiring] | type[NumpySemiring] = NumbaSemiring if compiled else NumpySemiring
     return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())

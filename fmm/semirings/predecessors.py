@@ -1,10 +1,10 @@
-"""Repair predecessors that do not lead back to the start of their path.
+"""Repair predecessors if their chain does not lead back to the start of the path.
 
-If several paths have the same length, a product records the first path that it finds for an entry. For another entry of
-the same row, the product may find these paths in another order. On a cycle of length zero, or of a length that rounding
-absorbs, two nodes can then record each other as predecessors. Rows with these cycles are found and rebuilt edge by
-edge. Each step connects the node for which the new path exceeds the computed length the least; the excess is only
-rounding.
+If several paths have the same length, a product records the first path that it finds for an entry. For another entry in
+the same row, the product may find the paths of equal length in another order. On a cycle whose length is zero, or
+vanishes by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with such
+cycles are found, and rebuilt edge by edge. Each step connects the node whose new path exceeds the computed length
+least; this excess is only rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PREDECESSOR_PIECE_ENTRIES = 1 << 24  # number of entries of the predecessor matrix that are inspected at a time
+PREDECESSOR_PIECE_ENTRIES = 1 << 24  # number of entries of the predecessor matrix that are inspected together
 
 
 def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
@@ -27,10 +27,11 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # Every cycle has a node with a length not greater than the length of its predecessor. Rows without a node of
-        # this kind are correct.
+        # Every cycle has a node whose length is at most the length of its predecessor. A row is correct if every node's
+        # length exceeds the length of its predecessor.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
-        # The maximum of bytes replaces `any`: CuPy ships a compiled maximum, but compiles `any` for seconds.
+        # A maximum of bytes is used in place of `any`: CuPy ships a compiled maximum, but needs seconds to compile
+        # `any`.
         suspects = first + np.flatnonzero(to_numpy(no_farther.view(np.int8).max(axis=1)))
         if not len(suspects):
             continue
@@ -48,9 +49,9 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
 
 
 def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
-    """Return a mask of the nodes from which the chain of predecessors does not end at the row's start node.
+    """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
-    Each iteration doubles the number of predecessors that are followed.
+    Each iteration doubles the length of the chains that are followed.
     """
     back = xp.where(predecessors < 0, xp.arange(predecessors.shape[1], dtype=predecessors.dtype), predecessors)
     for _ in range(max(predecessors.shape[1] - 1, 1).bit_length()):
@@ -59,7 +60,7 @@ def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
 
 
 def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
-    """Return a row with new predecessors for the lost nodes; every chain of predecessors then ends at `start`."""
+    """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
     predecessors, away = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
     best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
@@ -77,7 +78,7 @@ def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, 
 
 
 def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
-    """Return this node and all nodes of `away` with a chain of predecessors that contains this node."""
+    """Return this node, and all nodes of `away` that reach this node by their chain of predecessors."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:

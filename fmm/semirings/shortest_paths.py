@@ -22,7 +22,7 @@ from fmm.semirings.placement import (
 )
 from fmm.semirings.predecessors import repair_predecessors
 
-NO_PREDECESSOR = -9999  # predecessor that SciPy returns for a pair of nodes without a path
+NO_PREDECESSOR = -9999  # the predecessor that SciPy returns if a pair of nodes has no path
 # floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
 NO_EDGE_MAGNITUDE = 1e-8
 
@@ -53,7 +53,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths, a mask of the entries that can be edges (None: all), and whether zeros are edges."""
+    """A matrix of lengths, a mask of possible edges (None: all entries), and True if zeros are edges."""
 
     lengths: Any
     stored: Any = None
@@ -76,7 +76,7 @@ def _read_graph(place: ArrayPlacement, d: Any) -> _Graph:
 
 
 def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
-    """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
+    """Return True if d is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
         own = (array_kind(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
@@ -84,9 +84,9 @@ def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
 
 
 def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the edges, and on request the predecessors of paths of one edge (else None).
+    """Return the lengths of the edges, and on request the predecessors on paths of one edge (else None).
 
-    On a device, one kernel finds the edges of a dense matrix of the result's type.
+    On a device, one kernel finds the edges if the matrix is dense and has the result's type.
     """
     xp, missing, predecessors = place.xp, no_edge_value(dtype, False), None
     values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
@@ -109,12 +109,12 @@ def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathR
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     """Return the lengths of the edges as a new row-major array, with SciPy's rules for edges.
 
-    Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
+    An entry is no edge if it is zero, inf, NaN, or the largest integer of an integer type. Zeros that are stored in a
     sparse matrix are edges. The function avoids assignments with masks and index arrays, since CuPy compiles several
-    kernels for an assignment of this kind.
+    kernels for each of them.
     """
     values = graph.lengths
-    if values.dtype.kind == "c":  # NumPy warns about the lost imaginary part
+    if values.dtype.kind == "c":  # the cast drops the imaginary part, and NumPy warns
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
@@ -139,7 +139,7 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
 
-    The argument `predecessors` contains the predecessors of paths of one edge.
+    The argument `predecessors` has the predecessors on paths of one edge.
     """
     xp, n, dtype = place.xp, len(edges), edges.dtype
     if n == 0:
@@ -166,10 +166,10 @@ def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: 
 
 
 def _check_negative_cycles(diagonal: Any) -> None:
-    """Raise NegativeCycleError if an entry of the diagonal is negative; the diagonal is a NumPy array.
+    """Raise NegativeCycleError if `diagonal`, a NumPy array, has a negative entry.
 
     If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError. Programs that catch SciPy's error
-    then need no change.
+    therefore need no change.
     """
     negative = diagonal < 0
     if not negative.any():

@@ -364,9 +364,9 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
 
     library = SimpleNamespace(
         processor="cuda",
-        transposed=adjoint,
+        transposed_view=adjoint,
         is_complex=lambda x: False,
-        pointer=id,
+        data_pointer=id,
         write_triangle=lambda *_: None,
         mark_written=lambda out: None,
     )

@@ -1,4 +1,6 @@
-"""The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
+"""The calibration that decisions use.
+
+The calibration is from a trusted tuning of the device, else from a probe, else it is a default calibration.
 
 A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
 calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
@@ -50,8 +52,8 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
     Return "" if the variables had the same values in the tuning.
 
     If the values differ from the tuning's, the vendor's speed differs from the calibration. For example, cuBLAS's
-    emulated float64 is faster. Likewise a tuning that was measured with such variables is not valid for a process
-    without them.
+    emulated float64 is faster. Likewise a tuning that was measured with such variables set is not valid for a process
+    without the variables.
     """
     if device.threads:
         return ""
@@ -75,8 +77,8 @@ def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
 def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
     """Return a tuning's calibration; on a GPU, rates of the leaves that the tuning did not measure are added.
 
-    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since complex plans may
-    consist of real products. `guess`: the calibration from the device's datasheet.
+    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since plans for complex
+    products may consist of real products. `guess`: the calibration from the device's datasheet.
     """
     calibration, failed = tuned.trusted_calibration, tuned.failed
     if calibration is not None and real is not None and real.trusted_calibration is not None:
@@ -121,8 +123,8 @@ def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, gue
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device without a trusted tuning.
 
-    On a CPU that can be probed, if the guess predicts that a plan wins, the probe's rates replace the guess for the
-    rest of the process.
+    If the guess predicts that a plan wins on a CPU that can be probed, the probe's rates replace the guess. The probe's
+    rates stay valid for the process.
     """
     guess = device.guess
     if guess is not None and not device.threads:

@@ -125,7 +125,7 @@ class Decision:
             exact = problem.dtype if problem.element_type.exact else ""
             lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
-            counts = Counter(self.kernels).items()  # the kernels of inner levels run several times
+            counts = Counter(self.kernels).items()  # kernels can run several times, for example those of inner levels
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
         if self.call_bytes > self.workspace:
             lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
@@ -177,7 +177,10 @@ class Decision:
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for a problem within the limits. Certified entries apply to all layouts of a shape."""
+    """Return the decision for a problem within the limits.
+
+    A certified entry for a shape applies to all memory layouts.
+    """
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.element_type.exact:
@@ -244,7 +247,7 @@ def decide_by_tuning(
 
 @lru_cache(maxsize=4096)
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
-    """Return the decision from the entry for exactly this shape; None if the entry's plan exceeds the limits.
+    """Return the decision from the entry for exactly this shape; None without an entry whose plan is within the limits.
 
     For calls with a workspace limit of 0, a shape may have a second entry with the best plan without workspace.
     """
@@ -255,7 +258,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
     entry, plan = entry_and_plan
     column_major = is_b_column_major(problem) and not problem.writes_triangle
     if column_major and is_slow_on_column_major_b(plan.leaf_use, problem.dtype):
-        return None  # the entry was measured on a row-major B
+        return None  # the entry was measured with a row-major B, and this plan is slow with a column-major B
     is_allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
@@ -334,7 +337,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a Trial; the first products of a shape then time the chosen plan and the vendor."""
+    """Return the decision with a Trial, by which the first products of a shape time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
@@ -423,8 +426,9 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# Largest ratio of the inner side to the rows for which one triangle is computed. With a larger ratio the vendor's gemm
-# splits the inner side among thread blocks. The model does not know whether the vendor's syrk splits the inner side.
+# Largest ratio of the inner side k to the number of rows m for which one triangle is computed. With a larger ratio the
+# vendor's gemm splits the inner side among thread blocks. The model does not know whether the vendor's syrk splits the
+# inner side.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows for which syrk takes about as long as the whole product on a GPU. (H200, 1024 rows and columns:
 # syrk 63 us and whole product 59 us in float32, 41 us and 42 us in float64.)
@@ -432,7 +436,7 @@ MAX_SLOW_SYRK_ROWS = 1024
 
 
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
-    """Return True if one triangle with its mirror is predicted to beat the best whole product by the margin."""
+    """Return True if one triangle with its mirror is predicted to beat the best full product by the margin."""
     problem = gram.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)

@@ -1,11 +1,11 @@
 """Early declines: tests that send products that no plan makes faster to the vendor, in a microsecond or less.
 
-A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if it
-has few bytes, if a side is short, or if the vendor was chosen for a product of the same sizes within the last seconds.
+A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if
+its operands have few bytes, if a side is short, or if a decline for the same sizes is cached.
 
-The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the full path leaves a call to the library, this
-decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached decline can cost
-speed, but never gives a wrong result: the library's own functions define the result.
+The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path leaves a call to
+the library, this decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached
+decline can cost speed, but never gives a wrong result: the library's own functions define the result.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
     try:
         shape = a.shape
         k = shape[-1]
-    except (IndexError, RuntimeError):  # IndexError for a number, RuntimeError for nested tensors, which have no shape
+    except (IndexError, RuntimeError):  # a 0-dimensional array; a nested tensor, which has no shape
         return False
-    if type(k) is not int:  # torch.jit.trace makes k a tensor
+    if type(k) is not int:  # while torch.jit.trace runs, k is a tensor
         return False
     itemsize, tensors = a.itemsize, library.is_differentiable  # torch rejects operands of two types
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
@@ -125,8 +125,9 @@ class DeclineMemory(NamedTuple):
     flops: int
 
 
-# On the host a decision right after a long product takes milliseconds, since the CPU's caches lost its data and code.
-# On a device a decline is cached for as long as a reading of the free memory (FREE_MEMORY_SECONDS).
+# On the host a decision right after a long product takes milliseconds, since the product has displaced data and code
+# from the CPU's caches. On a device a decline is cached for as long as a reading of the free memory
+# (FREE_MEMORY_SECONDS).
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
@@ -212,7 +213,7 @@ def call_key(
     try:
         key = library.array_signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
         hash(key)
-    except (TypeError, RuntimeError):  # an option without a hash; a tensor without strides
+    except (TypeError, RuntimeError):  # TypeError: an option has no hash; RuntimeError: a tensor has no strides
         return None
     return CallKey(library, key)
 
@@ -236,7 +237,7 @@ def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
 def remember_declined_call(
     key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
 ) -> None:
-    """Cache the decline of the calls with this key; the library then computes these calls.
+    """Cache the decline of the calls with this key; until the decline expires, the library computes these calls.
 
     A large call may take longer than CALL_DECLINE_SECONDS, so the decline of a large call is cached for the seconds in
     DECLINE_MEMORY.

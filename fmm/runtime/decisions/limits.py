@@ -1,4 +1,7 @@
-"""The limits of a plan: the caller's constraints, else a share of the free memory and a default error growth."""
+"""The limits of a plan: the caller's constraints, or defaults.
+
+The default workspace limit is a fraction of the free memory. Each device has a default limit of the error growth.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fmm.problem import Layout, Operation, Problem
 class PreparedSide(NamedTuple):
     """The operand that a leaf has prepared (A or B), with the operand's size and layout.
 
-    The leaf's prepared form follows the operand in memory.
+    The leaf's prepared form is behind the operand in memory.
     """
 
     base: Literal["A", "B"]

@@ -53,7 +53,7 @@ class Trial:
 
     def _timed_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
-        if done == len(self._turns):  # an exception came between the last product and _conclude_trial
+        if done == len(self._turns):  # an exception was raised after the last product and before _conclude_trial
             self._conclude_trial()
             return multiply(self.plan)
         settle()

@@ -1,4 +1,4 @@
-"""Products of torch tensors by torch's rules for modes, conjugate marks and gradients.
+"""Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
 
 Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes
 the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
@@ -292,7 +292,7 @@ def _differentiable_gemm(
 ) -> Any:
     """Return the result of fmm.gemm and record gradients.
 
-    torch computes it if no plan is faster or if torch rejects the call, else a plan does.
+    torch computes the result if no plan is faster or if torch rejects the call; else a plan computes the result.
     """
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")

@@ -24,8 +24,8 @@ from fmm.tuner.findings.summary import make_table
 from fmm.tuner.findings.thresholds import li_threshold_plan
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median_paired_speedup
 
-# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. The thresholds tau1
-# and tau2 are those of this device's tuning.
+# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. These algorithms
+# use the thresholds tau1 and tau2 from this device's tuning.
 LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
 LI_CODES_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 
@@ -97,7 +97,7 @@ def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], r
 
 
 def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: str) -> dict[str, Any]:
-    """Return the fields of one plan's results; `source` says who chose the plan."""
+    """Return the fields of one plan's results; `source` says who has chosen the plan."""
     low, high = certification.median_interval(
         certification.paired_ratios(samples[TimedRun()][: len(samples[run])], samples[run])
     )
@@ -115,7 +115,7 @@ def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: 
 
 
 def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table of results, then a line for each plan that failed."""
+    """Yield the lines of the results' table, then a line for each failed plan."""
     timed = [
         (
             *(f"{row['seconds']:.4g}", f"{row['gflops']:.4g}", f"{row['speedup']:.3f}"),

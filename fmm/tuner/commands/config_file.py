@@ -16,12 +16,12 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.tune import path_argument
 
-# Users may write these options before or after the command's name. The options have no default in a command's parser,
-# since the default would replace a value before the command's name.
+# Users may write these options before or after the command's name. In a command's parser, the options have no default:
+# a default would replace a value given before the command's name.
 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
-    """Add the option --json, which prints `what`."""
+    """Add the option --json; its help says that it prints `what`."""
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=f"print {what}")
 
 
@@ -42,10 +42,10 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
         try:
             return int(run(options) or 0)
         except BrokenPipeError:
-            raise  # the program that reads the output has ended
+            raise  # the process that reads the output has ended
         except (ConfigError, OSError, RuntimeError) as error:
             if isinstance(error, OSError) and error.filename is None:
-                raise  # an error of standard output: only errors of files have a file name
+                raise  # the error concerns standard output: only errors of files have a file name
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
@@ -63,7 +63,7 @@ def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:
     for key, types in devices.items():
         for dtype, raw in types.items():
             for name in (key, dtype):
-                check_text(name, f"{path}: the name of a device or type")  # commands print these names
+                check_text(name, f"{path}: the name of a device or type")  # several commands print it
             yield key, dtype, raw
 
 
@@ -76,7 +76,7 @@ def required_sections(path: Path) -> list[tuple[str, str, JsonValue]]:
 
 
 def group_sections_by_device(sections: Iterable[tuple[str, str, JsonValue]]) -> dict[str, dict[str, JsonValue]]:
-    """Return the sections by device key, and for each device by element type."""
+    """Return a dictionary: device key -> element type -> section."""
     found: dict[str, dict[str, JsonValue]] = {}
     for key, dtype, raw in sections:
         found.setdefault(key, {})[dtype] = raw
@@ -103,7 +103,7 @@ def check_section(key: str, dtype: str, raw: JsonValue) -> schema.Tuning:
 
 
 def section_field(raw: JsonValue, name: str) -> JsonValue:
-    """Return a field of an unchecked section; None if the section is damaged or lacks the field."""
+    """Return a field of an unchecked section; None if the section is damaged or the field is missing."""
     return raw.get(name) if isinstance(raw, dict) else None
 
 

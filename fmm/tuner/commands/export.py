@@ -157,9 +157,9 @@ def export_table(path: Path, what: str = "entries", wanted: SectionFilter = ALL_
 
 
 def table_rows_for_json(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a DataFrame for JSON, with None for missing cells.
+    """Return the rows of a DataFrame for JSON; a missing cell becomes None.
 
-    Numbers keep all their digits; `DataFrame.to_json` would round them to ten decimals.
+    Numbers have all their digits, whereas `DataFrame.to_json` rounds to ten decimals.
     """
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict(orient="records")
     return rows
@@ -180,7 +180,8 @@ def entries_table(sections: TunedSections) -> Any:
 def thresholds_table(sections: TunedSections) -> Any:
     """Return a DataFrame with the papers' thresholds, a row for each section.
 
-    A threshold with a range has three columns: value, low and high. A 95 % interval has two: low and high.
+    A threshold with a range has three columns: its value, and the low and the high end of the range. A 95 % interval
+    has two columns: low and high.
     """
     import pandas
 
@@ -192,7 +193,7 @@ def thresholds_table(sections: TunedSections) -> Any:
 
 
 def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
-    """Yield column name and value of each threshold, range and interval of a section."""
+    """Yield the column name and the value of each threshold, range and interval of a section."""
     for name, value in vars(found).items():
         if isinstance(value, ThresholdRange):
             yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))
@@ -204,9 +205,9 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
 
 
 def add_predictions(trials: Any, sections: TunedSections) -> Any:
-    """Return the trials with a column `predicted`: the seconds that the calibration of their section predicts.
+    """Return the trials with an added column `predicted`: the seconds that their section's calibration predicts.
 
-    The column is empty for trials of a type without a calibration.
+    The column `predicted` is empty for trials of a type without a calibration.
     """
     calibrations = {key: found.calibration for key, found in sections.items()}
 

@@ -39,9 +39,9 @@ class SourceSection:
     raw: JsonValue
 
     def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
-        """Merge this section with the present one; return what happened, as text, and the section to write.
+        """Merge this section with the present section; return a text of what happened, and the section to write.
 
-        If this section has no calibration, only its entries are added to the present section.
+        If the section to merge has no calibration, only its entries are added to the present section.
         """
         if present is None:
             return "added", self.raw
@@ -55,9 +55,9 @@ class SourceSection:
 
 
 def run_merge(options: argparse.Namespace) -> None:
-    """Write all sections, or raise ConfigError before any is written.
+    """Write all sections; if there is an error, raise ConfigError before any section is written.
 
-    Errors are a damaged section, and a section that would replace another tuning without --replace.
+    An error is a damaged section, or a section that would replace another tuning without --replace.
     """
     into = output_path(options.output)
     sources = [

@@ -18,7 +18,7 @@ from fmm.perfmodel.papers.table import PaperTable
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
-# The table huang-fig3 is computed by the function huang_fig3, and so on.
+# The function huang_fig3 computes the table huang-fig3, and so on.
 PAPER_MODULES = (li, huang, dalberto, sforza)
 PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
     make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
@@ -26,7 +26,7 @@ PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
 
 
 class UnknownTableError(Exception):
-    """No table has this name; the message lists all names."""
+    """Raised if no table has this name; the message lists all names."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,9 +70,9 @@ def find_table_name(name: str, known: Mapping[str, object]) -> str:
 
 
 def computed_table(name: str) -> PaperTable:
-    """Return a table with published and computed numbers.
+    """Return a paper's table with published and computed numbers.
 
-    For a figure that shows an algorithm, return the line of the list that names fmm's implementation.
+    If the figure shows an algorithm, return the list's line that names fmm's implementation.
     """
     if name in PAPER_TABLES:
         return PAPER_TABLES[name]()

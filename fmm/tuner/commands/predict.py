@@ -74,7 +74,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 class _HelpWithDevicesAction(argparse.Action):
-    """The action of --help: print the help, then the names of all devices, which are read from the configs."""
+    """The action of --help: print the help and the names of all devices, which are read from the configs."""
 
     def __call__(
         self,
@@ -90,7 +90,7 @@ class _HelpWithDevicesAction(argparse.Action):
 
 
 def _parse_whole_number(text: str) -> int:
-    """Return the integer of a command-line argument; raise ArgumentTypeError with a hint for other texts."""
+    """Return the integer that a command-line argument contains; raise ArgumentTypeError with a hint for other texts."""
     try:
         return int(text)
     except ValueError:
@@ -142,7 +142,7 @@ def _product_function(problem: Problem) -> str:
 
 
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the model's choice; on a CPU, the choice for integer matrices with a short side is NumPy."""
+    """Return the model's choice; for integer matrices with a short side on a CPU, the choice is NumPy."""
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.element_type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
@@ -173,16 +173,16 @@ def _choice_by_tuning(
 
 
 def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
-    """Return the tuning's entry for exactly this product, verified or not; None without an entry.
+    """Return the tuning's entry for exactly this product, even if unverified; None without an entry.
 
-    Without workspace, only the lean entry is returned.
+    If no workspace is allowed, only the lean entry is returned.
     """
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
 def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
-    """Return a plan with its predicted time; if the model has not compared the plan, predict the time now."""
+    """Return a plan with its predicted time; predict the time now if the model has not compared the plan."""
     if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
@@ -194,7 +194,7 @@ def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> 
 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
-    """Return a note if this CPU has no tuning, since fmm.matmul would probe the CPU before it decides; else ""."""
+    """Return a note if this CPU has no tuning, because fmm.matmul would probe it before the decision; else ""."""
     applies = is_local_cpu(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
@@ -215,14 +215,14 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
-        left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
+        left = workspace_share(left)  # this limit equals the limit in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
-    """Return the bytes of the device's memory that the operands and the result leave free.
+    """Return the bytes of device memory that are free beside the operands and the result.
 
-    A gram product has A and C alone. Raise ValueError if the operands do not fit in memory.
+    A gram product occupies memory for A and C only. Raise ValueError if the operands do not fit in memory.
     """
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
@@ -240,7 +240,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
 
 
 def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
-    """Return the fields that --json prints; all times are predicted from exact counts of work."""
+    """Return the fields that --json prints; all times are predictions from exact counts of work."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).predicted_seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
@@ -262,7 +262,7 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
 
 
 def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
-    """Return the fields of one plan for JSON; `vendor` is the predicted seconds of the vendor's product."""
+    """Return a plan's fields for JSON; `vendor` is the vendor's predicted time in seconds."""
     problem = candidate.prediction.problem
     exact = predict(candidate.plan, problem, calibration)
     counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)

@@ -61,7 +61,7 @@ def run_refit(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class RecordedSection:
-    """A section of a config, and the trials from which the section was computed."""
+    """A section of a config, and the trials that produced the section."""
 
     key: str
     dtype: str
@@ -94,7 +94,7 @@ RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 
 def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section that this version of fmm computes from the trials; None if too few trials are recorded."""
+    """Return the section that this version of fmm computes from the trials; None if the trials are too few."""
     section = conclude_section(recorded.recorded_journal, recorded.dtype)
     if section is None:
         return None
@@ -104,7 +104,7 @@ def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with thresholds computed again from its calibration; None without a calibration."""
+    """Return the section with new thresholds, computed from its calibration; None without a calibration."""
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.recorded_journal, recorded.dtype
@@ -115,7 +115,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with the block model and its tile sizes fitted again; None without readable thresholds."""
+    """Return the section with a new fit of the block model and its tile sizes; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
     found, strategies = _fit_tiles(recorded)
@@ -127,11 +127,12 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model fitted to the trials, and the tile sizes that it selects for fmm's own kernel.
 
-    The block model is None if the trials are too few. The tile sizes are then those of the present block model.
+    The block model is None if the trials are too few. If the block model is None, the tile sizes are those of the
+    present block model.
     """
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use another tuning's fit
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use the present fit
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
@@ -141,14 +142,14 @@ def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, st
 
 @dataclass(frozen=True)
 class RefitResult:
-    """The section that was written, with its changes; `section` is None if nothing was written."""
+    """A written section with its changes; `section` is None if nothing was written."""
 
     key: str
     dtype: str
     samples: int
     section: JsonValue
     changes: Sequence[ValueChange] = ()
-    others: Sequence[str] = ()  # names of further fields that differ
+    others: Sequence[str] = ()  # names of other fields that differ
 
     def result_lines(self, path: Path) -> list[str]:
         """Return the result as lines of text; `path` is the config that was read."""
@@ -160,7 +161,7 @@ class RefitResult:
         return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
     def _change_texts(self) -> list[str]:
-        """Return a line of text for each change, or one line that says what is unchanged."""
+        """Return a line of text for each change; without changes, return one line that says what is unchanged."""
         if self.changes:
             return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]
@@ -191,7 +192,7 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(into, key, dtype, found)
-                # Read the section back: merge_section has added the certified entries of the old section.
+                # The section is read back, since merge_section has added the certified entries of the old section.
                 after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
@@ -201,9 +202,9 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
 
 
 def _copy_trials(path: Path, into: Path) -> str:
-    """Copy the files of trials to the folder of another config, unless it has trials; return the text to print.
+    """Copy the trials' files to another config's folder, unless it has trials; return the text to print.
 
-    The commands export and report read the trials in the config's folder.
+    The trials are copied because the commands export and report read them in the config's folder.
     """
     present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(into))
     if into.resolve().parent == path.resolve().parent:
@@ -215,7 +216,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.existing_files else ""
 
 
-RawSections = Mapping[str, JsonValue]  # unchecked sections of a device by element type
+RawSections = Mapping[str, JsonValue]  # the unchecked sections of a device, by element type
 TAU_LEVEL_TEXTS = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -232,7 +233,7 @@ COMPARED_FIELDS = (
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A compared value of a section, for JSON and as text."""
+    """A value of a section that is compared, in a form for JSON and as text."""
 
     value: JsonValue
     text: str
@@ -261,9 +262,9 @@ class ValueChange:
 
 
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
-    """Return the values of a type that differ between two states of a device's sections.
+    """Return the values of an element type that differ between two versions of a device's sections.
 
-    Rejection, margin, crossover side and speedup come first.
+    The first values are rejection, margin, crossover side and speedup.
     """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
@@ -273,12 +274,12 @@ def section_changes(key: str, dtype: str, before: RawSections, after: RawSection
 
 
 def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
-    """Return the names of the compared fields that differ between two states of a section."""
+    """Return the names of the compared fields that differ between two versions of a section."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
 def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ComparedValue]]:
-    """Yield name and value of everything that `section_changes` compares."""
+    """Yield the name and the value of everything that `section_changes` compares."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ComparedValue(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE

@@ -33,7 +33,7 @@ def table_as_text(table: PaperTable) -> str:
 
 
 def table_as_html(table: PaperTable) -> str:
-    """Return the rows as an HTML table with superscripts for powers and right-aligned columns of numbers."""
+    """Return the rows as an HTML table; powers have superscripts, and columns of numbers are right-aligned."""
     sides = ["right" if numeric else "left" for numeric in _numeric_columns(table)]
     lines = [_html_row("th", table.columns, sides)]
     lines += [_html_row("td", [cell_text(cell) for cell in row], sides) for row in table.rows]
@@ -41,7 +41,7 @@ def table_as_html(table: PaperTable) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
-    """Return a table row as HTML; `tag` is th or td, `sides` has left or right for each cell."""
+    """Return a table row as HTML; `tag` is `th` or `td`, and `sides` is `left` or `right` for each cell."""
     styled = [
         f'<{tag} style="text-align: {side}">{_escape_with_powers(c)}</{tag}>'
         for c, side in zip(cells, sides, strict=True)
@@ -55,7 +55,7 @@ def _escape_with_powers(text: str) -> str:
 
 
 def notes_as_html(tables: Sequence[PaperTable]) -> str:
-    """Return the notes of several tables as HTML lists; a note that several tables share appears once."""
+    """Return the notes of several tables as HTML lists; a note that several tables have appears once."""
     lines, seen = [], set[str]()
     for table in tables:
         if new := [note for note in table.notes if note not in seen]:
@@ -66,12 +66,12 @@ def notes_as_html(tables: Sequence[PaperTable]) -> str:
 
 
 def _numeric_columns(table: PaperTable) -> list[bool]:
-    """Return True for each column without text cells."""
+    """Return, for each column, True if no cell is text."""
     return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
 
 
 def table_as_csv(table: PaperTable) -> str:
-    """Return the rows as CSV; floating-point numbers have all their digits."""
+    """Return the rows as CSV, with all digits of floating-point numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)

@@ -32,7 +32,7 @@ from fmm.tuner.tune import output_path, trials_path
 
 
 def type_reports(path: Path) -> Iterator[TypeReport]:
-    """Yield the report data of every section of a config that has a calibration and trials."""
+    """Yield the report data of each section in a config that has both a calibration and trials."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():
@@ -80,9 +80,9 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
-    """Write the HTML page, and every figure as PNG and SVG in the folder `report` beside the page; return all paths.
+    """Write the HTML page, and each figure as PNG and SVG in the folder `report` beside the page; return all paths.
 
-    `output` is the path of the page if it ends in .html, and else the folder of the page `report.html`.
+    If `output` ends in .html, it is the path of the page; otherwise it is the folder of `report.html`.
     """
     from matplotlib import rc_context
 

@@ -108,7 +108,7 @@ def _print_details(key: str, sections: Mapping[str, JsonValue], dtypes: Sequence
 def _section_fields(
     found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
 ) -> dict[str, JsonValue]:
-    """Return the fields of a section for JSON, with a summary of the decisions that fmm.matmul makes with it."""
+    """Return a section's fields for JSON, and a summary of the decisions that fmm.matmul makes with the section."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}
     answers, rejected = None, ""

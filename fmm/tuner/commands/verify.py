@@ -30,10 +30,10 @@ from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.trials.journal import Journal, RoundLimits, median_paired_speedup
 from fmm.tuner.tune import output_path
 
-PLANNED_SECONDS = 1.0  # planned seconds of the measurements of one type
+PLANNED_SECONDS = 1.0  # planned seconds for measuring the entries of one type
 VERIFY_ROUNDS = 3  # number of paired rounds for each entry
-# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if the speedup is below the lower
-# end of the recorded interval minus the recorded noise minus this number.
+# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if its speedup is below (low end
+# of the recorded interval) - (recorded noise) - MAX_SPEEDUP_LOSS.
 MAX_SPEEDUP_LOSS = 0.02
 
 

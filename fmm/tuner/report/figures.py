@@ -1,4 +1,4 @@
-"""Helpers of all figures in the report: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
+"""Helpers for all figures in the report: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 
-# Okabe and Ito's colours for colour-blind readers.
+# These are Okabe and Ito's colours, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
@@ -36,15 +36,15 @@ FIGURE_STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # a fixed salt: equal figures are written as equal files
+    "svg.hashsalt": "fmm",  # with a fixed salt, equal figures have equal SVG files
 }
 MAX_TICKS = 6  # largest number of ticks on a logarithmic axis
 DOTS_PER_INCH = 150  # resolution of PNG files
 LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
-MAX_LEGEND_ROW_LETTERS = 72  # letters that fit in a row of a legend
+MAX_LEGEND_ROW_LETTERS = 72  # number of letters that fit in a row of a legend
 DETAIL_FIGURE_INCHES = (5.2, 3.4)  # width and height of a figure, in inches; two figures share a row on a screen
 TEXT_LINE_HEIGHT_SHARE = 0.045  # height of a line of small text, as a share of the figure's height
-MAX_LABEL_LETTERS = 32  # letters in a line of a label beside the axes
+MAX_LABEL_LETTERS = 32  # number of letters in a line of a label beside the axes
 
 
 def new_figure(
@@ -58,7 +58,7 @@ def new_figure(
 
 
 def plan_legend_name(plan: Plan) -> str:
-    """Return a plan's text for legends, without ` > vendor`, `.batched.pad16` and `.pad16`."""
+    """Return a plan's text for a legend, shortened by ` > vendor`, `.batched.pad16` and `.pad16`."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
@@ -74,9 +74,9 @@ def add_legend_below(figure: Any, *parts: Any) -> None:
 
 
 def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
-    """Write a figure as PNG and SVG; return the paths and the SVG's text.
+    """Write a figure as a PNG and an SVG file; return both paths and the SVG's text.
 
-    `Figure.savefig` would draw the figure twice and compute its layout again for each file.
+    Calling `Figure.savefig` for each file would draw the figure and compute its layout twice.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -85,7 +85,7 @@ def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     pixels = io.BytesIO()
     FigureCanvasAgg(figure).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
-    figure.set_layout_engine("none")  # the SVG keeps the layout that the PNG has
+    figure.set_layout_engine("none")  # the SVG has the same layout as the PNG
     text = svg_text(figure, stem.name)
     write_file(svg, text)
     return [png, svg], text
@@ -111,7 +111,7 @@ def svg_text(figure: Any, salt: str) -> str:
 def add_labels_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add labels (x, y, text) in a column at the right of the axes, each with a line to its point (x, y)."""
+    """Add the labels (x, y, text) in a column to the right of the axes, each with a line to its point (x, y)."""
     if not points:
         return
     axes.autoscale_view()  # the transformation below needs the final limits of the axes
@@ -129,7 +129,7 @@ def add_labels_at_right(
 
 
 def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
-    """Return heights from 0 to 1 for labels with this many lines of text, moved apart until no labels overlap."""
+    """Return a height from 0 to 1 for each label; the labels have this many lines of text and do not overlap."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
     steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT_SHARE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)

@@ -21,13 +21,14 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.type_report import TypeReport
 
-MAX_SIDE_RATIO = 2.0  # the plan map shows measured shapes with m / n between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
+MAX_SIDE_RATIO = 2.0  # the plan map shows a measured shape if m / n is between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
 
 
 def draw_plan_map(report: TypeReport) -> Any:
     """Return the figure of the plan map.
 
-    An area shows the plan that the model chooses for m x k by k x m products. A point shows the fastest measured plan.
+    Each area shows the plan that the model chooses for m x k by k x m products. Each point shows the fastest measured
+    plan of a problem.
     """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -62,7 +63,7 @@ def draw_plan_map(report: TypeReport) -> Any:
 
 
 def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
-    """Return the fastest measured plan of each problem: the vendor's product if no other plan was faster."""
+    """Return the fastest measured plan of each problem, or the vendor's product if no plan was faster."""
     found: dict[Problem, tuple[float, Plan]] = {}
     for problem, plan, speedup, *_ in report.measured_speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
@@ -79,7 +80,7 @@ def _area_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
 
 
 def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Return the colours of plans that are fastest at measured points but have no area on the map."""
+    """Return the colours of plans that are fastest at a measured point, but have no coloured area on the map."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))

@@ -32,9 +32,10 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
 TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
-# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP: fmm.matmul calls the vendor, and the speedup is about 1.
+# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP means that fmm.matmul calls the vendor, with a speedup of
+# about 1.
 MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
-EXTRAPOLATED_SPEEDUP = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
+EXTRAPOLATED_SPEEDUP = "beyond"  # side above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class SideSpeedup:
     error_growth: float
     workspace: int
     op: Operation = "product"
-    untried: float = 0.0  # predicted speedup of a plan that was not timed, if clearly larger than the measured one
-    beside: int = 0  # `side` minus the side of the table column that shows the speedup: 1 for odd sides
+    untried: float = 0.0  # predicted speedup of an untimed plan, if clearly above `speedup`
+    beside: int = 0  # `side` minus the side of the table column: 1 for odd sides
 
 
 def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
-    """Return the speedups of all types for the sides of the table: of products, and of measured gram products."""
+    """Return the speedups of all types for the table's sides: of products, and of measured gram products."""
     found: list[SideSpeedup] = []
     for report in reports:
         products, grams = (
@@ -68,7 +69,7 @@ def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
 
 
 def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
-    """Return the speedups of a type's products on even sides, without sides where the vendor multiplies."""
+    """Return the speedups of a type's products on even sides; sides on which fmm calls the vendor are left out."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
     return [gain for gain in own if gain.kind != VENDOR_SPEEDUP]
 
@@ -86,7 +87,7 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
-    """Return the speedups of the two smallest table sides above all shown sides where the model predicts a gain."""
+    """Return the speedups of the two smallest table sides with a predicted gain that are above all shown sides."""
     if report.tuned.trusted_calibration is None:
         return []
     last = max((gain.side for gain in shown), default=0)
@@ -96,7 +97,7 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the certified speedup of a matrix times its adjoint (gram); None without a trusted entry."""
+    """Return the certified speedup of gram, a matrix times its adjoint; None without a trusted entry."""
     known = report.tuned.find_entry((side, side, side), op="gram")
     if known is None:
         return None
@@ -108,7 +109,7 @@ def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
 def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     """Return the speedup for square products of a side; None if the side is far above the timed sides.
 
-    The speedup is that of the certified entry if fmm.matmul uses the entry, and else of the model's choice.
+    The speedup is the certified entry's if fmm.matmul uses that entry, else the speedup of the model's choice.
     """
     known = report.tuned.find_entry((side, side, side))
     if known is None and (
@@ -147,14 +148,14 @@ def _side_speedup(
 
 
 def speedups_frame(gains: Sequence[SideSpeedup]) -> Any:
-    """Return the speedups as a pandas DataFrame, one row each."""
+    """Return the speedups as a pandas DataFrame with one row for each speedup."""
     import pandas
 
     return pandas.DataFrame([vars(gain) for gain in gains], columns=list(SideSpeedup.__dataclass_fields__))
 
 
 def reported_vendor_name(reports: Sequence[TypeReport]) -> str:
-    """Return the name of the vendor's library (cuBLAS, OpenBLAS, ...) in the first report."""
+    """Return the name of the vendor's library (cuBLAS, OpenBLAS, ...), which the first report has."""
     return vendor_name(reports[0].calibration) if reports else "the vendor"
 
 
@@ -168,7 +169,7 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 
 def crossover_side(report: TypeReport) -> int | None:
-    """Return the smallest square side for which the model predicts a gain; None without gains or a trusted tuning."""
+    """Return the side of the smallest square with a predicted gain; None without gains or a trusted tuning."""
     return (
         first_gaining_side(report.choice_calibration, report.dtype)
         if report.tuned.trusted_calibration is not None
@@ -176,7 +177,7 @@ def crossover_side(report: TypeReport) -> int | None:
     )
 
 
-SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height in inches
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height of the figure in inches
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
@@ -237,7 +238,7 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
-    """Return a sentence on the error of predicted speedups for held-out shapes; empty without errors."""
+    """Return a sentence that states the error of predicted speedups for held-out shapes; empty without errors."""
     errors = [
         (report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted_calibration
     ]
@@ -261,7 +262,7 @@ def _percent_range_text(known: Sequence[float]) -> str:
 def speedup_curves(
     report: TypeReport, own: Sequence[SideSpeedup]
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
+    """Return two curves of (side, predicted speedup): one up to the last shown side, one for larger sides."""
     if report.tuned.trusted_calibration is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
@@ -270,6 +271,6 @@ def speedup_curves(
 
 
 def certified_square_entries(report: TypeReport) -> list[Entry]:
-    """Return the verified entries of square products with a plan faster than the vendor, without lean entries."""
+    """Return verified entries of square products if their plan is faster than the vendor; lean entries are left out."""
     products = [e for e in report.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

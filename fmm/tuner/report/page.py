@@ -43,9 +43,9 @@ from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.report.type_figures import caption_text
 from fmm.tuner.report.type_report import TypeReport
 
-NARROW_CELL_LETTERS = 14  # on a phone, a cell with more letters takes a whole row
+NARROW_CELL_LETTERS = 14  # on a phone, a cell with more than this number of letters takes a whole row
 WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that takes a whole row on a phone
-EARLIER_GAIN_MARK = " *"  # marks a crossover side below which some measured squares are faster than the vendor too
+EARLIER_GAIN_MARK = " *"  # mark of a crossover side if some smaller measured squares are faster than the vendor too
 SUGGESTED_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
@@ -154,9 +154,9 @@ def _summary_cells_html(heads: Sequence[str], cells: Sequence[SummaryCell]) -> s
 
 
 def html_table(table: TextTable, code: bool = False) -> str:
-    """Return a table as HTML; with `code`, its first column has a monospaced font.
+    """Return a table as HTML; if `code` is True, the first column has a monospaced font.
 
-    Each cell also names its column, since the page hides the head of a table on phones.
+    Each cell also contains the name of its column, since the page hides table heads on phones.
     """
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     body = "".join(_table_row_html(table.columns, row, code) for row in table.rows)
@@ -186,7 +186,7 @@ def speedups_html_table(
 ) -> str:
     """Return the HTML table of speedups with a row for each type and a column for each side.
 
-    `starts` has the crossover side of each type as text, `timed` the largest timed sides as text.
+    `starts` has the crossover side of each type as text, and `timed` the largest timed sides as text.
     """
     known = starts or {}
     frame = speedups_frame(gains)
@@ -229,9 +229,9 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 
 
 def _first_gaining_side(own: Any) -> str:
-    """Return the smallest side, in the rows of a DataFrame, for which a plan is faster than the vendor, as text.
+    """Return as text the smallest side in the rows of a DataFrame on which a plan is faster than the vendor.
 
-    If the vendor multiplies on all sides, the text is empty.
+    If no plan is faster than the vendor on any side, the text is empty.
     """
     sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""
@@ -261,9 +261,9 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
 
 
 def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
-    """Return the crossover side as text, or the word that says why the model has no crossover side.
+    """Return the crossover side as text, or a word that says why the model has none.
 
-    EARLIER_GAIN_MARK is added if a side in `won` is smaller.
+    EARLIER_GAIN_MARK is appended if `won` contains a smaller side.
     """
     if report.tuned.trusted_calibration is None:
         return "rejected"
@@ -276,7 +276,7 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
 
 
 def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
-    """Yield the closed sections for all types: the plans of the table, and the thresholds of the papers."""
+    """Yield two folded sections for all types: the plans of the table, and the thresholds of the papers."""
     won = [gain for gain in gains if gain.kind != VENDOR_SPEEDUP]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
@@ -303,7 +303,7 @@ def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedu
 
 
 def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
-    """Return the closed section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
+    """Return the folded section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
     text = SectionText(report.section, report.dtype, report.device, report.sections)
     tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.section_tables)
     drawn = "\n".join(

@@ -1,4 +1,4 @@
-"""Explain plan texts: the meaning of each level, option and leaf that occurs in a plan."""
+"""Explain the texts of plans: the meaning of each level, option and leaf in a plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
         "conj-b": "conjugates B when it is read",
     }
 )
-# The author of a scheme by a prefix of the scheme's name. If several prefixes match, the longest is used.
+# The author of a scheme, by prefix of the scheme's name. If several prefixes match a scheme's name, the longest is
+# used.
 ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
     {
         "strassen": "Strassen's algorithm (1969)",
@@ -104,12 +105,12 @@ def _scheme_meaning(name: str) -> str:
 
 
 def split_plan_names(text: str) -> list[str]:
-    """Return the names in a plan's text: `strassen^2.batched > vendor` has strassen, ^2, batched and vendor."""
+    """Return the names in a plan's text: `strassen^2.batched > vendor` gives strassen, ^2, batched and vendor."""
     return re.findall(r"\^\d+|[a-z0-9]*[a-z][a-z0-9]*(?:-[a-z0-9]+)*", text)
 
 
 def find_plan_texts(text: str) -> Iterator[str]:
-    """Yield every plan with at least one level that occurs in a text."""
+    """Yield every plan with at least one level in a text."""
     for found in dict.fromkeys(re.findall(r"[\w^.()*-]+(?: > [\w^.()*-]+)+", text)):
         with suppress(PlanError):
             yield str(Plan.parse(found))

@@ -1,6 +1,6 @@
 """Draw the figures of one element type from recorded trials.
 
-FIGURE_FUNCTIONS has the drawing function of each figure, CAPTION_TEXTS its caption.
+FIGURE_FUNCTIONS maps a figure's name to its drawing function, and CAPTION_TEXTS to its caption.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fmm.tuner.report.maps import draw_plan_map, fastest_measured_plans
 from fmm.tuner.report.type_report import TypeReport, equal_work_side
 
 HALF_FIGURE_TICKS = 3  # largest number of ticks on an axis that is half as wide as its figure
-CURVE_SIDE_MULTIPLE = 128  # fitted curves are drawn through sides that are multiples of this number
-MAX_MINOR_LABEL_RATIO = 60  # minor ticks have labels if the axis ends at less than this multiple of its start
+CURVE_SIDE_MULTIPLE = 128  # fitted curves are drawn through sides that are multiples of this side
+MAX_MINOR_LABEL_RATIO = 60  # minor ticks have labels if the axis end is below this multiple of the axis start
 
 
 def draw_predicted_over_measured(report: TypeReport) -> Any:
@@ -70,9 +70,9 @@ def draw_predicted_over_measured(report: TypeReport) -> Any:
 
 
 def draw_residuals(report: TypeReport) -> Any:
-    """Return the figure of the relative errors of predicted times: over the side, and as a histogram.
+    """Return the figure of relative errors of predicted times, over the side and as a histogram.
 
-    Only whole products are drawn, not the sums or leaf products of a plan alone.
+    The figure shows whole products only, without runs of a plan's sums or leaf products alone.
     """
     figure, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
@@ -94,7 +94,7 @@ def draw_residuals(report: TypeReport) -> Any:
     return figure
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # plans with a smaller measured speedup over the vendor are not drawn
+MIN_DRAWN_SPEEDUP = 0.5  # a plan is not drawn if its measured speedup over the vendor is smaller
 
 
 def draw_speedup(report: TypeReport) -> Any:
@@ -120,9 +120,9 @@ def draw_speedup(report: TypeReport) -> Any:
 
 
 def draw_time_and_error(report: TypeReport) -> Any:
-    """Return the figure of time against expected error of all plans on the largest measured shape.
+    """Return the figure of time over expected error, of all plans on the largest measured shape.
 
-    A line shows the Pareto front: no other plan is both faster and more accurate.
+    A line shows the Pareto front: the plans such that no other plan is both faster and more accurate.
     """
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -163,10 +163,10 @@ def draw_time_and_error(report: TypeReport) -> Any:
 
 
 def draw_rates(report: TypeReport) -> Any:
-    """Return the figure of two rates over the side: of the vendor's products, and of matrix sums.
+    """Return the figure of two rates over the side: the vendor's products, and matrix sums.
 
-    Points are measured, lines are fitted. The product rate is 1 / pi for pi seconds per flop. The rate of sums is 3
-    numbers per alpha seconds.
+    Points show measured rates, lines show fitted rates. The rate of products is 1 / pi, where pi is in seconds per
+    flop. The rate of sums is 3 numbers per alpha, where alpha is in seconds per addition.
     """
     figure, (left, right) = new_figure(columns=2)
     squares = [o for o in report.observations_of_stages("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
@@ -196,9 +196,9 @@ def draw_rates(report: TypeReport) -> Any:
 
 
 def draw_roofline(report: TypeReport) -> Any:
-    """Return the roofline figure of all plans: flops per second over flops per byte that the plan moves.
+    """Return the roofline figure of all plans: flops per second over flops per moved byte.
 
-    Each product counts 2 m k n flops, whatever its plan.
+    Each product counts as 2 m k n flops, regardless of its plan.
     """
     figure, axes = new_figure(height=3.6)
     rate, stream = report.calibration.require_rate(report.dtype), report.calibration.stream
@@ -253,12 +253,13 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-# These figures need plans that were timed in rounds with the vendor. A short tuning may have timed none.
+# The figures below need plans that were timed in rounds with the vendor. A short tuning may have timed no plan in
+# rounds with the vendor.
 PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 
 def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], Any]]:
-    """Return the drawing functions, by name, of the figures for which the report has data."""
+    """Return, by name, the drawing functions of all figures for which the report has data."""
     return {
         name: draw
         for name, draw in FIGURE_FUNCTIONS.items()
@@ -269,9 +270,10 @@ def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], An
 def _plan_groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Yield legend name, colour, marker and plans of each group of points in a figure.
+    """Yield the legend name, colour, marker and plans for each group of points in a figure.
 
-    The vendor is a group. Each of the plans that won most often is a group. All other plans are one group.
+    The vendor forms one group. Each plan among those that were fastest most often forms its own group. All other plans
+    together form one group.
     """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
@@ -285,7 +287,7 @@ def _plan_groups(
 
 
 def caption_text(name: str, report: TypeReport) -> str:
-    """Return the caption of a figure, with the number of points that are held out or not drawn."""
+    """Return a figure's caption, with the number of points that are held out, and of points that are not drawn."""
     text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
         return f"{text} {held_out_points_text(report)}"
@@ -296,7 +298,7 @@ def caption_text(name: str, report: TypeReport) -> str:
 
 
 def held_out_points_text(report: TypeReport) -> str:
-    """Return a sentence with the number of held-out points: of the vendor, of plans, and of fmm's own kernel."""
+    """Return a sentence with the number of held-out points of the vendor, of plans, and of fmm's own kernel."""
     seen = report.observations_of_stages(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."

@@ -26,15 +26,15 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
 UNLIMITED_BYTES = 1 << 62
 MIN_MAP_SIDE = 256  # smallest matrix side on the plan map
-MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows larger sides only where products of that size were measured
-MAP_SIDE_COUNT = 49  # number of sides along an axis of the plan map, before rounding
+MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows sides above this side only if products of that size were measured
+MAP_SIDE_COUNT = 49  # number of sides along an axis of the plan map, before sides are rounded
 MAP_SIDE_MULTIPLE = 128  # sides on the plan map are rounded down to multiples of this number
-MAX_SHOWN_SIDE_RATIO = 2.0  # predictions are shown up to this multiple of the largest measured side
+MAX_SHOWN_SIDE_RATIO = 2.0  # predictions are shown for sides up to this multiple of the largest measured side
 
 
 @dataclass(frozen=True)
 class TypeReport:
-    """The config section of one element type on one device, and the trials from which the section was computed."""
+    """The config section of one element type on one device, and the trials that produced the section."""
 
     device: str
     dtype: str
@@ -60,14 +60,14 @@ class TypeReport:
     def section_trials(self) -> tuple[Trial, ...]:
         """Return the trials of the section.
 
-        The trials of an earlier coarse tuning (`first_look`) are included if the section's held-out count has them.
+        Trials of an earlier coarse tuning (`first_look`) are included if the section's held-out count includes them.
         """
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
     def observations_of_stages(self, *stages: str) -> list[Observation]:
-        """Return the median seconds of each timed run in these stages of the tuning, without gram products."""
+        """Return the median seconds of each timed run in these stages of the tuning; gram products are left out."""
         return observed_medians([t for t in self.section_trials if t.op == DEFAULT_OPERATION], stages)
 
     def moved_bytes(self, o: Observation) -> float:
@@ -84,7 +84,7 @@ class TypeReport:
 
     @cached_property
     def largest_cube_side(self) -> float:
-        """Return the side n of the cubic product n x n x n with the flops of the largest measured product."""
+        """Return the side n of an n x n x n product with as many flops as the largest measured product."""
         return max(
             (equal_work_side(t.problem) for t in self.section_trials if t.seconds and t.part == "whole"), default=0.0
         )
@@ -101,29 +101,29 @@ class TypeReport:
 
     @cached_property
     def speedup_curve(self) -> list[tuple[int, float]]:
-        """Return (side, predicted speedup) of square products up to MAX_SHOWN_SIDE_RATIO times the measured sides."""
+        """Return (side, predicted speedup) of squares up to MAX_SHOWN_SIDE_RATIO times the largest measured side."""
         return self.speedup_curve_to(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side)
 
     def speedup_curve_to(self, last: float) -> list[tuple[int, float]]:
-        """Return (side, predicted speedup) of the model's choice for square products up to the side `last`."""
+        """Return (side, predicted speedup) of the model's choice for square products, up to the side `last`."""
         return [(side, 1 / self.model_choice(side, side, side).time) for side in round_number_sides(0, last)]
 
     @cached_property
     def plan_map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
-        """Return the sides of the plan map, and the chosen plan by index pair (index of m = n, index of k)."""
+        """Return the sides of the plan map, and a dictionary: (index of m = n, index of k) -> chosen plan."""
         last = max(
             self.largest_cube_side,
             min(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side, MAX_PREDICTED_MAP_SIDE),
             2 * MIN_MAP_SIDE,
         )
         spaced = np.geomspace(MIN_MAP_SIDE, last, MAP_SIDE_COUNT)
-        # Unaligned sides would be drawn with plans for unaligned operands.
+        # The map has aligned sides, since unaligned sides would show plans for unaligned operands.
         sides = sorted({int(side // MAP_SIDE_MULTIPLE * MAP_SIDE_MULTIPLE) for side in spaced})
         return sides, choices_on_grid(lambda i, j: self.model_choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
     @cached_property
     def measured_speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
-        """Return every plan that was timed beside the vendor: problem, plan, median speedup, 95 % interval."""
+        """Return (problem, plan, median speedup, 95 % interval) for each plan timed in rounds with the vendor."""
         rounds: dict[tuple[str, str, tuple[int, int, int]], list[Trial]] = {}
         for t in self.section_trials:
             if t.op == DEFAULT_OPERATION and t.part == "whole":
@@ -138,7 +138,7 @@ class TypeReport:
 
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
-    """Return the number of held-out observations, without runs of fmm's own tiled kernel."""
+    """Return the number of held-out observations, excluding runs of fmm's own tiled kernel."""
     return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 
 
@@ -150,7 +150,7 @@ def equal_work_side(problem: Problem) -> float:
 def round_number_sides(low: float, high: float) -> list[int]:
     """Return the sides 2^p e / 8 between `low` and `high`, for integers p from 9 to 16 and e from 8 to 15.
 
-    The model's curve over other sides would show the cost of their fringes.
+    At other sides, the model's curve would show the cost of fringes.
     """
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
@@ -160,10 +160,11 @@ MAP_TILE_POINTS = 8  # number of grid steps along a side of a square of the plan
 
 
 def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
-    """Return chosen(i, j) for each point of a count x count grid, with few evaluations of `chosen`.
+    """Return chosen(i, j) for each point of a count x count grid, but call `chosen` only where needed.
 
-    A rectangle of the grid is filled with one choice if its four corners agree, and else split into four. Borders
-    between choices are exact. A region of another choice inside a rectangle with equal corners is missed.
+    If the four corners of a grid rectangle agree, their choice fills the rectangle; otherwise the rectangle is split
+    into four. The borders between regions of different choices are exact. If another choice occurs only inside a
+    rectangle with equal corners, it is missed.
     """
     found: dict[tuple[int, int], Any] = {}
 
@@ -190,6 +191,6 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
 
 
 def _split_range(points: range) -> Sequence[range]:
-    """Return the two halves of a range, which share its middle point; ranges of at most two points stay whole."""
+    """Return the two halves of a range; both contain the middle point; ranges of at most two points are not split."""
     middle = len(points) // 2
     return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)

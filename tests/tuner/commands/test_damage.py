@@ -53,6 +53,7 @@ COMMANDS = (
     pytest.param(["show"], marks=pytest.mark.slow),
     ["export"],
     pytest.param(["export", "--thresholds"], marks=pytest.mark.slow),
+    pytest.param(["export", "--format", "t1"], marks=pytest.mark.slow),
 )
 
 
@@ -120,4 +121,5 @@ def test_damaged_trials_are_skipped(
     assert caplog.text.count("damaged lines of") == 1
     (tmp_path / "config.json").write_text(RECORDED.read_text(encoding="utf-8"), encoding="utf-8")
     assert main(["export", str(tmp_path), "--trials"]) in (0, 1)
+    assert main(["export", str(tmp_path), "--format", "t4"]) == 0
     assert "Traceback" not in capsys.readouterr().err

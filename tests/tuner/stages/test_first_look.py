@@ -121,11 +121,11 @@ def test_stopping_at_any_moment_keeps_the_best(
 
     def stopped(session: ShortSession, run: TimedRun) -> float:
         if cold.now >= seconds:
-            monkeypatch.setattr(ShortSession, "sample", sample)
+            monkeypatch.setattr(ShortSession, "sample_seconds", sample)
             raise KeyboardInterrupt
         return sample(session, run)
 
-    monkeypatch.setattr(ShortSession, "sample", stopped)
+    monkeypatch.setattr(ShortSession, "sample_seconds", stopped)
     path = tmp_path / "config.json"
     assert first_look(path) == tune.EXIT_INTERRUPTED
     if path.exists():

@@ -54,7 +54,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdGpu:
             session.device.now += OWN_KERNEL  # type: ignore[attr-defined]
         prepare(session, run)
 
-    monkeypatch.setattr(BusySession, "prepare", compiling)
+    monkeypatch.setattr(BusySession, "prepare_run", compiling)
     known = replace(
         GPU, rates={"float64": replace(GPU.require_rate("float64"), flops=4.5e13)}, stream=3.5e12
     )  # of such cards

@@ -1,0 +1,107 @@
+"""fmm.linalg on CuPy arrays and torch tensors of a CUDA device, at sizes of which the model halves the matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.linalg import split_levels
+from fmm.linalg.split_levels import SplitRule
+from tests.support.device_arrays import CupyLibrary, TorchLibrary
+from tests.support.solver_matrices import DTYPES, backward_error, every_layout, positive_matrices, random_matrix
+
+pytestmark = pytest.mark.gpu
+LARGE = {"float32": 4096, "float64": 8192, "complex64": 4096, "complex128": 4096}
+
+
+@pytest.fixture(params=[CupyLibrary, TorchLibrary], ids=["cupy", "torch"])
+def library(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.fixture
+def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halve every matrix down to blocks of two rows."""
+    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
+    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
+        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
+
+
+@pytest.mark.usefixtures("deep_recursion")
+@pytest.mark.parametrize("n", [0, 1, 2, 17, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_small_systems_of_every_form_are_solved(library: Any, dtype: str, n: int) -> None:
+    bound = 32 * max(n, 4) * float(np.finfo(dtype).eps)
+    a, b = random_matrix(n, n, dtype) + 2 * n * np.eye(n).astype(dtype), random_matrix(n, 5, dtype, seed=1)
+    for lower, trans, left in [(x, y, z) for x in (False, True) for y in "NTC" for z in (False, True)]:
+        exact = np.tril(a) if lower else np.triu(a)
+        op = {"N": exact, "T": exact.T, "C": exact.conj().T}[trans]
+        right = b if left else np.ascontiguousarray(b.T)
+        x = fmm.linalg.solve_triangular(library.array(a, dtype), library.array(right, dtype), trans, lower, left=left)
+        x = library.host(x)
+        assert (backward_error(op, x, b) if left else backward_error(op.T, x.T, b)) < bound
+    for matrix in positive_matrices(n, dtype).values():
+        for upper in (False, True):
+            factor = library.host(fmm.linalg.cholesky(library.array(matrix, dtype), upper=upper))
+            product = factor.conj().T @ factor if upper else factor @ factor.conj().T
+            assert np.linalg.norm(product - matrix) <= bound * np.linalg.norm(matrix)
+    normal, identity = positive_matrices(n, dtype)["normal"], np.eye(n)
+    for kind in ("gen", "pos"):
+        inverse = library.host(fmm.linalg.inv(library.array(normal, dtype), assume_a=kind))
+        assert backward_error(normal, inverse, identity) < bound
+
+
+@pytest.mark.usefixtures("deep_recursion")
+def test_layouts_stacks_and_out(library: Any) -> None:
+    a = positive_matrices(33, "float64")["normal"]
+    expected = np.linalg.cholesky(a)
+    for x in every_layout(a):
+        found = library.host(fmm.linalg.cholesky(library.array(x)))
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    stack, out = library.array(np.stack([a, 4 * a])), library.empty((2, 33, 33), "float64")
+    assert fmm.linalg.cholesky(stack, out=out) is out
+    np.testing.assert_allclose(library.host(out)[1], 2 * expected, rtol=1e-10, atol=1e-12)
+    functions: tuple[Any, ...] = fmm.linalg.inv, lambda x: fmm.linalg.cho_solve((x, True), x)
+    for function in functions:
+        np.testing.assert_allclose(library.host(function(out)[0]), library.host(function(out[0])), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("deep_recursion")
+def test_matrices_without_a_factor_are_left_to_the_library(library: Any) -> None:
+    a = positive_matrices(18, "float64")["normal"]
+    a[11, 11] = -1
+    found: list[str] = []
+    for cholesky in (library.xp.linalg.cholesky, fmm.linalg.cholesky):
+        try:
+            found.append(str(np.isfinite(library.host(cholesky(library.array(a)))).sum()))
+        except Exception as error:
+            found.append(repr(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_systems_are_as_accurate_as_the_librarys(library: Any, dtype: str) -> None:
+    n = LARGE[dtype]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, n)) + (1j * rng.standard_normal((n, n)) if "complex" in dtype else 0)
+    a = library.array(np.tril(x) / np.sqrt(n) + 4 * np.eye(n), dtype)
+    b = library.array(x, dtype)
+    s = fmm.gram(b) / n + library.array(np.eye(n), dtype)
+
+    def residual(matrix: Any, solution: Any, right: Any) -> float:
+        norm = library.xp.linalg.norm
+        return float(norm(matrix @ solution - right) / (norm(matrix) * norm(solution)))
+
+    solution = fmm.linalg.solve_triangular(a, b, lower=True)
+    factor, inverse = fmm.linalg.cholesky(s), fmm.linalg.inv(s, assume_a="pos")
+    identity = library.array(np.eye(n), dtype)
+    eps = float(np.finfo(dtype).eps)
+    assert residual(a, solution, b) < 8 * eps
+    adjoint = factor.mH if library.name == "torch" else factor.conj().T
+    assert residual(factor, adjoint, s) < 8 * eps
+    for y in (inverse, fmm.linalg.inv(s)):
+        own = residual(s, library.xp.linalg.inv(s), identity)
+        assert residual(s, y, identity) < 10 * own + 8 * eps
