@@ -47,7 +47,7 @@ def inv(
     Raises
     ------
     LinAlgError
-        The matrix is singular, or with "pos" not positive definite: the exception of the library.
+        The matrix is singular; with "pos", where products gain: not positive definite. The exception is the library's.
     ValueError
         assume_a has an unknown value.
 

@@ -6,11 +6,13 @@ A function with a trailing `_block` works on two matrices in place; all others t
 from __future__ import annotations
 
 import sys
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from fmm.arrays.detect import array_kind, mixed_arrays_error
+from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error
 
 
 class NumpySolvers:
@@ -24,8 +26,8 @@ class NumpySolvers:
         return "cpu"
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; an empty text where a setting makes products coarser than solvers."""
-        return str(x.dtype.name)
+        """Return the element type of products; an empty text where the library's own functions must answer."""
+        return str(x.dtype.name) if has_scipy() else ""
 
     def is_plain(self, *arrays: Any) -> bool:
         """Return True if fmm may compute: no trace, transform or mode belongs to the library alone."""
@@ -216,11 +218,18 @@ NUMPY_SOLVERS = NumpySolvers()
 
 def solver_library(*arrays: Any) -> NumpySolvers:
     """Return the functions of the arrays' library; TypeError if the arrays are of several libraries."""
+    check_dense("fmm.linalg", *arrays)
     kinds = {array_kind(x) for x in arrays}
     if len(kinds) > 1 or "other" in kinds:
         raise mixed_arrays_error(**{name: x for name, x in zip("ab", arrays, strict=False)})
     kind = kinds.pop()
     return NUMPY_SOLVERS if kind == "host" else CupySolvers() if kind == "cupy" else TorchSolvers()
+
+
+@cache
+def has_scipy() -> bool:
+    """Return True if SciPy is installed: without SciPy, numpy.linalg answers alone."""
+    return find_spec("scipy") is not None
 
 
 def scipy_linalg(function: str) -> Any:

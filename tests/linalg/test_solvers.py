@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import arguments, split_levels
+from fmm.linalg import arguments, solver_library, split_levels
 from fmm.linalg.split_levels import SplitRule, first_half
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -317,3 +318,24 @@ def test_halves_of_large_matrices_are_aligned() -> None:
 def test_results_are_only_written_to_arrays_of_their_shape() -> None:
     library, (x,) = arguments.common_arrays(np.ones((2, 2)))
     assert arguments.write_result(library, None, x) is x
+
+
+@recursing
+def test_without_scipy_numpys_functions_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_library, "has_scipy", lambda: False)
+    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
+    a = positive_matrices(40, "float64")["normal"]
+    np.testing.assert_array_equal(fmm.linalg.cholesky(a), np.linalg.cholesky(a))
+    for kind in ("gen", "pos"):
+        np.testing.assert_array_equal(fmm.linalg.inv(a, assume_a=kind), np.linalg.inv(a))
+    with pytest.raises(ImportError, match="needs SciPy: pip install scipy"):
+        fmm.linalg.solve_triangular(a, a)
+
+
+def test_sparse_matrices_and_arrays_of_two_libraries_are_rejected() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match="dense"):
+        fmm.linalg.cholesky(sparse.eye_array(3, format="csr"))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="torch"):
+        fmm.linalg.solve_triangular(np.eye(3), torch.eye(3))
