@@ -44,9 +44,10 @@ def matmul(
     a, b : DTensor, numpy.ndarray or cupy.ndarray
         Two DTensors on one mesh; if `mesh` is passed, this process's parts of the two matrices as arrays. For all other
         tensors (other numbers of axes or types, different meshes), torch.matmul computes the product.
-    plan : str or Plan, optional The outer level: its products are shared products of submatrices. A scheme such as
-    "winograd" replaces eight shared products of submatrices
-        with seven; "vendor" selects no level. By default the candidate with the smallest predicted time is chosen.
+    plan : str or Plan, optional
+        The outer level: its products are shared products of submatrices. A scheme such as "winograd" replaces eight
+        shared products of submatrices with seven; "vendor" selects no level. By default the candidate with the smallest
+        predicted time is chosen.
     placements : sequence of torch.distributed.tensor placements, optional
         The placements of the result, Shard or Replicate. By default, the result keeps the placements in which the
         processes compute it, except that Partial becomes row shards.
@@ -57,8 +58,9 @@ def matmul(
     operand_placements : sequence of two sequences of placements, optional
         For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default, A, B and the
         result are cut into rows; on a two-dimensional mesh, into rows and columns.
-    sizes : sequence of three int, optional The whole product's m, k and n, needed if array parts have different sizes.
-    The parts must have the sizes that torch.chunk gives.
+    sizes : sequence of three int, optional
+        The whole product's m, k and n, needed if array parts have different sizes. The parts must have the sizes that
+        torch.chunk gives.
 
     Returns
     -------
@@ -97,7 +99,7 @@ def explain(
 ) -> SharedDecision:
     """Return the decision on how `matmul` would share the product; str(decision) explains the choice.
 
-    `explain` sends no messages, so a single process may call it.
+    `explain` sends no messages, so a single process may call `explain`.
 
     Parameters
     ----------

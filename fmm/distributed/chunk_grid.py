@@ -259,7 +259,7 @@ def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
 
 
 def _cut_to_common_inner(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return both chunks, cut to the shorter of the left chunk's columns and the right chunk's rows."""
+    """Return the left and the right chunk, cut to the smaller of the left's columns and the right's rows."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]
 

@@ -167,7 +167,7 @@ class SimulationResult(NamedTuple):
 def simulate_tasks(
     tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
 ) -> SimulationResult:
-    """Simulate the tasks in order; `homes` maps each operand chunk to the worker that holds it at the start."""
+    """Simulate the tasks in order; `homes` maps each operand chunk to the worker that initially holds the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     # earliest time at which each process has a free thread, in seconds
     first_free_at = [0.0] * workers.processes

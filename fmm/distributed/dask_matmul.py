@@ -66,8 +66,8 @@ def matmul(
         Levels over the grid of chunks. A scheme such as "winograd" replaces eight products of submatrices with seven;
         "vendor" selects no levels. By default, up to two Winograd levels are used if predicted to save a tenth of the
         time on the cluster's current workers. The number of chunks along an axis need not be even.
-    max_error_growth : float, optional Limit of the error growth, as in fmm.matmul, of the grid levels and the chunk
-    plans together.
+    max_error_growth : float, optional
+        Limit of the error growth, as in fmm.matmul, of the grid levels and the chunk plans together.
 
     Returns
     -------

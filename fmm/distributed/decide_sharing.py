@@ -29,7 +29,7 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# assumed bytes per second of sums on a device without calibration; it affects only the number of pieces
+# assumed bytes per second of sums on a device without calibration; only the number of pieces depends on this rate
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 

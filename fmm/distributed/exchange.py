@@ -201,11 +201,11 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 #
 # With NCCL, processes do not compare a cached call again; a process that then makes a different call waits until the
 # time-out. Comparing every call would cost more than a rare time-out. A digest sent between GPUs arrives after all
-# work that was launched before the digest. By then the host has already launched messages that do not match, unless it
-# waits for its device in each call. A digest sent between hosts (with gloo) arrives only when the last host has reached
-# the call. With digests between hosts, each host would wait for all others instead of launching work ahead of its
-# device. A comparison in the next call would be too late, since a host that reads the first call's result hangs before
-# the next call.
+# work that was launched before the digest. When a digest arrives, the host has already launched messages that do not
+# match, unless the host waits for its device in each call. A digest sent between hosts (with gloo) arrives only when
+# the last host has reached the call. With digests between hosts, each host would wait for all others instead of
+# launching work ahead of its device. A comparison in the next call would be too late, since a host that reads the first
+# call's result hangs before the next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 

@@ -150,7 +150,7 @@ def rank_sharings(
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
-    A candidate with an outer level is chosen only if it saves LEVEL_MARGIN of the time of candidates without a level.
+    A candidate with an outer level must save LEVEL_MARGIN of the time of every candidate without a level.
     For a one-dimensional mesh that multiplies as a two-dimensional mesh, the required saving is RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
@@ -203,7 +203,7 @@ def canonical_layout(layout: MeshLayout) -> MeshLayout:
 def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> SharingCandidate:
     """Return the prediction of `times` consecutive products, each in the layout's steps.
 
-    The panels of step i arrive after those of step i - 1, and after the product of step i - 2 has freed its panels. The
+    The panels of step i arrive after the panels of step i - 1, and after step i - 2 has freed its panels. The
     first panels of each product arrive while the previous product's last step is multiplied.
     """
     itemsize = devices.itemsize

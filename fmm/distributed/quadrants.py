@@ -1,9 +1,9 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
 A level's upper blocks consist of the first half of each process's rows, instead of the upper half of the matrix. The
-rows may be assigned to blocks in any order that is the same in A and C. The columns may be assigned in any order that
-is the same in B and C, and the inner dimension in any order common to A and B. A sum of blocks is therefore a sum of
-local arrays, without messages. Parts smaller than the largest part are padded with zeros.
+rows may be assigned to blocks in any order that is the same in A and C. The columns may be assigned in any order common
+to B and C, the inner dimension in any order common to A and B. A sum of blocks is therefore a sum of local arrays,
+without messages. Parts smaller than the largest part are padded with zeros.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # the number of parts into which a level cuts each of m, k and n
-# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each axis of the multiply-adds, the axes
-# of A and of B that the same mesh dimension may cut (0, 1, or None for no axis).
+# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each axis of the multiply-adds: the axes
+# of A and B that the same mesh dimension may cut (0, 1, or None).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},

@@ -210,7 +210,7 @@ def _reduce_partial_operand(x: Any) -> Any:
 
 
 def _local_part(x: Any, cuts: CutAxes) -> Any:
-    """Return this process's local part of x; redistribute x first if it is not cut by `cuts`."""
+    """Return this process's local part of x; redistribute x first if `cuts` does not describe its cuts."""
     if cuts != cut_axes_of_placements(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
     local = x.detach().to_local()

@@ -3,8 +3,8 @@
 Each thread executes its steps in order; a step starts after all steps in its field `after` are done. An exception in
 one thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-A launched product cannot be stopped, so Ctrl-C waits until all launched products end. At most one second of products is
-launched ahead of the running product, or one product if it takes longer. A product that takes more than a second
+A launched product cannot be stopped, so Ctrl-C waits until all launched products end. Products are launched at most one
+second ahead of the running product; one product may always be launched ahead. A product that takes more than a second
 (float64 on a card with few float64 units) is launched in bands of rows. Bands are used only if all bands of a product
 are predicted to take no longer than the whole product.
 """

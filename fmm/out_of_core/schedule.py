@@ -1,11 +1,11 @@
 """The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
-C is cut into as few blocks as the device's memory allows. A block of C stays on the device while its tiles of A and B
-are loaded, one piece of the inner dimension after the other. The last piece's product finishes the block in bands of
-rows; each band is stored while the next bands are computed. A tile stays in its slot until the slot is needed for
-another tile; the tile with the latest next use is evicted first.
+C is cut into as few blocks as the device's memory allows. A block of C stays on the device while tiles of A and B are
+loaded, one piece of the inner dimension after the other. The last piece's product finishes the block in bands of rows;
+each band is stored while the next bands are computed. A tile stays in its slot until the slot is needed for another
+tile; the tile with the latest next use is evicted first.
 
-This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes them. A
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A
 step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
 steps of other kinds that the step also waits for.
 """
@@ -36,7 +36,7 @@ class OperandTile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadStep:
-    """Step that copies a tile into a device slot; it waits for the products that read the slot's previous tile."""
+    """Step that copies a tile into a device slot, after the last product that reads the slot's previous tile."""
 
     tile: OperandTile
     slot: int
@@ -45,10 +45,10 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Step that multiplies a band of A's tile by B's tile, and writes to a block of C; it waits for both tiles.
+    """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
 
     The first piece of the inner dimension overwrites the block after the slot's previous block is stored; later pieces
-    add to it.
+    are added to the block.
     """
 
     left: OperandTile
@@ -71,7 +71,7 @@ class MultiplyStep:
 
 @dataclass(frozen=True)
 class StoreStep:
-    """Step that copies a band of rows of C's block to the host; it waits for the product that finishes the band."""
+    """Step that copies a band of rows of C's block to the host, after the product that finishes the band."""
 
     rows: IndexRange
     cols: IndexRange
@@ -280,7 +280,7 @@ class _TileSlots:
 
 
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
-    """Yield for each product the index of its block, whether its piece is the block's first or last, and both tiles.
+    """Yield for each product the index of its block, two flags (first piece, last piece), and the tiles of A and B.
 
     The order of blocks and pieces alternates direction, so that each product uses a tile of the previous product.
     """

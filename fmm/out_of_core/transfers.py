@@ -1,9 +1,8 @@
 """Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
 A NumPy array may be pageable, may be mapped from a file, or may have another type than the product. Each copy therefore
-has two steps. In one step, NumPy copies between the array and a buffer, casts if needed, and releases the GIL. In the
-other step, the device copies between the buffer and device memory. Several threads copy at once; each thread has its
-own buffers.
+has two steps. NumPy copies between the array and the buffer, casts if needed, and releases the GIL. The
+device copies between the buffer and device memory. Several threads copy at once; each thread has its own buffers.
 """
 
 from __future__ import annotations

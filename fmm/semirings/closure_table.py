@@ -6,8 +6,8 @@ diagonal block) or a kernel from step_tables/kernels.txt without subtractions.
 
 A proof checks each closure table when the table is read. The proof treats blocks as letters that do not commute, and
 the result of a step as a set of words over these letters. For each block, the set of words must equal the set of walks
-from the side of the cut where the block's edges begin to the side where they end. The proof holds for every closed
-semiring with idempotent addition and for blocks of any size.
+between the two sides of the cut that the block connects. The proof holds for every closed semiring with idempotent
+addition and for blocks of any size.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class ArgumentRecord(NamedTuple):
     """The arrays in which a product records, for each entry of the result, the inner index k of the best sum.
 
     `args` receives the best sum's index k; if `via` is set, it receives the entry in row k of `via` (a predecessor). If
-    no sum is better than the previous value, `args` receives the entry of `old`; without `old`, it receives -1. `first`
-    is the first index k of this range of steps.
+    no sum is better than the previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the
+    first index k of this range of steps.
     """
 
     args: Array

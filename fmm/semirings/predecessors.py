@@ -2,9 +2,9 @@
 
 If several paths have the same length, a product records the first path that it finds for an entry. For another entry in
 the same row, the product may find the paths of equal length in another order. On a cycle whose length is zero, or
-vanishes by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with such
-cycles are found, and rebuilt edge by edge. Each step connects the node whose new path exceeds the computed length
-least; this excess is only rounding.
+vanishes by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with cycles
+are found, and rebuilt edge by edge. Each step connects the node whose new path exceeds the computed length least; this
+excess is only rounding.
 """
 
 from __future__ import annotations

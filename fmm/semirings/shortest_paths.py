@@ -110,8 +110,8 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
     """Return the lengths of the edges as a new row-major array, with SciPy's rules for edges.
 
     An entry is no edge if it is zero, inf, NaN, or the largest integer of an integer type. Zeros that are stored in a
-    sparse matrix are edges. The function avoids assignments with masks and index arrays, since CuPy compiles several
-    kernels for each of them.
+    sparse matrix are edges. The function avoids assignments with masks or index arrays, since CuPy compiles several
+    kernels for such an assignment.
     """
     values = graph.lengths
     if values.dtype.kind == "c":  # the cast drops the imaginary part, and NumPy warns

@@ -12,7 +12,7 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUP_COUNT = 4  # largest number of speedups that the bar shows; it shows the latest ones
+SHOWN_SPEEDUP_COUNT = 4  # number of speedups that the bar shows, the latest ones
 
 OptionalSection = dict[str, Any] | None  # a section of a config; None if too little was measured
 

@@ -229,7 +229,7 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
 
 
 def _wanted_text(wanted: Sequence[ProductSize]) -> str:
-    """Return the text of a dry run about the shapes that the user named: their number, and the first of them."""
+    """Return, for a dry run, a text with the number of shapes that the user named, and the first of these shapes."""
     if not wanted:
         return ""
     first = ", ".join("x".join(map(str, size)) for size in wanted[:3])
@@ -369,8 +369,8 @@ def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[Tunin
 class JobResult:
     """The result of a job: its exit code, its duration, and whether fmm.matmul can use the section."""
 
-    code: int  # exit code if the command must end; 0 if it continues
-    why_not: str  # reason why fmm.matmul cannot use the result; empty if it can
+    code: int  # exit code if the command must end; 0 if the command continues
+    why_not: str  # reason why fmm.matmul cannot use the result; empty for a usable result
     seconds: float
     stopped: str = ""  # why the measurements ended early, and what became of the section
     earlier_is_used: bool = False  # True if the config keeps its earlier section, which has more held-out speedups

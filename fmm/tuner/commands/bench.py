@@ -69,7 +69,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) -> Plan:
-    """Return the plan of a plan text or of one of Li's recursive algorithms; raise PlanError if the text is invalid."""
+    """Return the plan of a plan text, or of one of Li's recursive algorithms; raise PlanError for an invalid text."""
     code = LI_CODE_PATTERN.fullmatch(text.strip())
     if code is None:
         return Plan.parse(text)
@@ -80,7 +80,7 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
 
 
 def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
-    """Time the vendor, fmm's decision and these plans in paired rounds; yield a row of results for each plan."""
+    """Time the vendor, fmm's decision and the given plans in paired rounds; yield a row of results for each plan."""
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([TimedRun(), TimedRun(decision.plan), *map(TimedRun, plans)]))

@@ -21,7 +21,7 @@ from fmm.tuner.tune import path_argument
 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
-    """Add the option --json; its help says that it prints `what`."""
+    """Add the option --json; the help text is "print" followed by `what`."""
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=f"print {what}")
 
 
@@ -63,7 +63,7 @@ def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:
     for key, types in devices.items():
         for dtype, raw in types.items():
             for name in (key, dtype):
-                check_text(name, f"{path}: the name of a device or type")  # several commands print it
+                check_text(name, f"{path}: the name of a device or type")  # several commands print the name
             yield key, dtype, raw
 
 

@@ -82,7 +82,7 @@ def computed_table(name: str) -> PaperTable:
 
 
 def format_tables(tables: Sequence[PaperTable], options: argparse.Namespace) -> str:
-    """Return the tables as text, JSON (one object, or a list of several) or CSV (several below their names)."""
+    """Return the tables as text, JSON (an object, or a list for several tables) or CSV (each table below its name)."""
     if options.json:
         fields = [table_json_fields(table) for table in tables]
         return json.dumps(fields[0] if len(fields) == 1 else fields, indent=1)

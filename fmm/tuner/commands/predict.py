@@ -206,7 +206,7 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
-    """Return the limits of workspace and error growth from the options, the environment and the device's memory."""
+    """Return the limits of workspace and error growth; compute them from options, environment and device memory."""
     workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")

@@ -96,7 +96,7 @@ def _measure_config(path: Path, device_name: str | None) -> int:
 
 
 def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
-    """Measure entries of one section, and write whether its entries are verified; return the exit code."""
+    """Measure entries of one section, record in the config whether they are verified, and return the exit code."""
     key = device.identity.key
     try:
         found = schema.read_section(raw, f"{key}.{dtype}", device.identity, dtype)

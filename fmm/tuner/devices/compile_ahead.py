@@ -1,10 +1,10 @@
 """Compile CUDA kernels in background processes while the tuner measures plans with compiled kernels.
 
-The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sum kernels of
-three levels in one pass, and each type's tuning needs a dozen of these kernels. Each of fmm's product kernels also
-takes seconds to compile. Compilers run in processes for two reasons: Python code in threads would delay timed launches,
-and a process can be killed at once. If a run needs a kernel that no process has compiled, the run compiles the kernel.
-If that compilation fails, the tuner records the failure in the trials.
+The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds for the sum kernels of three
+levels in one pass; each type needs a dozen of these kernels. Each of fmm's product kernels also takes seconds to
+compile. Compilers run in processes for two reasons: Python code in threads would delay timed launches, and a process
+can be killed at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If that
+compilation fails, the tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import NamedTuple
 from fmm.kernels.plans.plan import Plan
 
 MAX_WORKER_PROCESSES = 16  # largest number of worker processes
-# Three sizes (m, k, n) that need different kernels. In the first size, every level's block size divides the sides. In
-# the second size, the sides are aligned and the blocks are padded. In the third size, the sides are odd.
+# Three sizes (m, k, n) that need different kernels. In the first size, the block size of every level divides the sides.
+# In the second size, the sides are aligned and the blocks are padded. In the third size, the sides are odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
@@ -158,8 +158,12 @@ class CompileWorkers:
     ----------
     device
         Index of the CUDA device for which kernels are compiled.
-    wanted The jobs in the order in which they are compiled. workers Largest number of background processes. worker The
-    command that starts a background process.
+    wanted
+        The jobs, in the order of compilation.
+    workers
+        Largest number of background processes.
+    worker
+        The command that starts a background process.
     """
 
     def __init__(

@@ -245,7 +245,9 @@ class OperandSets:
         (m, k, n) of the product.
     dtype
         Element type of A, B and C.
-    rows Number of rows that `result_errors` compares with the exact product, in the first set's C. adjoint
+    rows
+        Number of rows that `result_errors` compares with the exact product, in the first set's C.
+    adjoint
         True if B is the adjoint of A. For real types, an adjoint B shares A's memory.
     """
 

@@ -35,7 +35,7 @@ from fmm.tuner.devices.device import (
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """The device of a recorded tuning; it cannot measure, and `starting_calibration` is its model before the tuning."""
+    """The device of a recorded tuning, without measurements; `starting_calibration` is the model before the tuning."""
 
     identity: Identity
     starting_calibration: Calibration

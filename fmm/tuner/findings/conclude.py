@@ -236,7 +236,7 @@ def check_model(
 
 
 def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the first look's trials and the tuning's trials separately: a round must not pair samples of both."""
+    """Return the first look's trials and the tuning's trials separately: no round may pair a sample of each."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 

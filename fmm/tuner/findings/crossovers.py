@@ -195,7 +195,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover; return 0 unless it is `standard_errors` standard errors below 0.
+    """Return the median error near the crossover if at least `standard_errors` standard errors below 0; else return 0.
 
     `samples` are sorted by effective side, the largest first.
     """
@@ -239,7 +239,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return two margins: the smallest with which the model would choose no plan of a losing sample.
 
-    The first margin applies to plans with the vendor's leaf, the second to plans with fmm's own kernels.
+    The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:

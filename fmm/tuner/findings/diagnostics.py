@@ -21,8 +21,8 @@ from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
 # This stage records the shortest of many samples of short products, which are the times of a device without other work.
-# If other work runs all the time, it slows long products down, and A/A pairs do not show this. The other work slows the
-# vendor's product more than plans, and plans seem faster than they are.
+# Constant other work slows long products down, and A/A pairs do not show this slowdown. Constant other work slows the
+# vendor's product more than plans, and plans then seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two limits on the slowdown, which is the fitted model's time divided by the quiet time. Above the first limit the
 # margin grows, and above the second limit the tuning is rejected.

@@ -187,7 +187,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for the larger side; if it has no gain, for the largest round side with a gain."""
+    """Return the decision for the larger side; if the decision has no gain, for the largest round side with a gain."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
@@ -200,7 +200,7 @@ UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
 def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
-    """Return why fmm.matmul skips a certified entry under the default limits; empty if it uses the entry."""
+    """Return why fmm.matmul skips a certified entry under the default limits; empty if the entry is used."""
     if not entry.verified:
         return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
@@ -213,7 +213,7 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
 
 
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
-    """Return why fmm.matmul skips the certified entry of a product; empty if it uses the entry.
+    """Return why fmm.matmul skips the certified entry of a product; empty if the entry is used.
 
     `decision` is the tuning's decision within the limits; None if the tuning has none.
     """

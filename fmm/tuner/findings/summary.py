@@ -220,7 +220,7 @@ class SectionText:
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
     def level_bounds_table(self, found: Thresholds) -> TextTable:
-        """Return a table of the measured crossovers, as effective sides; they limit the levels of every decision."""
+        """Return a table of the measured crossovers (effective sides), which limit the levels of every decision."""
 
         def crossover_text(tau: float | None) -> str:
             return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"

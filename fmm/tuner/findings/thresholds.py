@@ -40,7 +40,7 @@ LEVEL_COUNTS = (1, 2, 3)  # numbers of levels of the crossovers tau1, tau2 and t
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the smallest side (to 1 %) such that `holds` is true from there to the grid's end; else infinity."""
+    """Return the smallest side (to 1 %) such that `holds` is true from this side to the grid's end; else infinity."""
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
         return float(SIDE_GRID[0])
@@ -163,7 +163,7 @@ def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str,
 
 
 def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return the smallest measured side such that one level gained on all measured squares from there.
+    """Return the smallest measured side such that one level gained on this and all larger measured squares.
 
     Return None if the largest square did not gain or all squares gained: the recursion point is then outside the
     measured sides.

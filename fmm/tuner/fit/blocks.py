@@ -1,8 +1,8 @@
 """Fit the block model's terms to measured times of the tile strategies of fmm's own kernel on one device.
 
 The tuner times the kernel's tile sizes, Huang, Yu and van de Geijn's six strategies, on a few shapes. The built-in
-terms are used if they predict these times well. If they predict the times badly, new terms are fitted. The fitted terms
-are used if they predict unseen shapes better than the built-in terms.
+terms are used if they predict these times well. If the built-in terms predict the times badly, new terms are fitted.
+The fitted terms are used if they predict unseen shapes better than the built-in terms.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class BlockFit:
     """The block model's terms on one device, with the root mean square errors of the built-in and the fitted terms.
 
     `fitted` is None if the built-in terms are used. `error` is the error of the terms in use; for fitted terms it is
-    the cross-validation error. `held_back` is the cross-validation error of fitted terms, even if they are not used;
-    None without a fit.
+    the cross-validation error. `held_back` is the cross-validation error of fitted terms, used or not; None without a
+    fit.
     """
 
     fitted: BlockModelConstants | None
@@ -179,7 +179,7 @@ def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[St
 
 
 def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[StrategyTimes], Sequence[StrategyTimes]]:
-    """Return the shapes in two halves: those with even positions, and those with odd positions."""
+    """Return two halves of the shapes: the shapes at even positions, and the shapes at odd positions."""
     return shapes[::2], shapes[1::2]
 
 

@@ -9,7 +9,7 @@ logarithms of the parameters, except that a share is its own coordinate. The fit
 The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The
 weight PRIOR_WEIGHT keeps a parameter near its start value in x_start if no run determines the parameter. The 95 %
 intervals are computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter
-is undetermined: the fit fixes it and starts again.
+is undetermined: the fit fixes this parameter and starts again.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # possible sides of C's tiles in the v
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations in a preliminary fit
 # Undetermined parameters are fixed together if their 95 % intervals exceed this multiple of the tolerance, else one by
-# one. If two correlated parameters are undetermined, fixing one may determine the other.
+# one. If two correlated parameters are undetermined, fixing one of the two may determine the other.
 FIX_TOGETHER_RATIO = 3.0
 
 
@@ -237,7 +237,7 @@ def _with_median_rate(
 # ---- least squares
 
 SOFT_L1_SCALE = 0.03  # residuals above this number count linearly, so that outliers have less weight
-# weight of the distance from the start; it hardly affects parameters that the observations determine
+# weight of the distance from the start; the weight hardly affects parameters that the observations determine
 PRIOR_WEIGHT = 0.002
 # smallest assumed standard deviation of residuals, since few residuals may be small by chance
 MIN_RESIDUAL_DEVIATION = 0.01
@@ -320,7 +320,7 @@ class LeastSquares:
         return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
 
     def solve(self, steps: int) -> LeastSquaresSolution:
-        """Return the best solution within `steps` evaluations; the next call starts from it."""
+        """Return the best solution within `steps` evaluations; the next call starts from this solution."""
         from scipy.optimize import least_squares
 
         bounds = self._low, self._high
@@ -402,8 +402,8 @@ class PredictionError:
     """Statistics of the relative errors predicted / measured - 1.
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
-    upper end of the median's 95 % interval; with few measurements, it is far above the median. `above` is computed like
-    `upper`, but from the errors above 0 and their mirror images instead of the errors below 0.
+    upper end of the median's 95 % interval, which is far above the median for few measurements. `above` is computed
+    like `upper`, but from the errors above 0 and their mirror images instead of the errors below 0.
     """
 
     count: int

@@ -122,7 +122,7 @@ def draw_speedup(report: TypeReport) -> Any:
 def draw_time_and_error(report: TypeReport) -> Any:
     """Return the figure of time over expected error, of all plans on the largest measured shape.
 
-    A line shows the Pareto front: the plans such that no other plan is both faster and more accurate.
+    A line shows the Pareto front: for plans on this line, no other plan is both faster and more accurate.
     """
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -272,7 +272,7 @@ def _plan_groups(
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
     """Yield the legend name, colour, marker and plans for each group of points in a figure.
 
-    The vendor forms one group. Each plan among those that were fastest most often forms its own group. All other plans
+    The vendor forms one group. Each of the plans that were fastest most often forms its own group. All other plans
     together form one group.
     """
     met = Counter(plans)

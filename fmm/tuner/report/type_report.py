@@ -163,8 +163,8 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
     """Return chosen(i, j) for each point of a count x count grid, but call `chosen` only where needed.
 
     If the four corners of a grid rectangle agree, their choice fills the rectangle; otherwise the rectangle is split
-    into four. The borders between regions of different choices are exact. If another choice occurs only inside a
-    rectangle with equal corners, it is missed.
+    into four. The borders between regions of different choices are exact. The function misses a region inside a
+    rectangle if all corners of the rectangle have another choice.
     """
     found: dict[tuple[int, int], Any] = {}
 
@@ -191,6 +191,6 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
 
 
 def _split_range(points: range) -> Sequence[range]:
-    """Return the two halves of a range; both contain the middle point; ranges of at most two points are not split."""
+    """Return the two halves of a range, each with the middle point; a range of at most two points is not split."""
     middle = len(points) // 2
     return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)

@@ -90,7 +90,7 @@ def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Ent
 
 
 def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Return a list with the entry for workspace=0: a certified plan, or the vendor's product if no plan gains."""
+    """Return a list with the entry for workspace=0; its plan is certified, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
         shown = [certification.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]

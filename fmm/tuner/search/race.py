@@ -123,7 +123,7 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return both runs, to be stopped, if the plan's best round is below the leader's 95 % interval; else none."""
+        """Return both runs, to stop both, if the plan's best round is below the leader's 95 % interval; else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
@@ -176,7 +176,7 @@ def optuna_proposals(
 
 
 def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:
-    """Return the plan of these choices; None for incompatible choices, the vendor, or a plan beyond the limits."""
+    """Return the plan with these choices; None for incompatible choices, the vendor, or a plan beyond the limits."""
     try:
         plan = build_plan(choices)
     except PlanError:

@@ -88,7 +88,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     The vendor's products come first, from the largest down. The vendor's products need no kernels of fmm, and running
     compilers disturb the largest products least. Leaves with their own rate come second, since plans with these leaves
     gain most. The other plans come third, in the order in which their kernels compile. Fitted and held-out shapes
-    alternate, so that an interrupted tuning has both.
+    alternate, so that an interrupted tuning has shapes of both kinds.
 
     On a GPU, sums are measured on sides up to half of the largest side, where sums reach their full rate. For larger
     operands, the random initialization would take longer than the sums. On a CPU, sums and products are timed inside

@@ -12,7 +12,7 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# The largest side is such that the planned seconds allow this number of the vendor's largest products in each round.
+# In each round, the planned seconds suffice for this number of the vendor's products with the largest side.
 LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # largest affordable sides are multiples of this number
 LADDER_SIDES = [
@@ -34,9 +34,8 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
 # Fractions of the largest side: first the sides of squares, then the sides (m, k, n) of oblong products.
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# These numbers are added to the sides (m, k, n) of the oblong products, since few products in practice have round
-# sides. In 16-bit types, some rows are then aligned to 2 or 4 bytes only: those of A in one product, of B and C in
-# another.
+# Offsets of the oblong products' sides (m, k, n), since few products in practice have round sides. With odd sides, rows
+# of 16-bit types are aligned to 2 or 4 bytes only: in one product the rows of A, in another of B and C.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 

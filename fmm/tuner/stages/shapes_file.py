@@ -2,8 +2,8 @@
 
 - A list of shapes has lines `M K N` or `M K N TYPE`; # begins a comment.
 - PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. TunableOp records the sizes of
-column-major BLAS: the first size is n, the second m. - `fmm.report` counts a program's products, and
-FMM_REPORT=run.json writes them.
+  column-major BLAS: the first size is n, the second m.
+- `fmm.report` counts a program's products, and FMM_REPORT=run.json writes them.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class Journal:
         Identifier of the tuning.
     device
         The device that is tuned.
-    past Recorded trials of this tuning, which the journal replays. keep
+    past
+        Recorded trials of this tuning, which the journal replays.
+    keep
         Function that saves each new trial.
     limit
         Seconds after which measuring ends with TimeUpError.
@@ -57,8 +59,11 @@ class Journal:
         False for a replay: a sample that was not recorded raises SampleNotRecordedError.
     clock
         Function that returns the current time in seconds.
-    waits Seconds of waiting for compilers that are not counted in `limit`. patience After this number of seconds of
-    waiting for one kernel, KernelsNotReadyError is raised. first_look
+    waits
+        Seconds of waiting for compilers that are not counted in `limit`.
+    patience
+        After this number of seconds of waiting for one kernel, KernelsNotReadyError is raised.
+    first_look
         Trials of an earlier coarse tuning. The fit uses the trials of `first_look`, but the journal does not replay
         them.
     """
@@ -265,8 +270,7 @@ class TimedProblem:
     ) -> SampleSeconds:
         """Return the samples of all runs; each round times all runs in random order.
 
-        A failed run has no samples. `drop` is called after each round, and later rounds do not time the runs that it
-        returns.
+        A failed run has no samples. The runs that `drop` returns after a round are left out of later rounds.
         """
         samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0

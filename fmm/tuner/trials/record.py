@@ -1,7 +1,6 @@
 """Read and write trials.jsonl, the file of trials: each line is the JSON of one sample of a tuning.
 
-Readers ignore an incomplete last line. After the file was compressed by `gzip`, both trials.jsonl.gz and trials.jsonl
-are read.
+Readers ignore an incomplete last line. If a compressed file trials.jsonl.gz exists, it is read before trials.jsonl.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class TuningHeader:
 
 @dataclass(frozen=True)
 class RecordedTuning:
-    """The header and the trials of one tuning, as they stand in the file of trials."""
+    """The header and the trials of one tuning, as read from the file of trials."""
 
     header: TuningHeader
     trials: tuple[Trial, ...]
@@ -162,7 +161,7 @@ class TrialFile:
 
     @property
     def existing_files(self) -> tuple[Path, ...]:
-        """Return those of the two paths that exist: the uncompressed file and the gzip file."""
+        """Return the existing paths among two: the uncompressed file and the gzip file."""
         return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
@@ -176,7 +175,7 @@ class TrialFile:
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # the process was killed before it wrote the whole line
+                continue  # the process was killed while writing this line
             if isinstance(record, dict):
                 yield kind, record
 
@@ -199,9 +198,9 @@ def _gzip_lines(path: Path) -> list[bytes]:
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the coarse tuning ("first look") before a tuning; the fit uses these trials too.
 
-    The first look and the tuning must have the same type, device and library versions. Without --resume, both must also
-    come from the same command. If several first looks match, the last is used. For a first look itself, the result is
-    empty.
+    The first look and the tuning must have the same type, device and library versions. Without --resume, the first look
+    and the tuning must also come from the same command. If several first looks match, the last is used. For a first
+    look itself, the result is empty.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
