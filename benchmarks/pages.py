@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, ROOT
-from benchmarks.tables import everywhere, products, readme, shortest, unseen_shapes
+from benchmarks.tables import everywhere, products, readme, shortest, tunings, unseen_shapes
 
 MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SectionLines = Callable[[Path], Iterator[str]]
@@ -22,6 +22,7 @@ SECTIONS: dict[str, SectionLines] = {
         *(readme.example, readme.shortlist, readme.peers),
         *products.SECTIONS,
         unseen_shapes.held_out,
+        tunings.tuned_device,
         *(everywhere.several_gpus, everywhere.contractions, everywhere.gained, everywhere.outside),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
         *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls),

@@ -1,7 +1,8 @@
 """Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
 `run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` measures with fmm.tuner.tune_type, writes the section if better than the config's, and prints a summary.
+`tune_job` measures with fmm.tuner.tune_type, and writes a section that is better than the present section. At the end
+`run_jobs` prints one table for each device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import partial
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fmm.config import files, schema, store
@@ -27,7 +29,9 @@ from fmm.runtime.source_commit import source_commit
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
-from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
+from fmm.tuner.findings.device_summary import is_config_in_force, print_summary, summarize_device
+from fmm.tuner.findings.model_in_use import model_in_use
+from fmm.tuner.findings.summary import RESUME_NOTE, SectionText, TypeSummary
 from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages.shapes_file import ShapesFile, ShapesFileError, read_shapes_file
 from fmm.tuner.trials.environment import command_line_words
@@ -72,7 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--fresh", action="store_true", help="measure everything again (the default without --resume)")
     add("--output", type=path_argument, metavar="PATH", help="the config to write (the one that fmm reads)")
     add("--json", action="store_true", help="print JSON: at the end a list with a section for each type")
-    add("--quiet", action="store_true", help="no progress and no summary except that of --json")
+    add("--verbose", action="store_true", help="print every table of each type too")
+    add("--quiet", action="store_true", help="no progress and no table; --json still prints")
     add("--dry-run", action="store_true", help="print what would be measured, and measure nothing")
 
 
@@ -262,7 +267,7 @@ class TuningJob:
     def needs_continuation(self, end: JobResult) -> bool:
         """Return True if another job must continue this first look because its model was not checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
-        return unchecked and (end.stopped or self.waits_for_kernels)
+        return unchecked and (bool(end.stopped) or self.waits_for_kernels)
 
     @property
     def compiler_wait_seconds(self) -> float:
@@ -295,17 +300,18 @@ def run_jobs(
 ) -> int:
     """Run the jobs in turn; return an exit code, and store each element type's last result in `results` for --json.
 
-    At the end, print for each element type without a usable result the reason.
+    At the end print one table for each device, with the reason for each element type without a usable result.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
-    left, lacking, planned = options.time_limit, dict[DeviceAndType, str](), [job.expected_seconds for job in jobs]
+    began, left, planned = monotonic(), options.time_limit, [job.expected_seconds for job in jobs]
+    lacking, stopped, code = dict[DeviceAndType, str](), dict[DeviceAndType, str](), 0
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.compile_ahead([job.dtype for job in jobs if job.device is device]))
         progress = stack.enter_context(open_progress(planned, left, not options.quiet))
         queue, late = deque(jobs), list[TuningJob]()
-        while queue:
+        while queue and not code:
             job = queue.popleft()
             name = job.device.identity.key, job.dtype
             progress.set_remaining_seconds(sum(other.expected_seconds for other in (*queue, *late)))
@@ -313,11 +319,11 @@ def run_jobs(
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
             if end.result is not None:
                 results[name] = end.result
-            if end.code:
-                return end.code
+            code = end.code
             usable = not end.why_not or end.earlier_is_used
             # keep the usable result of an earlier first look
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
+            stopped[name] = end.stopped
             if job.needs_continuation(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
@@ -325,10 +331,29 @@ def run_jobs(
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
-    for (_, dtype), why in lacking.items():
-        if why:
-            print(f"fmm-tune: {dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
-    return int(any(lacking.values()))
+    reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
+    failures = {name: why for name, why in reasons.items() if why}
+    if options.json or options.quiet or not _print_tables(jobs, path, failures, monotonic() - began):
+        for (_, dtype), why in lacking.items():
+            if why and not code:
+                print(f"fmm-tune: {dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
+    return code or int(any(lacking.values()))
+
+
+def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], seconds: float) -> bool:
+    """Print the table of each device that has a section in the config; return True if a table was printed."""
+    printed = False
+    for job in {job.device.identity.key: job for job in jobs}.values():
+        key, sections = job.device.identity.key, _device_sections(job, path)
+        dtypes = [other.dtype for other in jobs if other.device.identity.key == key]
+        if not sections.keys() & set(dtypes):
+            continue
+        own = {dtype: why for (device, dtype), why in failures.items() if device == key}
+        in_force = is_config_in_force(path)
+        found = summarize_device(key, sections, path, in_force=in_force, dtypes=dtypes, seconds=seconds, failures=own)
+        print_summary(found, sys.stdout)
+        printed = True
+    return printed
 
 
 def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[TuningJob]:
@@ -347,7 +372,7 @@ class JobResult:
     code: int  # exit code if the command must end; 0 if the command continues
     why_not: str  # reason why fmm.matmul cannot use the result; empty for a usable result
     seconds: float
-    stopped: bool = False  # True if the time limit ended the measurements
+    stopped: str = ""  # why the measurements ended early, and what became of the section
     earlier_is_used: bool = False  # True if the config keeps its earlier section, which has more held-out speedups
     result: dict[str, Any] | None = None  # result of the job for --json
 
@@ -390,13 +415,17 @@ def tune_job(
             return JobResult(1, str(error), journal.elapsed_seconds - before)
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, bool(outcome.stopped))
+    stopped = _stopped_text(job, path, outcome, why_not)
+    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, stopped)
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
-        return end  # the job that continues this job prints the summary
-    _print_summary(job, path, options, outcome, why_not)
-    return replace(end, result=_json_result(job, path, outcome, why_not))
+        return end  # the job that continues this one prints the details
+    if options.verbose and not options.json and not options.quiet:
+        _print_details(job, path, outcome)
+    if stopped and (code or options.json or options.quiet):
+        print(f"fmm-tune: {job.dtype}: {stopped}", file=sys.stderr)
+    return replace(end, result=_json_result(job, path, outcome, why_not)) if options.json else end
 
 
 def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
@@ -482,21 +511,22 @@ def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: Tu
     store.merge_section(path, job.device.identity.key, job.dtype, {**outcome.section, "tuned": tuned})
 
 
-# ---- the summary
+# ---- what is printed
 
 
-def _print_summary(
-    job: TuningJob, path: Path, options: argparse.Namespace, outcome: TuningOutcome, why_not: str
-) -> None:
-    if not options.json and not options.quiet:
-        key = job.device.identity.key
-        print(f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}")
-        if outcome.section is not None:
-            for line in SectionText(outcome.section, job.dtype, key, _device_sections(job, path)).text_lines:
-                print(line)
-        print(f"  not written: {why_not}" if why_not else f"  written to {path}")
+def _print_details(job: TuningJob, path: Path, outcome: TuningOutcome) -> None:
+    """Print every table of the section that the job measured."""
+    key = job.device.identity.key
+    print(f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}")
+    if outcome.section is not None:
+        for line in SectionText(outcome.section, job.dtype, key, _device_sections(job, path)).text_lines:
+            print(line)
+
+
+def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str) -> str:
+    """Return why the measurements ended early, and what became of the section; empty for a finished tuning."""
     if not outcome.stopped:
-        return
+        return ""
     result = f"the best result so far is in {path}; {RESUME_NOTE}"
     if why_not:
         trusted, _ = _section_quality(_section_in_config(job, path))
@@ -504,10 +534,14 @@ def _print_summary(
         result += f"; {RESUME_NOTE} from the trials"
     elif outcome.section and outcome.section["doubts"]:
         result = f"the section is in {path}, and fmm.matmul rejects it so far; {RESUME_NOTE}"
-    print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {result}", file=sys.stderr)
+    return f"{outcome.stopped}; {result}"
 
 
 def _json_result(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str) -> dict[str, Any]:
     """Return the dictionary that --json prints for a job."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
-    return {**found, "not_written": why_not, "section": outcome.section}
+    answers = None
+    if outcome.section is not None:
+        sections = {**_device_sections(job, path), job.dtype: outcome.section}
+        answers = TypeSummary(job.dtype, model_in_use(job.device.identity.key, job.dtype, sections)).json_fields
+    return {**found, "not_written": why_not, "section": outcome.section, "fmm.matmul": answers}

@@ -30,7 +30,7 @@ from fmm.tuner.commands.config_file import (
 from fmm.tuner.devices.simulated import RecordedDevice
 from fmm.tuner.findings.conclude import conclude_section, section_thresholds, split_first_look_trials, usable_trials
 from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
-from fmm.tuner.findings.summary import TypeSummary, entry_size_text, threshold_text
+from fmm.tuner.findings.summary import NEVER_TEXT, TypeSummary, entry_size_text, threshold_text
 from fmm.tuner.fit.blocks import BlockFit, fit_block_model, strategies_by_side
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of_section
@@ -296,9 +296,13 @@ def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tu
 def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
     """Yield the crossover side and the speedup of the model in use, as name and value."""
     summary = TypeSummary(dtype, used)
-    _, _, start, gain, _ = summary.row_cells
-    yield "faster from side", ComparedValue(summary.first_gain_side, start)
-    yield "speedup", ComparedValue(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
+    if used.calibration is None:
+        yield from (("faster from side", NO_VALUE), ("speedup", NO_VALUE))
+        return
+    yield "faster from side", ComparedValue(summary.first_gain_side, str(summary.first_gain_side or NEVER_TEXT))
+    best = summary.large_square
+    gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
+    yield "speedup", ComparedValue(best.speedup, gain) if best else NO_VALUE
 
 
 def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedValue]]:

@@ -1,16 +1,15 @@
-"""fmm-tune show: print a config as tables, for each device and element type."""
+"""fmm-tune show: print the table of each device in a config; `--verbose` or a type prints every table of a type."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from fmm.config import environment, files
 from fmm.config.schema import ConfigError, JsonValue, read_thresholds
+from fmm.dtypes import DTYPES, FLOAT_TYPES
 from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
@@ -20,40 +19,54 @@ from fmm.tuner.commands.config_file import (
     with_one_line_errors,
 )
 from fmm.tuner.device_registry import cpu_rejection_lines
+from fmm.tuner.findings.device_summary import is_config_in_force, print_summary, summarize_device
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
-from fmm.tuner.findings.summary import (
-    SectionText,
-    TypeSummary,
-    next_steps_table,
-    rejected_table,
-    speedup_table,
-    thresholds_of_types,
-)
+from fmm.tuner.findings.summary import SectionText, TypeSummary, thresholds_of_types
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
-
-SHORT_EFFORTS = ("coarse", "quick")  # names of the efforts that measure less than the default effort
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `show` to the commands of fmm-tune."""
     parser = commands.add_parser("show", help="print what a config holds of each device and type")
     add_config_argument(parser)
+    parser.add_argument(
+        "types",
+        nargs="*",
+        type=_type_argument,
+        metavar="TYPE",
+        help="print every table of these types (--verbose: all)",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", default=argparse.SUPPRESS, help="print every table of each type too"
+    )
     add_json_option(parser, "the sections as JSON")
     parser.set_defaults(run=with_one_line_errors(run_show))
 
 
+def _type_argument(text: str) -> str:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(f"unknown type {text!r}; valid: {', '.join(FLOAT_TYPES)}")
+    return text
+
+
 def run_show(options: argparse.Namespace) -> int:
     """Print all valid sections; for each damaged section print a line on stderr, and return exit code 1."""
-    path = output_path(options.config)
-    if options.config is None and not path.exists():
+    named, shown = options.config, list(options.types)
+    if named is not None and str(named) in DTYPES:  # `fmm-tune show float32`; ./float32 is a file
+        named, shown = None, [str(named), *shown]
+    path = output_path(named)
+    if named is None and not path.exists():
         raise ConfigError(
             f"{path}: there is no config; `fmm-tune` writes one. Until then fmm probes a CPU in each process, and uses "
             "the shipped models or the datasheet of a GPU"
         )
     found = required_sections(path)
+    if missing := [dtype for dtype in shown if dtype not in {name for _, name, _ in found}]:
+        raise ConfigError(f"{path} has no section of {', '.join(missing)}")
     if options.json:
-        print(json.dumps([_section_fields(found, *section) for section in found], indent=1))
+        rows = [_section_fields(found, *section) for section in found if not shown or section[1] in shown]
+        print(json.dumps(rows, indent=1))
         return 0
     devices: dict[str, dict[str, JsonValue]] = {}
     wrong: list[str] = []
@@ -63,33 +76,30 @@ def run_show(options: argparse.Namespace) -> int:
             devices.setdefault(key, {})[dtype] = raw
         except ConfigError as error:
             wrong.append(f"fmm-tune: {path}: {error}")
-    lines = [line for key, sections in devices.items() for line in device_summary_lines(key, sections, path)]
-    glossary = plan_names_table(find_plan_texts("\n".join(lines)))
-    for line in (*lines, *(glossary.text_lines if glossary.rows else ())):
-        print(line)
+    for key, sections in devices.items():
+        dtypes = [dtype for dtype in sections if not shown or dtype in shown]
+        if dtypes:
+            in_force = is_config_in_force(path)
+            print_summary(summarize_device(key, sections, path, in_force=in_force, dtypes=dtypes), sys.stdout)
+            for line in cpu_rejection_lines({dtype: sections[dtype] for dtype in dtypes}, key):
+                print(line)
+            if shown or options.verbose:
+                _print_details(key, sections, dtypes)
     for line in wrong:
         print(line, file=sys.stderr)
     return int(bool(wrong))
 
 
-def device_summary_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
-    """Yield the lines of a device: speedups of all types, thresholds, suggested commands, then each type's tables."""
-    types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
-    names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
-    yield f"{', '.join(names)} ({key})"
-    yield from cpu_rejection_lines(sections, key)
-    short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT_EFFORTS]
-    in_force = path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
-    tables = [speedup_table(types), rejected_table(types), thresholds_of_types(sections.items())]
-    for table in (*tables, next_steps_table(key, types, in_force, str(path), short)):
-        if table.rows:
-            yield from table.text_lines
-    for dtype, raw in sections.items():
-        yield ""
-        yield f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_day_text(raw)})"
-        yield from (f"  {why}" for why in cpu_rejection_lines({dtype: raw}, key))
-        yield from SectionText(raw, dtype, key, sections).text_lines
-    yield ""
+def _print_details(key: str, sections: Mapping[str, JsonValue], dtypes: Sequence[str]) -> None:
+    """Print the papers' thresholds, every table of these types, and the meanings of the names in their plans."""
+    lines = ["", *thresholds_of_types((dtype, sections[dtype]) for dtype in dtypes).text_lines]
+    for dtype in dtypes:
+        raw = sections[dtype]
+        lines += ["", f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_day_text(raw)})"]
+        lines += SectionText(raw, dtype, key, sections).text_lines
+    glossary = plan_names_table(find_plan_texts("\n".join(lines)))
+    for line in (*lines, *(glossary.text_lines if glossary.rows else ())):
+        print(line)
 
 
 # ---- JSON

@@ -1,7 +1,7 @@
 """Summarize a tuning as tables of text cells, for the terminal and for the report.
 
-`SectionText` has the tables of one config section (one device and element type). `TypeSummary` has the table row of one
-section. `speedup_table` and `rejected_table` return tables that cover all element types of a device.
+`SectionText` returns the tables of one config section (one device and element type). `TypeSummary` has the decisions
+for square products of one section. fmm.tuner.findings.device_summary prints the table of a whole device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from fmm.config.schema import (
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import default_error_growth_limit
 from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE
 from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.tuner.findings.diagnostics import is_noisy_tuning
@@ -43,7 +42,8 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_o
 from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with_unit_prefix
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
-SUMMARY_SQUARE_SIDE = 16000  # a row shows the speedup on this side, or on the first side with a gain if larger
+SUMMARY_SIDES = tuple(1024 << i for i in range(6))  # sides of the squares in the table of a device: 1024 to 32768
+SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row, unless the first side with a gain is larger
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
 N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alpha / pi in Equation 3
@@ -375,7 +375,7 @@ def measured_recursion_text(found: Thresholds) -> str:
 
 @dataclass(frozen=True)
 class TypeSummary:
-    """Summary of one element type of a device as a row of a table."""
+    """Decisions for square products of one element type of a device."""
 
     dtype: str
     used: ModelInUse
@@ -396,30 +396,15 @@ class TypeSummary:
         )
 
     @property
-    def best_certified_square(self) -> Entry | None:
-        """Certified entry with the largest speedup of all square products; None without a certified gain."""
-        gains = (entry for entry in _square_entries(self.used) if entry.plan != str(VENDOR))
-        return max(gains, key=lambda entry: entry.speedup, default=None)
-
-    @property
     def skipped_leaves(self) -> list[str]:
         """Leaves of chosen plans that this tuning skipped."""
         return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property
-    def row_cells(self) -> tuple[str, ...]:
-        """Cells: element type, status, first side with a gain, speedup of a large square, largest certified speedup."""
-        best, timed = self.large_square, self.best_certified_square
-        status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first_gain_side or NEVER_TEXT) if self.used.calibration else ""
-        gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
-        return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
-
-    @property
     def json_fields(self) -> dict[str, Any]:
         """Dictionary for JSON with the decisions for square products."""
         model = self.used.calibration
-        sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
+        sides = sorted({*ROUND_SIDES, *SUMMARY_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
             "faster_from": self.first_gain_side,
             "levels_from": [finite_or_none(crossover_of_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
@@ -436,52 +421,7 @@ def _square_entries(used: ModelInUse) -> Iterator[Entry]:
             yield entry
 
 
-def speedup_table(types: Sequence[TypeSummary]) -> TextTable:
-    """Return a table with a row for each element type: the tuning's status, and speedups of square products."""
-    base = "NumPy" if all(x.used.is_cpu for x in types) else "cuBLAS"
-    columns = "type", "status", "faster from side", "speedup", "certified"
-    return make_table(f"speedup over {base} on squares", columns, (x.row_cells for x in types))
-
-
-def rejected_table(types: Sequence[TypeSummary]) -> TextTable:
-    """Return a table with the first diagnostic of each rejected tuning, and the model that fmm.matmul uses instead."""
-    rows = [
-        (x.dtype, x.used.tuned.diagnostics[0], fallback_model_text(x.used.tuned.identity, x.dtype))
-        for x in types
-        if x.used.tuned.diagnostics
-    ]
-    return make_table("rejected tunings", ("type", "diagnostic", "used instead"), rows)
-
-
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
     """Return the fmm-tune command that tunes these element types of a device."""
     device = "0" if key.startswith("cuda") else "cpu"
     return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
-
-
-def next_steps_table(
-    key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()
-) -> TextTable:
-    """Return a table of commands that improve or explain this config.
-
-    `name` is the path of the config. `in_force` is True if fmm reads this config. `short` has the element types that
-    were tuned with a short effort.
-    """
-    unused = [x.dtype for x in types if x.used.tuned.diagnostics]
-    partial = [x.dtype for x in types if x.skipped_leaves]
-    left = {
-        f"tune again on an idle machine ({RESUME_NOTE})": unused,
-        "measure the leaves that have the datasheet's rate": partial,
-        "measure more than this short tuning": [x for x in short if x not in (*unused, *partial)],
-    }
-    rows = [(tuning_command(key, dtypes), why) for why, dtypes in left.items() if dtypes]
-    rows.append((f"fmm-tune report{'' if in_force else f' {name}'}", "the same as a page with figures"))
-    if in_force and types:
-        device = "cpu" if key.startswith("cpu") else key
-        command = f"fmm-tune predict 5000 3000 5000 --device {device} --dtype {types[0].dtype}"
-        rows.append((command, "the decision for one product"))
-    growth = default_error_growth_limit(not key.startswith("cpu"))
-    limits = f"limit error and workspace (default: {growth:g} times the vendor's error, half of the free memory)"
-    rows.append(("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits))
-    note = "" if in_force else f"fmm.matmul does not read this config: set FMM_CONFIG={name}"
-    return make_table("next", ("command", "purpose"), rows, note)

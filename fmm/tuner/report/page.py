@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
+from pathlib import Path
 from typing import Any
 
+from fmm.tuner.findings.device_summary import (
+    MARK_IN_COLOUR,
+    NO_NUMBER,
+    DeviceSummary,
+    SummaryCell,
+    SummaryTable,
+    summarize_device,
+)
 from fmm.tuner.findings.diagnostics import is_noisy_tuning
 from fmm.tuner.findings.summary import (
     NOISY_TEXT,
-    RESUME_NOTE,
     SectionText,
     TextTable,
-    TypeSummary,
     make_table,
-    rejected_table,
     thresholds_of_types,
     tuning_command,
 )
@@ -66,18 +72,22 @@ def report_html(
         report.dtype: crossover_text(report, crossover_side(report), product_speedups(gains, report.dtype))
         for report in reports
     }
-    rejected = rejected_table([TypeSummary(report.dtype, report.used) for report in reports])
     next_table = make_table("next", ("command", "purpose"), (*SUGGESTED_COMMANDS, *suggested_tunings(reports, gains)))
     details = "\n".join(
-        (*_folded_tables_html(reports, gains), *(_type_details_html(report, drawn) for report, drawn in found))
+        (
+            _folded_section_html(
+                "Speedups with intervals", speedups_html_table(gains, base, starts, largest_timed_sides_text(reports))
+            ),
+            *_folded_tables_html(reports, gains),
+            *(_type_details_html(report, drawn) for report, drawn in found),
+        )
     )
     glossary = plan_names_table((*plan_texts_on_page(reports, gains), *find_plan_texts(unescape(details))))
     return PAGE_TEMPLATE.format(
         title=escape(", ".join(names)),
         base=escape(base),
         style=PAGE_CSS,
-        table=speedups_html_table(gains, base, starts, largest_timed_sides_text(reports)),
-        rejected=html_table(rejected) if rejected.rows else "",
+        table="\n".join(map(summary_html, device_summaries(reports))),
         wide=wide,
         narrow=narrow,
         caption=escape(all_types_caption(reports, gains)),
@@ -87,16 +97,57 @@ def report_html(
 
 
 def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[tuple[str, str]]:
-    """Yield a tuning command and its reason, for each device with a tuning that should run again."""
+    """Yield a tuning command and its reason, for each device with usable tunings that did not time some plans."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(report.device for report in reports):
-        own = [report for report in reports if report.device == device]
-        unused = [report.dtype for report in own if report.tuned.diagnostics]
-        partial = [c.dtype for c in own if not c.tuned.diagnostics and (c.used.left_out or c.dtype in untried)]
-        if unused:
-            yield tuning_command(device, unused), f"tune again on an idle machine ({RESUME_NOTE})"
-        if partial:
+        usable = [report for report in reports if report.device == device and not report.tuned.diagnostics]
+        if partial := [report.dtype for report in usable if report.dtype in untried and not report.used.left_out]:
             yield tuning_command(device, partial), "measure the plans that were not tried"
+
+
+# ---- the table of a device, as `fmm-tune show` prints it
+
+
+def device_summaries(reports: Sequence[TypeReport]) -> Iterator[DeviceSummary]:
+    """Yield the table of each device; the page does not show the path of the config."""
+    for device in dict.fromkeys(report.device for report in reports):
+        own = [report for report in reports if report.device == device]
+        dtypes = [report.dtype for report in own]
+        yield summarize_device(device, own[0].sections, Path(), in_force=True, dtypes=dtypes)
+
+
+def summary_html(summary: DeviceSummary) -> str:
+    """Return a device's table as HTML: speedups, recursion, and what failed or was too noisy."""
+    failure = f"<p>{escape(summary.failure_line)}</p>" if summary.failure_line else ""
+    return "\n".join(
+        (
+            f"<p>{escape(f'{summary.name_text}, {summary.tuned_text}')}</p>",
+            _summary_table_html(summary.speedups),
+            _summary_table_html(summary.recursion),
+            failure,
+        )
+    )
+
+
+def _summary_table_html(table: SummaryTable) -> str:
+    """Return one of the two tables of a device as HTML; measured numbers are bold."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (table.name, *table.heads))
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name.strip())}</th>{_summary_cells_html(table.heads, cells)}</tr>'
+        for name, cells in table.rows
+    )
+    legend = escape(table.legend_text(MARK_IN_COLOUR))
+    body = f'<table class="gains folded"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'{body}\n<p class="key"><small>{legend}</small></p>'
+
+
+def _summary_cells_html(heads: Sequence[str], cells: Sequence[SummaryCell]) -> str:
+    """Return the cells of a row as HTML."""
+    classes = ("measured" if c.measured else "none" if c.text == NO_NUMBER else "start" for c in cells)
+    return "".join(
+        f'<td class="{css}" data-side="{escape(head)}">{escape(cell.text)}</td>'
+        for head, cell, css in zip(heads, cells, classes, strict=True)
+    )
 
 
 # ---- tables as HTML
@@ -334,9 +385,8 @@ PAGE_TEMPLATE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{style}</style></head><body>
 <h1>fmm on {title}</h1>
-<p>Speedup of <code>fmm.matmul(a, b)</code> over {base} by type and side of square matrices:</p>
+<p>Speedup of <code>fmm.matmul(a, b)</code> over {base} by type and side of square matrices, and the recursion:</p>
 {table}
-{rejected}
 <figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div><figcaption>{caption}</figcaption></figure>
 <h2>Next</h2>
 {next}

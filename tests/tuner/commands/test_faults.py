@@ -424,19 +424,26 @@ def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, caps
     arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for expected in (
-        "a fake CPU (cpu-fake-2t), float64",
-        "Gflop/s",
-        "2 % gained (tau)",
-        "held-out speedups",
-    ):
-        assert expected in printed
+    details = ("a fake CPU (cpu-fake-2t), float64", "Gflop/s", "2 % gained (tau)", "held-out speedups")
+    table = (
+        "a fake CPU (fake 0)",
+        "tuned in ",
+        "float64",
+        "recursion",
+        f"FMM_CONFIG={tmp_path / 'config.json'}",
+        "next",
+    )
+    assert all(expected in printed for expected in table) and not any(expected in printed for expected in details)
+    assert len(printed.splitlines()) <= 25 and "\033" not in printed
+    assert main([*arguments, "--verbose"]) == 0
+    printed = capsys.readouterr().out
+    assert all(expected in printed for expected in (*table, *details))
     assert re.search(r"^ +6000 +1\.\d\d +\[1\.\d\d, 1\.\d\d\] +\d+ +winograd > ", printed, re.M)
-    assert f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["dtype"] for row in rows] == ["float32", "float64"]
     assert rows[0]["section"]["calibration"]["stream"] > 0
+    assert {1024, 32768} <= {square["side"] for square in rows[0]["fmm.matmul"]["squares"]}
     assert main([*arguments, "--quiet"]) == 0
     printed_at_last = capsys.readouterr()
     assert printed_at_last.out == printed_at_last.err == ""
@@ -466,7 +473,7 @@ def test_a_first_look_that_goes_on_is_told_once(
     arguments = ["--effort", "coarse", "--dtype", "float64", "--time-limit", "1"]
     main([*arguments, "--output", str(tmp_path / "text")])
     printed = capsys.readouterr()
-    assert printed.out.count("effort coarse") == printed.err.count("the time was up") == 1
+    assert " ".join(printed.out.split()).count("the time was up") == 1 and not printed.err
     assert len(TrialFile(tmp_path / "text" / "trials.jsonl").read_tunings()) == 1
     main([*arguments, "--output", str(tmp_path / "json"), "--json"])
     (found,) = json.loads(capsys.readouterr().out)
@@ -484,11 +491,8 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice
     assert 0 < counts[0] < counts[1] < counts[2]
 
 
-# From which size, how much, at which error and workspace; then alpha, pi, n1 by the model and measured, epsilon, tau.
 SHOWN = (
-    "speedup over NumPy on squares",
     "thresholds",
-    "next",
     "squares",
     "certified entries",
     "crossover sides of squares",
@@ -505,7 +509,10 @@ def test_show_verify_export_and_merge(
     assert main(["--shapes", str(shapes), "--quiet", "--output", str(tmp_path)]) == 0
     where = str(tmp_path)
     assert main(["show", where]) == 0
+    table = capsys.readouterr().out
+    assert main(["show", where, "--verbose"]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith(table) and len(table.splitlines()) <= 25
     assert "cpu-fake-2t, float32 (a fake CPU; default, 20" in shown
     assert {*SHOWN} <= {line.strip() for line in shown.splitlines()}
     assert main(["show", where, "--json"]) == 0
@@ -661,8 +668,8 @@ def test_show_says_what_is_not_in_force_here(
         assert said == (not compiled), command
     monkeypatch.delenv("FMM_CONFIG")  # a config that is named, though fmm does not read it
     assert main(["show", str(path)]) == 0
-    said_twice = capsys.readouterr().out.count("float64: tuning rejected: it was tuned with compiled sums")
-    assert said_twice == (0 if compiled else 2), "on top, and beside the type"
+    count = capsys.readouterr().out.count("float64: tuning rejected: it was tuned with compiled sums")
+    assert count == (not compiled)
     assert main(["show", str(path), "--json"]) == 0
     assert bool(json.loads(capsys.readouterr().out)[0]["not_used_here"]) == (not compiled)
 

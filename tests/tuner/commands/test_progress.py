@@ -95,7 +95,7 @@ def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> 
     bar = ProgressBar(line)
     sizes = (4096, 4096, 4096), (6000, 6000, 6000), (8192, 8192, 8192)
     job = TuningJob(SmallEffort(), "float64", sizes, "small")
-    options = Namespace(resume=False, json=False, quiet=True)
+    options = Namespace(resume=False, json=False, quiet=True, verbose=False)
     assert tune_job(job, tmp_path / "config.json", options, None, bar).code == 0
     gains = list(dict.fromkeys(text.partition("; speedup: ")[2] for text in line.said))
     bar.begin_element_type("float32 (small):", 60.0)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,14 @@ from fmm.tuner.report.overview import (
     shown_speedups,
     speedups_frame,
 )
-from fmm.tuner.report.page import crossover_text, parameters_html, speedups_html_table, suggested_tunings
+from fmm.tuner.report.page import (
+    crossover_text,
+    device_summaries,
+    parameters_html,
+    speedups_html_table,
+    suggested_tunings,
+    summary_html,
+)
 from fmm.tuner.report.plan_names import find_plan_texts, plan_name_meanings, split_plan_names
 from fmm.tuner.report.type_figures import FIGURE_FUNCTIONS, caption_text, draw_roofline
 from fmm.tuner.report.type_report import choices_on_grid
@@ -284,10 +291,21 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
     assert dict(suggested_tunings([case], untried)) == {
         "fmm-tune --device cpu --dtype float64": "measure the plans that were not tried"
     }
-    unused = replace(case, tuned=replace(case.tuned, diagnostics=("it was disturbed",)))
-    assert list(dict(suggested_tunings([unused], untried))) == ["fmm-tune --device cpu --dtype float64"]
-    older = list(type_reports(ROOT / "results" / "nvidia-h200" / "config.json"))
-    assert [command for command, _ in suggested_tunings(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
+    rejected = replace(case, tuned=replace(case.tuned, diagnostics=("the device was busy",)))
+    assert not list(suggested_tunings([rejected], untried))  # the table of the device names the command
+    (older,) = device_summaries(list(type_reports(ROOT / "results" / "nvidia-h200" / "config.json")))
+    assert older.failure_line.endswith("f16x3 not measured: fmm-tune --device 0 --dtype float64,float32")
+    assert escape(older.failure_line) in summary_html(older)
+
+
+def test_the_page_opens_with_the_table_of_show(report: Path, folder: Path) -> None:
+    """The same cells, in the same order."""
+    page = (report / "report.html").read_text(encoding="utf-8")
+    (summary,) = device_summaries(list(type_reports(folder / "config.json")))
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    for table, html in zip((summary.speedups, summary.recursion), tables, strict=False):
+        rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>.*?</tr>", html)[1:]]
+        assert [[cell.text for cell in cells] for _, cells in table.rows] == [list(map(unescape, row)) for row in rows]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import datasheet_model, gpu_from_description
+from fmm.tuner.findings.device_summary import summarize_device
 from fmm.tuner.findings.model_in_use import (
     decide_square,
     default_limits,
@@ -26,7 +28,7 @@ from fmm.tuner.findings.model_in_use import (
     model_in_use,
     unmeasured_leaves,
 )
-from fmm.tuner.findings.summary import SectionText, TypeSummary, next_steps_table, tuning_command
+from fmm.tuner.findings.summary import SectionText
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -100,8 +102,8 @@ def test_a_leaf_that_a_tuning_skipped_has_the_datasheets_rate() -> None:
         assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
     rows = SectionText(section, "float32", KEY).unmeasured_leaves_table().value_by_label
     assert rows["f16x3"] == "datasheet; this tuning skipped the leaf"
-    commands = next_steps_table(KEY, [TypeSummary("float32", used)], True, "x").value_by_label
-    assert tuning_command(KEY, ["float32"]) in commands
+    summary = summarize_device(KEY, {"float32": section}, Path("c.json"), in_force=True)
+    assert summary.failure_line == "to do   float32: f16x3 not measured: fmm-tune --device 0 --dtype float32"
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
 
 

@@ -25,9 +25,6 @@ from fmm.tuner.findings.summary import (
     SectionText,
     TextTable,
     TypeSummary,
-    next_steps_table,
-    speedup_table,
-    tuning_command,
 )
 from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_threshold_plan, smallest_side_from_which
 from tests.support import ROOT
@@ -210,22 +207,6 @@ def test_a_noisy_tuning_shows_no_rates_and_no_thresholds() -> None:
 
 
 # ---- all types of a device
-
-
-def test_one_row_a_type_and_the_commands_that_improve_it() -> None:
-    rejected = tuned.section(doubts=["too early"])
-    gains = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.17))
-    types = [TypeSummary(t, model_in_use("cpu-a", t, {t: s})) for t, s in (("float32", gains), ("float64", rejected))]
-    one, two = speedup_table(types).rows
-    assert one[:3] == ("float32", "in use", "256") and one[-1] == "1.17 at 4096"
-    assert two == ("float64", "rejected", "", "", "")
-    commands = next_steps_table("cpu-a", types, True, "c.json").value_by_label
-    assert tuning_command("cpu-a", ["float64"]) in commands and tuning_command("cpu-a", ["float32"]) not in commands
-    assert "--device cpu --dtype float64" in tuning_command("cpu-a", ["float64"])
-    more = next_steps_table("cpu-a", types, True, "c", ["float32", "float64"]).value_by_label
-    assert tuning_command("cpu-a", ["float32"]) in more
-    unread = next_steps_table("cpu-a", types[:1], False, "c.json")
-    assert "FMM_CONFIG=c.json" in unread.note and "fmm-tune report c.json" in unread.value_by_label
 
 
 def test_json_has_the_decisions_of_the_table() -> None:

@@ -107,10 +107,12 @@ def test_the_table_of_a_recorded_tuning_is_narrow(path: Path) -> None:
         assert [row[0] for row in table.rows] == list(types) and max(map(len, table.text_lines)) <= NARROW
 
 
-def test_show_prints_the_table_before_the_types(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(ROOT / "results" / "nvidia-h200")]) == 0
+def test_the_tables_of_a_type_begin_with_the_thresholds(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "results" / "nvidia-h200"
+    types = files.read_config(path / "config.json")["cuda-9.0-132sm-nvidia-h200"]
+    table = list(thresholds_of_types([("float32", types["float32"])]).text_lines)
+    assert main(["show", str(path), "float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    types = files.read_config(ROOT / "results" / "nvidia-h200" / "config.json")["cuda-9.0-132sm-nvidia-h200"]
-    table = list(thresholds_of_types(types.items()).text_lines)
     (first,) = (i for i, line in enumerate(lines) if line.startswith("cuda-9.0-132sm-nvidia-h200, float32 ("))
     assert lines.index(table[1]) < first and lines.index(table[-1]) < first
+    assert not any("cuda-9.0-132sm-nvidia-h200, float64 (" in line for line in lines)

@@ -1,0 +1,416 @@
+"""Print a tuned device as one table of about 25 lines: speedups, crossovers, errors, workspace, and the recursion.
+
+`summarize_device` computes the table from the sections of a config. A cell that was measured is bold on a colour
+terminal and has the mark `*` in plain text; a predicted cell is plain. A number that does not exist is `-`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from math import log
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import TextIO
+
+from fmm.config import environment, files
+from fmm.config.schema import TAU_NAMES, JsonValue, Thresholds, read_thresholds
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.explain import format_error_growth
+from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, baseline_text, count_levels
+from fmm.tuner.findings.model_in_use import (
+    SquareDecision,
+    decide_square,
+    device_name,
+    fallback_model_text,
+    model_in_use,
+)
+from fmm.tuner.findings.summary import NEVER_TEXT, SUMMARY_SIDES, TypeSummary, gibibytes_text, tuning_command
+
+NO_NUMBER = "-"
+MEASURED_MARK = "*"
+EMULATED = "emulated"  # the row of plans whose products are emulated by products of another type
+DETAILED_SIDE = 16384  # side of the squares that the columns error, workspace and levels describe
+DEFAULT_WIDTH = 80  # columns of text where no terminal has a width
+MARK_IN_COLOUR = "bold"
+BOLD, RESET = "\033[1m", "\033[0m"
+IDLE_ADVICE = "measure on an idle machine"
+
+
+# ---- cells
+
+
+@dataclass(frozen=True)
+class SummaryCell:
+    """A cell of the table, and True if its number was measured on this device."""
+
+    text: str = NO_NUMBER
+    measured: bool = False
+
+    def plain_text(self, marked: bool) -> str:
+        """Return the text, with the mark of measured numbers if `marked` is True."""
+        return f"{self.text}{MEASURED_MARK}" if self.measured and marked else self.text
+
+
+@dataclass(frozen=True)
+class SummaryTable:
+    """One of the two tables of a device: a name, the heads of the columns, and a row of cells for each type."""
+
+    name: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[SummaryCell, ...]], ...]
+    legend: str  # {mark} stands for the mark of measured numbers
+    left_aligned: int = 0  # number of columns at the right whose texts begin at the same place
+    dropped_first: int = 0  # number of columns at the left that a narrow terminal drops
+
+    def text_lines(self, width: int, colour: bool) -> Iterator[str]:
+        """Yield the lines of the table with at most `width` letters: narrower gaps first, then fewer columns."""
+        first = max(len(self.name), *(len(name) + 2 for name, _ in self.rows), 12)
+        widths = [
+            max(len(head), *(len(row[i].plain_text(not colour)) for _, row in self.rows))
+            for i, head in enumerate(self.heads)
+        ]
+        gap = 2 if first + sum(x + 2 for x in widths) <= width else 1
+        start = 0
+        while start < self.dropped_first and first + sum(x + gap for x in widths[start:]) > width:
+            start += 1
+        heads = tuple(map(SummaryCell, self.heads))
+        for name, cells in ((self.name, heads), *((f"  {name}", cells) for name, cells in self.rows)):
+            texts = (self._padded(cells[i], widths[i], i, colour) for i in range(start, len(cells)))
+            yield "".join((name.ljust(first), *(f"{' ' * gap}{text}" for text in texts))).rstrip()
+        legend = self.legend_text(MARK_IN_COLOUR if colour else MEASURED_MARK)
+        yield from wrap(legend, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+
+    def legend_text(self, mark: str) -> str:
+        """Return the legend with this mark of measured numbers."""
+        return self.legend.format(mark=mark)
+
+    def _padded(self, cell: SummaryCell, width: int, column: int, colour: bool) -> str:
+        """Return a cell as wide as its column."""
+        text = cell.plain_text(not colour)
+        blanks = " " * (width - len(text))
+        shown = f"{BOLD}{text}{RESET}" if colour and cell.measured else text
+        return f"{shown}{blanks}" if column >= len(self.heads) - self.left_aligned else f"{blanks}{shown}"
+
+
+def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
+    """Return the speedup of a decision: two digits after the point below 1.2, else one; `-` for the vendor."""
+    if answer is None or not answer.has_gain:
+        return SummaryCell()
+    digits = 2 if answer.speedup < 1.195 else 1
+    return SummaryCell(f"{answer.speedup:.{digits}f}x", answer.entry is not None)
+
+
+def side_cell(side: float | None, measured: bool = False) -> SummaryCell:
+    """Return a side as a whole number; `-` for None, `never` for the side that no product reaches."""
+    if side is None:
+        return SummaryCell()
+    return SummaryCell(NEVER_TEXT if side >= NEVER_WINS_SIDE else f"{side:,.0f}", measured)
+
+
+# ---- one type
+
+
+@dataclass(frozen=True)
+class TypeFindings:
+    """The findings of one element type; without a usable section every number is missing."""
+
+    dtype: str
+    section: JsonValue
+    summary: TypeSummary | None  # None if the type has no section
+
+    @cached_property
+    def decisions(self) -> Mapping[int, SquareDecision | None]:
+        """fmm.matmul's decisions for the squares of the table, by side."""
+        if self.summary is None:
+            return dict.fromkeys(SUMMARY_SIDES)
+        return {side: decide_square(self.summary.used, side) for side in SUMMARY_SIDES}
+
+    @property
+    def detailed(self) -> SquareDecision | None:
+        """The gaining decision whose side is nearest to DETAILED_SIDE; None if no square of the table gains."""
+        gains = [x for x in self.decisions.values() if x and x.has_gain]
+        return min(gains, key=lambda x: abs(log(x.side / DETAILED_SIDE)), default=None)
+
+    @property
+    def speedup_cells(self) -> Iterator[SummaryCell]:
+        """Yield the cells of the type's row: speedups, crossover, error growth and workspace."""
+        yield from map(speedup_cell, self.decisions.values())
+        yield side_cell(self.summary.first_gain_side if self.summary else None)
+        if (best := self.detailed) is None:
+            yield from (SummaryCell(), SummaryCell())
+        else:
+            yield SummaryCell(f"{format_error_growth(best.error_growth)}x")
+            yield SummaryCell(f"{gibibytes_text(best.workspace)} GiB")
+
+    @cached_property
+    def thresholds(self) -> Thresholds | None:
+        """The recorded thresholds; None for a rejected tuning."""
+        usable = self.summary is not None and self.summary.used.calibration is not None
+        return read_thresholds(self.section["thresholds"]) if usable else None
+
+    @property
+    def recursion_rows(self) -> Iterator[tuple[str, tuple[SummaryCell, ...]]]:
+        """Yield a row for each baseline: alpha/pi and n1 of the vendor's product, and the baseline's tau1 to tau3."""
+        found, large = self.thresholds, self.decisions[DETAILED_SIDE]
+        baselines = _taus_by_baseline(found)
+        chosen = _row_of_plan([name for name, _ in baselines], large)
+        for i, (baseline, taus) in enumerate(baselines):
+            ratio, n1, strategy = self._cells_of_vendor(found) if not i else (SummaryCell(),) * 3
+            own = (side_cell(taus.get(name), bool(found and found.measured_taus)) for name in TAU_NAMES)
+            levels = levels_cell(large) if i == chosen else SummaryCell()
+            yield self.dtype if not i else f"  {baseline}", (ratio, n1, *own, levels, strategy)
+
+    def _cells_of_vendor(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
+        """Return alpha/pi, n1 and the block strategy."""
+        if found is None:
+            return SummaryCell(), SummaryCell(), SummaryCell()
+        strategy = SummaryCell(block_strategy_text(found.block_strategy) or NO_NUMBER)
+        return SummaryCell(f"{found.alpha / found.pi:,.0f}"), side_cell(found.n1), strategy
+
+
+def levels_cell(answer: SquareDecision | None) -> SummaryCell:
+    """Return the number of levels of a decision."""
+    return SummaryCell() if answer is None else SummaryCell(str(count_levels(answer.plan)), answer.entry is not None)
+
+
+def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
+    """Return the index of the baseline above which the decision's plan has its levels; 0 if no baseline matches."""
+    if answer is None:
+        return 0
+    names = [_first_word(baseline_text(answer.plan)), *([EMULATED] if answer.plan.uses_emulation else [])]
+    return next((i for i, baseline in enumerate(baselines) if baseline in names), 0)
+
+
+def _taus_by_baseline(found: Thresholds | None) -> list[tuple[str, Mapping[str, float | None]]]:
+    """Return tau1 to tau3 by baseline, the vendor's first: the measured ones if recorded, else the model's."""
+    if found is None:
+        return [("", {})]
+    if found.measured_taus:
+        vendor = str(VENDOR)
+        named = sorted({vendor: {}, **found.measured_taus}.items(), key=lambda item: item[0] != vendor)
+        return [(_first_word(baseline), taus) for baseline, taus in named]
+    model = {name: found.threshold_value(name) for name in TAU_NAMES}
+    return [("", found.without_emulation), (EMULATED, model)] if found.without_emulation else [("", model)]
+
+
+def block_strategy_text(strategies: Mapping[str, str]) -> str:
+    """Return the block strategy of most recorded sides, with the first and the last of these sides.
+
+    Examples
+    --------
+    >>> block_strategy_text({"512": "Small", "1024": "Deep", "2048": "Deep"})
+    'Deep (1024-2048)'
+    """
+    sides = sorted(strategies, key=lambda side: (len(side), side))  # as numbers; a damaged name is no error
+    runs = [(name, list(own)) for name, own in groupby(sides, key=lambda side: strategies[side])]
+    if not runs:
+        return ""
+    name, own = max(runs, key=lambda run: len(run[1]))
+    return f"{name} ({own[0]}-{own[-1]})" if len(own) > 1 else f"{name} ({own[0]})"
+
+
+# ---- one device
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """The table of a device: a headline, two tables, and lines on failures, the config and the next commands."""
+
+    key: str
+    types: Sequence[TypeFindings]
+    config: str  # path of the config as text
+    in_force: bool  # True if fmm.matmul reads the config
+    seconds: float | None  # duration of the run; None if the table shows a config
+    failures: Mapping[str, str]  # element type -> reason for which this run has no usable result
+
+    @property
+    def vendor(self) -> str:
+        """The name of the vendor's library."""
+        return "cuBLAS" if self.key.startswith("cuda") else "NumPy"
+
+    @property
+    def name_text(self) -> str:
+        """The device's name, with the versions of the vendor's library and the driver."""
+        section: JsonValue = next((x.section for x in self.types if x.summary), {})
+        name = device_name(self.key, section)
+        return f"{name}{_versions_text(section.get('versions') or {}, section.get('conditions') or {})}"
+
+    @property
+    def tuned_text(self) -> str:
+        """The number of types, and the duration of the run; without a run the day of the last tuning."""
+        count = f"{len(self.types)} type{'s' * (len(self.types) != 1)}"
+        if self.seconds is not None:
+            return f"tuned in {minutes_text(self.seconds)}, {count}"
+        days = [str((x.section.get("tuned") or {}).get("at") or "")[:10] for x in self.types if x.summary]
+        return f"{count}, tuned {max(days)}" if any(days) else count
+
+    @cached_property
+    def speedups(self) -> SummaryTable:
+        """The table of speedups by side and type."""
+        heads = (*map(str, SUMMARY_SIDES), "crossover", "error", "workspace")
+        rows = tuple((x.dtype, tuple(x.speedup_cells)) for x in self.types)
+        vendor = self.vendor
+        legend = (
+            f"speedup over {vendor}; {NO_NUMBER}: {vendor}, or no number; {{mark}}: measured here; the others: "
+            f"predicted{self._error_text}; error (expected, over {vendor}'s) and workspace: at {DETAILED_SIDE} or the "
+            "nearest gain"
+        )
+        return SummaryTable("speedup, n =", heads, rows, legend, dropped_first=len(SUMMARY_SIDES))
+
+    @property
+    def _error_text(self) -> str:
+        """The errors of predicted speedups on held-out shapes, from the best to the worst type; empty without them."""
+        usable = [x.section for x in self.types if x.summary and x.summary.used.calibration]
+        errors = [(section["error"] or {}).get("speedup") or {} for section in usable]
+        half, most = ([e[name] for e in errors if e.get(name) is not None] for name in ("median", "p95"))
+        return f" (half within {_range_text(half)} %, 95 % within {_range_text(most)} %)" if half and most else ""
+
+    @cached_property
+    def recursion(self) -> SummaryTable:
+        """The table of alpha/pi, n1, tau1 to tau3, levels and block strategy by type."""
+        heads = ("alpha/pi", "n1", *TAU_NAMES, "levels", "block strategy")
+        legend = (
+            "levels: up to tau1 none, up to tau2 one, up to tau3 two (only measured tau bound them); shown: those at "
+            f"{DETAILED_SIDE}"
+        )
+        rows = tuple(row for x in self.types for row in x.recursion_rows)
+        return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
+
+    @property
+    def failure_line(self) -> str:
+        """The types without a usable result and the leaves that failed, with the command to run; empty without any."""
+        by_reason: dict[str, list[str]] = {}
+        for dtype, why in self._failures_by_type():
+            by_reason.setdefault(why, []).append(dtype)
+        parts = [f"{', '.join(types)}: {why}" for why, types in by_reason.items()]
+        again = list(dict.fromkeys(dtype for types in by_reason.values() for dtype in types))
+        return f"to do   {'; '.join(parts)}: {tuning_command(self.key, again)}" if parts else ""
+
+    def _failures_by_type(self) -> Iterator[tuple[str, str]]:
+        """Yield each failure as element type and reason: of this run, of the section, of its leaves."""
+        for x in self.types:
+            used = x.summary.used if x.summary else None
+            if why := self.failures.get(x.dtype):
+                yield x.dtype, why
+            elif used and used.tuned.diagnostics:
+                instead = fallback_model_text(used.tuned.identity, x.dtype)
+                yield x.dtype, f"rejected, {used.tuned.diagnostics[0]} ({instead} is used; {IDLE_ADVICE})"
+            elif used and used.failed:
+                yield x.dtype, f"{_first_words(used.failed)} failed"
+            elif x.summary and (skipped := x.summary.skipped_leaves):
+                yield x.dtype, f"{_first_words(skipped)} not measured"
+
+    @property
+    def config_text(self) -> str:
+        """The path of the config; if fmm.matmul does not read the config, as the environment variable to set."""
+        return f"config  {self.config}" if self.in_force else f"config  not read without FMM_CONFIG={self.config}"
+
+    @property
+    def next_text(self) -> str:
+        """The commands that explain the table."""
+        shown = f"fmm-tune show {self.types[0].dtype} | " if self.types else ""
+        return f"next    fmm-tune report | {shown}fmm.explain(a, b)"
+
+    def text_lines(self, width: int = DEFAULT_WIDTH, colour: bool = False) -> Iterator[str]:
+        """Yield the lines of the table; `colour` makes measured numbers bold instead of marking them."""
+        yield from _two_texts_lines(self.name_text, self.tuned_text, width)
+        yield from self.speedups.text_lines(width, colour)
+        yield from self.recursion.text_lines(width, colour)
+        if failure := self.failure_line:
+            yield from wrap(failure, width, subsequent_indent="        ", break_on_hyphens=False)
+        yield from _two_texts_lines(self.config_text, self.next_text, width)
+
+
+def summarize_device(
+    key: str,
+    sections: Mapping[str, JsonValue],
+    config: Path,
+    *,
+    in_force: bool,
+    dtypes: Iterable[str] = (),
+    seconds: float | None = None,
+    failures: Mapping[str, str] | None = None,
+) -> DeviceSummary:
+    """Return the table of a device from its sections by element type.
+
+    `dtypes` has the types to show, by default all types that have a section. A type without a section has no numbers.
+    """
+    shown = set(dtypes) or set(sections)
+    types = [
+        TypeFindings(
+            dtype,
+            sections.get(dtype),
+            TypeSummary(dtype, model_in_use(key, dtype, sections)) if dtype in sections else None,
+        )
+        for dtype in (*(x for x in DTYPES if x in shown), *(shown - DTYPES.keys()))
+    ]
+    return DeviceSummary(key, types, _short_path(config), in_force, seconds, failures or {})
+
+
+def is_config_in_force(path: Path) -> bool:
+    """Return True if fmm reads the config of this path."""
+    return path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
+
+
+def print_summary(summary: DeviceSummary, stream: TextIO) -> None:
+    """Print the table, as wide as the terminal; a pipe gets plain text."""
+    colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    for line in summary.text_lines(get_terminal_size((DEFAULT_WIDTH, 24)).columns, colour):
+        print(line, file=stream)
+
+
+# ---- texts
+
+
+def minutes_text(seconds: float) -> str:
+    """Return a duration as text: `45 s`, `2 min 41 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _first_word(text: str) -> str:
+    """Return the first name in a plan's text: `residues` of `residues(14) > bytes`."""
+    return text.partition(" ")[0].partition("(")[0]
+
+
+def _first_words(texts: Iterable[str]) -> str:
+    """Return the first names of several plans, each once."""
+    return ", ".join(dict.fromkeys(map(_first_word, texts)))
+
+
+def _range_text(shares: Sequence[float]) -> str:
+    """Return the smallest and the largest share in percent, without the unit."""
+    low, high = f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _versions_text(versions: Mapping[str, JsonValue], conditions: Mapping[str, JsonValue]) -> str:
+    """Return the versions of the vendor's library and the driver in brackets; empty without recorded versions."""
+    cublas, driver = str(versions.get("cublas") or ""), str(conditions.get("driver_version") or "")
+    found = [f"cuBLAS {int(cublas) // 10000}.{int(cublas) // 100 % 100}"] if cublas.isdigit() else []
+    found += [f"driver {driver.partition('.')[0]}"] if driver else []
+    if threads := conditions.get("threads"):
+        found.append(f"{threads} thread{'s' * (threads != 1)}")
+    if blas := versions.get("blas"):
+        found.append(str(blas))
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _short_path(path: Path) -> str:
+    """Return a path as text, with ~ for the home folder."""
+    home = os.path.expanduser("~")
+    return f"~{str(path)[len(home) :]}" if home != "~" and path.is_relative_to(home) else str(path)
+
+
+def _two_texts_lines(left: str, right: str, width: int) -> Iterator[str]:
+    """Yield one line with a text at the left and one at the right edge, or two lines if one is too short."""
+    if len(left) + 2 + len(right) <= width:
+        yield f"{left}{right.rjust(width - len(left))}"
+    else:
+        yield from (left, right)
