@@ -85,7 +85,8 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 def is_needed_by_first_look(plan: Plan) -> bool:
     """Return True if the coarse tuning ("first look") measures this plan.
 
-    A first look measures plans with one batched level and few vendor products, and plans whose leaf has its own rate.
+    A first look measures plans with one batched level and few vendor products, and leaves with their own rate
+    without levels.
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels

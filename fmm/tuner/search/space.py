@@ -27,7 +27,7 @@ def search_space(device: str) -> SearchSpace:
     schemes = tuple(level.text for level in search_levels(device))
     # The search space has no leaves for integers, since integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
-    # A long list of leaves costs no time, since the effort limits the number of timed plans.
+    # The list of leaves may be long, since the effort limits the number of timed plans.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
