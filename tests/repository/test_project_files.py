@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 import fmm
 from fmm.config.files import MAX_FILE_BYTES, active_configs, clear_config_cache
@@ -19,6 +18,8 @@ from fmm.integrations import run
 from fmm.integrations.report import ProductCount, ProductKind, ProductOutcome, end_report
 from fmm.tuner import cli
 from tests.support import ROOT
+
+yaml: Any = pytest.importorskip("yaml")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TEMPLATES = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import jsonschema
 import pytest
 
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -28,7 +27,9 @@ from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.space import build_plan
 from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, TuningHeader
 from tests.support import ROOT, configs
-from tests.support.autotuning_schemas import check_document
+
+jsonschema: Any = pytest.importorskip("jsonschema")
+from tests.support.autotuning_schemas import check_document  # noqa: E402 - which needs jsonschema
 
 RESULTS = ROOT / "results"
 PROBLEM_FIELDS = {"device", "dtype", "op", "m", "k", "n", "plan"}
