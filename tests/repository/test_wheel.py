@@ -63,6 +63,7 @@ fmm.shortest_paths(a, method="auto")
 fmm.shortest_paths(a, method="dijkstra")  # type: ignore[arg-type]
 fmm.minplus(a, a, argmin="yes")  # type: ignore[arg-type]
 fmm.einsum("ij,jk->ik", a, a)
+fmm.linalg.inv(fmm.linalg.cholesky(a))
 fmm.tensordot(a, a, axes=1)
 fmm.multi_dot([a, a, a])
 fmm.multi_dot(3)  # type: ignore[arg-type]
