@@ -75,6 +75,13 @@ class NumpySolvers:
         else:
             x[...] = blas(1, stored, x, side=0, trans_a=transposed, **flags)
 
+    def condition_number(self, a: Any, inverse: Any, lower: bool, unit_diagonal: bool) -> float:
+        """Return the condition number of a triangle of a, in the norm of the largest row sum; NaN for NaN entries."""
+        first = 1 if unit_diagonal else 0  # distance of the nearest diagonal that is read
+        triangle = self.module.tril(a, -first) if lower else self.module.triu(a, first)
+        norm = abs(triangle).sum(-1).max() + first
+        return float(norm * abs(inverse).sum(-1).max())
+
     def check_singular(self, diagonal: Any) -> None:
         """Raise SciPy's exception for a zero on the diagonal of a triangular matrix."""
         zeros = np.nonzero(diagonal == 0)[0]

@@ -10,6 +10,12 @@ from fmm import api
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import TRIANGULAR_RULE, first_half, split_levels
 
+# A GPU's own solver is slow with many right sides. With at least INVERTED_BLOCK_COLUMNS times as many right sides as
+# rows, a diagonal block is inverted, and the solution is a product. The error of the product grows with the condition
+# number of the block, so a block whose condition number exceeds MAX_BLOCK_CONDITION is left to the library's solver.
+INVERTED_BLOCK_COLUMNS = 2
+MAX_BLOCK_CONDITION = 1000.0
+
 
 class TriangularForm(NamedTuple):
     """The form of a triangular system: a x = b (left) or x a = b."""
@@ -46,7 +52,7 @@ def solve_in_place(
     """Replace x by the solution of a y = x: half of y, the product of a block with that half, the other half."""
     n = a.shape[0]
     if levels == 0 or n < 2:
-        library.solve_block(a, x, *lower_and_unit)
+        solve_diagonal_block(library, a, x, lower_and_unit, limit)
         return
     h = first_half(n)
     first, second = slice(0, h), slice(h, n)
@@ -55,3 +61,17 @@ def solve_in_place(
     solve_in_place(library, a[first, first], x[first], lower_and_unit, levels - 1, limit)
     api.gemm(a[second, first], x[first], x[second], alpha=-1, beta=1, out=x[second], max_error_growth=limit)
     solve_in_place(library, a[second, second], x[second], lower_and_unit, levels - 1, limit)
+
+
+def solve_diagonal_block(
+    library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], limit: float | None
+) -> None:
+    """Replace x by the solution of a y = x for one block, on a GPU as a product with the block's inverse."""
+    n, columns = x.shape
+    if library.device(x) != "cpu" and columns >= INVERTED_BLOCK_COLUMNS * n > 0:
+        inverse = library.identity(n, a)
+        library.solve_block(a, inverse, *lower_and_unit)
+        if library.condition_number(a, inverse, *lower_and_unit) <= MAX_BLOCK_CONDITION:
+            library.write(x, api.matmul(inverse, x, max_error_growth=limit))
+            return
+    library.solve_block(a, x, *lower_and_unit)
