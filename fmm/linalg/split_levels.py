@@ -25,14 +25,13 @@ class SplitRule(NamedTuple):
     device_gain: float
 
 
-# Measured on an H100 with a prototype, beside cuSOLVER, which is slow on small blocks. Triangular solves gained where
-# products did. Cholesky gained 1.32 where products of halves gained 3.6 (float32, halves of 4096) and 1.10 where these
-# gained 1.64 (float64, halves of 8192). Where these gained 1.3 to 1.6 (float64, halves of 4096), Cholesky lost (0.87).
-TRIANGULAR_RULE = SplitRule(1024, 1.05, 1.1)
-CHOLESKY_RULE = SplitRule(4096, 1.05, 1.5)
+# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER. Smaller halves lose: their products gain less,
+# and the vendor's solvers do not gain from smaller blocks. In float64 no Cholesky factorization up to 16384 gains.
+TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
+CHOLESKY_RULE = SplitRule(8192, 1.05, 3.0)
 # A general inverse by LU and two triangular solves has 8/3 n^3 flops where the library's inverse has 2 n^3. On a GPU
 # the library's inverse takes longer than its LU by more than this ratio.
-INVERSE_RULE = SplitRule(2048, 1.6, 1.25)
+INVERSE_RULE = SplitRule(8192, 1.6, 1.5)
 
 
 def first_half(n: int) -> int:

@@ -13,7 +13,7 @@ from fmm.linalg.split_levels import TRIANGULAR_RULE, first_half, split_levels
 # A GPU's own solver is slow with many right sides. With at least INVERTED_BLOCK_COLUMNS times as many right sides as
 # rows, a diagonal block is inverted, and the solution is a product. The error of the product grows with the condition
 # number of the block, so a block whose condition number exceeds MAX_BLOCK_CONDITION is left to the library's solver.
-INVERTED_BLOCK_COLUMNS = 2
+INVERTED_BLOCK_COLUMNS = 4
 MAX_BLOCK_CONDITION = 1000.0
 
 
