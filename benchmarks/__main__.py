@@ -24,6 +24,7 @@ BENCHMARKS = {
     "threads": "benchmarks.threads",
     "integers": "benchmarks.integers",
     "contractions": "benchmarks.contractions",
+    "solvers": "benchmarks.solvers",
     "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",
     "out_of_core": "benchmarks.out_of_core",

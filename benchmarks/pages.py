@@ -23,7 +23,7 @@ SECTIONS: dict[str, SectionLines] = {
         *products.SECTIONS,
         unseen_shapes.held_out,
         tunings.tuned_device,
-        *(everywhere.several_gpus, everywhere.contractions, everywhere.gained, everywhere.outside),
+        *(everywhere.several_gpus, everywhere.contractions, everywhere.solvers, everywhere.gained, everywhere.outside),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
         *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls),
     )

@@ -83,6 +83,25 @@ def _contraction_cells(row: Row) -> tuple[str, ...]:
     return row["program"], row["dtype"], f"`{subscripts}`", row["best"], *times, f"**{row['speedup']:.2f}**"
 
 
+# Solvers
+
+SOLVER_COLUMNS = ("on", "function", "type", "n", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's")
+
+
+def solvers(results: Path) -> Iterator[str]:
+    """Yield a row for each solver, type and size: both times, the speedup, and both backward errors."""
+    yield from table(SOLVER_COLUMNS, _solver_rows(results))
+
+
+def _solver_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded(results, "*/solvers.json"):
+        for row in (row for row in rows if not row["failure"]):
+            times = [digits(1e3 * median(row["samples"][name])) for name in ("torch", "fmm")]
+            errors = [f"{row['errors'][name]:.1e}" for name in ("fmm", "torch")]
+            speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
+            yield environment["device"], f"`{row['function']}`", row["dtype"], row["side"], *times, speedup, *errors
+
+
 # Unchanged programs
 
 GAINED_COLUMNS = ("what", "where", "as it is", "with fmm", "gained")

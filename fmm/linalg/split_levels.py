@@ -25,8 +25,9 @@ class SplitRule(NamedTuple):
     device_gain: float
 
 
-# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER. Smaller halves lose, since their products gain
-# less and the vendor's solvers are slower on smaller blocks. In float64 no Cholesky factorization up to 16384 gains.
+# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER (`python -m benchmarks solvers`). Smaller
+# halves lose: their products gain less, and the vendor's solvers are slow on small blocks. In float64 no Cholesky
+# factorization up to 16384 gains.
 TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
 CHOLESKY_RULE = SplitRule(8192, 1.05, 3.0)
 # A general inverse by LU and two triangular solves has 8/3 n^3 flops where the library's inverse has 2 n^3. On a GPU
