@@ -233,7 +233,7 @@ def install() -> None:
 def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
     from fmm.runtime.device_backend import CapturedGraph
 
-    player = self.player(launches, addresses)
+    player = self.player_for_addresses(launches, addresses)
     return CapturedGraph(SimpleNamespace(launch=lambda stream=None: player.launch_all(addresses, 0)), None)
 
 
