@@ -96,8 +96,8 @@ def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more:
     jobs = [(str(kernel), f"{source(kernel)}{more}\n", "sm_90a", CPP17) for kernel in kernels]
     for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
-        assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
-        assert kernel.shared <= SM90_SHARED_BYTES
+        assert r.registers == 65536 // kernel.sizes.thread_count // 8 * 8, r
+        assert kernel.shared_bytes <= SM90_SHARED_BYTES
 
 
 def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
