@@ -88,7 +88,7 @@ class NumpyLikeLibrary(ABC):
         return out
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one or both triangles of alpha product + beta out into `out`.
+        """Write one or both triangles of `alpha * product + beta * out` to `out`.
 
         Raise TypeError if the type of `out` cannot hold the result.
         """

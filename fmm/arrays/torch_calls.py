@@ -46,8 +46,8 @@ def _key_bits(*names: str) -> int:
 PLAIN_DISPATCH_KEYS = _key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )
-MARK_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
-_PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | MARK_DISPATCH_KEYS
+CONJ_NEG_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
+_PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | CONJ_NEG_DISPATCH_KEYS
 
 
 def has_only_dense_dispatch_keys(keys: int) -> bool:
@@ -149,7 +149,7 @@ def is_refused_out(out: Any) -> bool:
 
 
 def as_plain_tensor(x: Any) -> Any:
-    """Return a tensor that NumPy and CuPy can read, without conjugate and negative marks; bfloat16 becomes float64.
+    """Return a tensor that NumPy and CuPy can read, with torch's conj and neg bits resolved; bfloat16 becomes float64.
 
     Raise TypeError for tensors without their values in strided memory: of transforms, with tangents, or in other
     layouts.

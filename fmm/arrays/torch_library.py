@@ -26,10 +26,10 @@ def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -
     """
     check_integer_factors(a, alpha, beta)
     alpha, beta = (as_torch_factor(a, factor) for factor in (alpha, beta))
-    return _gemm_of_factors(a, b, c, alpha, beta, out)
+    return _torch_gemm_with_factors(a, b, c, alpha, beta, out)
 
 
-def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
     """Return alpha A B + beta C by torch's own functions; torch must accept alpha and beta."""
     axes = a.dim()
     if axes == 2 == b.dim():
@@ -193,10 +193,10 @@ class _TorchLibraryBase:
         if c is None and alpha == 1:
             return self.vendor_product(a, b, out)
         if out is None:
-            return _gemm_of_factors(a, b, c, alpha, beta, None)
+            return _torch_gemm_with_factors(a, b, c, alpha, beta, None)
         if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
-            return out.copy_(_gemm_of_factors(a, b, c, alpha, beta, None))
-        return _gemm_of_factors(a, b, c, alpha, beta, out)
+            return out.copy_(_torch_gemm_with_factors(a, b, c, alpha, beta, None))
+        return _torch_gemm_with_factors(a, b, c, alpha, beta, out)
 
     def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
         if not is_plain_call(a, b, out) or a.is_neg() or a.is_conj() or b.is_neg() or b.is_conj():

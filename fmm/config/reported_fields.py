@@ -34,7 +34,7 @@ OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
 BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
-def reported_errors(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:
+def check_reported_fields(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:
     """Check a section's fields that only commands read; yield a ConfigError for each damaged field."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:

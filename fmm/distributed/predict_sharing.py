@@ -32,7 +32,7 @@ LEVEL_MARGIN = 0.15
 RECTANGLE_MARGIN = 0.15
 # Products with fewer predicted seconds have neither pieces nor levels, since comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
-MAX_SHARINGS_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
+MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
 CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or columns
 
 
@@ -128,7 +128,7 @@ def rank_sharings(
     plans = (VENDOR, *map(Plan.parse, DEFAULT_OUTER_LEVELS)) if outer_plan is None else outer_plan
     candidates, plan_error = first if VENDOR in plans else [], None
     refined = (
-        first[: MAX_SHARINGS_IN_PIECES if first[0].predicted_seconds >= MIN_SECONDS_TO_COMPARE else 0]
+        first[: MAX_CANDIDATES_IN_PIECES if first[0].predicted_seconds >= MIN_SECONDS_TO_COMPARE else 0]
         if VENDOR in plans
         else first
     )

@@ -265,7 +265,7 @@ SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
 # an H200 the beginning and end take 7 us, and 64 steps take 0.9 us. The kernel also has tiles of half the width, so
 # that half the number of wide tiles fills the device.
-F16X3_PIPE_STEPS = 512.0
+F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
 # by a third of the vendor's float16 rate. Both constants are fitted together with the times of tiles in
 # fmm.perfmodel.predict.
@@ -278,7 +278,7 @@ F16X3_BATCH_FACTOR = 1.08
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 PLANE_FILL_FACTOR = 12  # factor on `fill` if the vendor multiplies the planes
 
-# ---- GPUs: constants of the products of float64 and integers by residues
+# ---- GPUs: constants of products that are computed with residues: float64 and integer products
 
 MODULI_INNER_DIMENSION = 8192  # inner dimension for which the number of moduli is determined
 # The time to split or join one number without its residues, in bytes of memory traffic, for each number of inner
@@ -342,7 +342,7 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     lost = split * flops / DTYPES["float32"].flops
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     found = ProductRate(
-        flops, float16.fill, F16X3_PIPE_STEPS, lost, lost, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
+        flops, float16.fill, F16X3_TILE_EDGE_STEPS, lost, lost, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
     )
     return replace(found, half_by_tiles=F16X3_TRIANGLE_SHARE, half_edge=F16X3_TRIANGLE_EDGE_ROWS)
 

@@ -73,7 +73,7 @@ class Prediction:
 
     @property
     def predicted_seconds(self) -> float:
-        """The predicted seconds T of the plan."""
+        """The predicted time of the plan, in seconds."""
         return self.products + self.sums + self.launches + self.ends - self.hidden
 
     @property
@@ -230,7 +230,7 @@ def leaf_terms(
         # A prepared operand is not split during the call.
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
-        rate = _rate_prepared_by_sums(rate, plan.levels[-1])
+        rate = _rate_with_operands_from_sums(rate, plan.levels[-1])
     unpaired = not plan.levels and not aligned_operands(problem, PAIRED_WRITE_BYTES)[2]
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
@@ -257,7 +257,7 @@ def leaf_terms(
 PREPARATION_PASSES = 3
 
 
-def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
+def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
     """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
 
     One pass over the blocks of an operand replaces the leaf's own PREPARATION_PASSES over the operand. Three levels in

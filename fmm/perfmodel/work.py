@@ -81,7 +81,7 @@ class PlanWork:
     alone: bool = False  # True if A has unaligned rows and B has aligned rows
     tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
-    # The shares `unaligned` and `odd` for the triangles, which read A, B and C and no temporaries.
+    # The shares `unaligned` and `odd` of the traffic of triangle products, which read A, B and C and no temporaries.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 

@@ -36,7 +36,7 @@ OVERFLOW_SAFETY_FACTOR = 0.99  # sums may reach this fraction of the type's larg
 SQUARES_PER_SUM = 1 << 18  # number of squares in one sum; few enough for SUM_ROUNDING_FACTOR
 SUM_ROUNDING_FACTOR = 1.05  # largest ratio of the exact to the computed sum of squares
 SQUARES_PER_TASK = 1 << 21  # number of squares in one task of a thread
-SHORT_ROW_ENTRIES = 1024  # number of entries; for a shorter row, Python's overhead takes longer than the sum
+SHORT_ROW_ENTRIES = 1024  # number of entries; the sum of a shorter row takes less time than the Python call
 PANEL_BYTES = 256 * 1024  # size of the rows that are scanned together: `min` reads from the cache what `max` has read
 
 

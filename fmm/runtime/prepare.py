@@ -292,7 +292,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     problem = call.decision.problem
     if call.plan is None or problem is None:
         return None
-    if call.plan == VENDOR and not _has_unused_syrk(query, problem):
+    if call.plan == VENDOR and not _can_vendor_syrk_win(query, problem):
         return None
     if not query.device.threads:
         return call if is_gram_faster(call.decision, call.limits, query.device) else None
@@ -301,7 +301,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     return call
 
 
-def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
+def _can_vendor_syrk_win(query: ProblemQuery, problem: Problem) -> bool:
     """Return True if the vendor's syrk with fmm's mirror is faster than the library's own product.
 
     No vendor has syrk for 16-bit types. NumPy's product of A and A^T calls syrk, but mirrors the triangle in one

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
-from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_handle
+from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_cublas_handle
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -257,7 +257,7 @@ class StreamCall:
     def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products.
 
-        If C is visible, all launches are prepared before the first launch: all products run, or none.
+        If the caller can see C, all launches are prepared before the first launch: all products run, or none.
         """
         products = list(self._product_players(addresses))  # raises PlanError before the first launch
         if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
@@ -294,7 +294,7 @@ class StreamCall:
             return None
         finally:
             if self.launches.vendor_stream_count:  # later captures may use the private stream
-                set_handle_stream(StreamContext(thread_handle(self.device), self.stream, 0))
+                set_handle_stream(StreamContext(thread_cublas_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 

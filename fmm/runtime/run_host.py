@@ -77,7 +77,7 @@ def run_call(
             )  # the vendor's product runs on the caller's thread, since numpy.errstate belongs to the thread
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
             completes = out is not None and multiplier.can_vendor_compute_c
-            completion = _vendor_completion_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
+            completion = _vendor_product_calls(library.vendor_call(a, b, out), z, multiplier) if completes else []
             _compute_on_worker(multiplier, x, y, z, completion, required)
         else:
             _compute_on_caller_thread(multiplier, x, y, z, out is not None, required)
@@ -122,7 +122,7 @@ def _is_worker_thread_as_fast() -> bool:
     return loaded_openblas() is not None
 
 
-def _vendor_completion_steps(
+def _vendor_product_calls(
     multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier
 ) -> list[Callable[[], Any]]:
     """Return functions that together compute C = alpha A B, plus or minus the addend.

@@ -79,7 +79,7 @@ class Scheme:
     def addition_programs(self) -> SchemePrograms:
         """Return the programs of the additions, with common sums computed once.
 
-        The programs of a composition run the additions of its schemes one after the other.
+        In a composed scheme, the additions of its schemes run one after the other.
         """
         if self.factors:
             return _composed_programs(self.factors)

@@ -155,7 +155,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # `getattr`, since an operand may be a list
         return
     if library.processor == "cpu":
-        if problem is None:  # a decision without a problem: torch computes all products of this type
+        if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
         else:  # a rule may hold for these arrays only, for example if B is A's transposed view
             is_remembered = decision.source != "rule"

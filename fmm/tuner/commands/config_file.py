@@ -10,7 +10,7 @@ from pathlib import Path
 from fmm.config import files, schema
 from fmm.config.identity import Identity
 from fmm.config.reader import check_text
-from fmm.config.reported_fields import reported_errors
+from fmm.config.reported_fields import check_reported_fields
 from fmm.config.schema import ConfigError, JsonValue, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
@@ -96,7 +96,7 @@ def check_section(key: str, dtype: str, raw: JsonValue) -> schema.Tuning:
     except ConfigError as error:
         wrong.append(error)
     if isinstance(raw, dict):
-        wrong += [*threshold_errors(raw.get("thresholds"), f"{where}.thresholds"), *reported_errors(raw, where)]
+        wrong += [*threshold_errors(raw.get("thresholds"), f"{where}.thresholds"), *check_reported_fields(raw, where)]
     if wrong:
         raise ConfigError("; ".join(map(str, wrong)))
     return found

@@ -188,7 +188,7 @@ def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int
 
 
 def _taus_by_baseline(found: Thresholds | None) -> list[tuple[str, Mapping[str, float | None]]]:
-    """Return tau1 to tau3 by baseline, the vendor's first: the measured ones if recorded, else the model's."""
+    """Return each baseline, the vendor first, with its tau1 to tau3: measured if recorded, else predicted."""
     if found is None:
         return [("", {})]
     if found.measured_taus:
@@ -302,9 +302,9 @@ class DeviceSummary:
                 instead = fallback_model_text(used.tuned.identity, x.dtype)
                 yield x.dtype, f"rejected, {used.tuned.diagnostics[0]} ({instead} is used; {IDLE_ADVICE})"
             elif used and used.failed:
-                yield x.dtype, f"{_first_words(used.failed)} failed"
+                yield x.dtype, f"{_first_plan_names(used.failed)} failed"
             elif x.summary and (skipped := x.summary.skipped_leaves):
-                yield x.dtype, f"{_first_words(skipped)} not measured"
+                yield x.dtype, f"{_first_plan_names(skipped)} not measured"
 
     @property
     def config_text(self) -> str:
@@ -379,7 +379,7 @@ def _first_word(text: str) -> str:
     return text.partition(" ")[0].partition("(")[0]
 
 
-def _first_words(texts: Iterable[str]) -> str:
+def _first_plan_names(texts: Iterable[str]) -> str:
     """Return the first names of several plans, each once."""
     return ", ".join(dict.fromkeys(map(_first_word, texts)))
 

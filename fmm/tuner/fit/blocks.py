@@ -195,12 +195,14 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
     def terms_at(x: Sequence[float]) -> BlockModelConstants:
         return BlockModelConstants(**dict(zip(names, map(exp, x), strict=True)))
 
-    def log_errors_at(x: Sequence[float]) -> list[float]:
+    def prediction_log_errors(x: Sequence[float]) -> list[float]:
         comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
         return [error for comparison in comparisons for error in comparison.strategy_log_errors.values()]
 
     return terms_at(
-        least_squares(log_errors_at, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1).x
+        least_squares(
+            prediction_log_errors, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1
+        ).x
     )
 
 

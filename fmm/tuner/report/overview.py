@@ -35,7 +35,7 @@ TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products
 # The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP means that fmm.matmul calls the vendor, with a speedup of
 # about 1.
 MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
-EXTRAPOLATED_SPEEDUP = "beyond"  # side above MAX_SHOWN_SIDE_RATIO times the largest measured side
+EXTRAPOLATED_SPEEDUP_KIND = "beyond"  # side above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
     last = max((gain.side for gain in shown), default=0)
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_side_speedup(report, side, EXTRAPOLATED_SPEEDUP, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [
+        _side_speedup(report, side, EXTRAPOLATED_SPEEDUP_KIND, plan, (gain, gain, gain)) for side, plan, gain in gains
+    ]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
@@ -265,7 +267,7 @@ def speedup_curves(
     """Return two curves of (side, predicted speedup): one up to the last shown side, one for larger sides."""
     if report.tuned.trusted_calibration is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
+    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP_KIND), default=0)
     further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
     return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 

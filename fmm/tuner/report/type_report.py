@@ -117,7 +117,7 @@ class TypeReport:
             2 * MIN_MAP_SIDE,
         )
         spaced = np.geomspace(MIN_MAP_SIDE, last, MAP_SIDE_COUNT)
-        # The map has aligned sides, since unaligned sides would show plans for unaligned operands.
+        # The map shows problems with aligned sides only: unaligned sides would show plans for unaligned operands.
         sides = sorted({int(side // MAP_SIDE_MULTIPLE * MAP_SIDE_MULTIPLE) for side in spaced})
         return sides, choices_on_grid(lambda i, j: self.model_choice(sides[i], sides[j], sides[i]).plan, len(sides))
 

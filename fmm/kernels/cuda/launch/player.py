@@ -38,7 +38,7 @@ from fmm.kernels.cuda.launch.streams import (
     new_counters,
     stream_counters,
     stream_sync_calls,
-    thread_handle,
+    thread_cublas_handle,
 )
 from fmm.kernels.cuda.launch_list import (
     ADDRESS_BASES,
@@ -209,7 +209,7 @@ class Player:
             self._spare.free.append(parameters)
             return
         if self._only_vendor_call is not None and not scratch:
-            context = StreamContext(thread_handle(self.device), stream, 0)
+            context = StreamContext(thread_cublas_handle(self.device), stream, 0)
             mode = math_mode(context)
             calls = [
                 *handle_setup_calls(context, self.math, mode),

@@ -31,7 +31,7 @@ def make_context_current(device: int) -> None:
 def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[StreamContext]:
     """Return the streams of a launch list, the caller's stream first; each stream that needs cuBLAS has a handle."""
     if launches.stream_count == 1:
-        return [StreamContext(thread_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
+        return [StreamContext(thread_cublas_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
     first, *others = _own_streams(device, launches.stream_count, launches.vendor_stream_count)
     return [
         StreamContext(first.handle, stream, first.event.ptr),
@@ -39,7 +39,7 @@ def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[Stre
     ]
 
 
-def thread_handle(device: int) -> int:
+def thread_cublas_handle(device: int) -> int:
     """Return the calling thread's cuBLAS handle on the current device; `device` is the index of this device.
 
     CuPy's own handle of a thread is not used: CuPy destroys that handle and waits for the device when the thread ends.

@@ -89,7 +89,7 @@ def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
 
 @dataclass(frozen=True)
 class F16x3Op:
-    """One launch that computes C = factor A B + keep C for each product of a batch."""
+    """One launch that computes C = `factor` * A B + `keep` * C for each product of a batch."""
 
     kernel: F16x3Kernel
     left: OperandPlanes

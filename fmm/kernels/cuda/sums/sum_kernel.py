@@ -19,7 +19,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_statement_order, peak_live_values
 
-AccessWidth = Literal["vector", "scalar"]  # a memory access moves several elements, or one element
+AccessWidth = Literal["vector", "scalar"]  # "vector": each memory access moves several elements; "scalar": one
 SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, as in block_sums.cuh
 SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
 CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel

@@ -61,12 +61,12 @@ def test_successive_threads_reuse_streams(streams: Any) -> None:
 def test_a_threads_cublas_handle_is_left_to_the_next_thread(streams: Any) -> None:
     """A handle that is destroyed with its thread crashes the driver where two threads end at once."""
     module, made = streams
-    mine = module.thread_handle(0)
-    handles = [at_once([lambda: module.thread_handle(0)])[0] for _ in range(20)]
+    mine = module.thread_cublas_handle(0)
+    handles = [at_once([lambda: module.thread_cublas_handle(0)])[0] for _ in range(20)]
     assert len(set(handles)) == 1 and mine not in handles and len(made) == 2
-    assert module.thread_handle(0) == mine
+    assert module.thread_cublas_handle(0) == mine
     barrier = threading.Barrier(3, timeout=60)
-    assert len(set(at_once([lambda: (module.thread_handle(0), barrier.wait())[0]] * 3))) == 3
+    assert len(set(at_once([lambda: (module.thread_cublas_handle(0), barrier.wait())[0]] * 3))) == 3
 
 
 def test_concurrent_threads_have_separate_streams(streams: Any) -> None:
