@@ -32,6 +32,7 @@ from benchmarks.harness import (
     paired_samples,
     paired_speedup,
     recorded_failure,
+    rounded_samples,
     run_cases,
 )
 
@@ -217,7 +218,7 @@ def contraction_row(samples: dict[str, list[float]]) -> Row:
     best = min(peers, key=lambda name: median(samples[name]))
     own = min((name for name in samples if name.startswith("fmm")), key=lambda name: median(samples[name]))
     speedup = paired_speedup(samples[best], samples[own])
-    samples = {name: [float(f"{x:.5g}") for x in seconds] for name, seconds in samples.items()}
+    samples = rounded_samples(samples)
     return {"best": best, "speedup": round(speedup, 4), "within_goal": speedup >= GOAL_SPEEDUP, "samples": samples}
 
 

@@ -123,6 +123,11 @@ def paired_samples(
     return shuffled_rounds(calls, rounds, clock, repeats, seconds)
 
 
+def rounded_samples(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return samples with five significant digits, which keeps the files of results small."""
+    return {name: [float(f"{x:.5g}") for x in seconds] for name, seconds in samples.items()}
+
+
 def samples_with_first_call(
     calls: Mapping[str, Call], rounds: int, sample: float, long: float, clock: Clock
 ) -> dict[str, list[float]]:

@@ -25,6 +25,7 @@ from benchmarks.harness import (
     paired_samples,
     paired_speedup,
     recorded_failure,
+    rounded_samples,
     run_cases,
 )
 
@@ -93,8 +94,7 @@ def measure_case(case: Case, rounds: int, clock: Clock) -> Row:
     free_gpu_memory()
     theirs, own, error = System(case).calls(case.function)
     errors = {"torch": error(theirs()), "fmm": error(own())}
-    samples = paired_samples({"torch": theirs, "fmm": own}, rounds, SAMPLE_SECONDS, clock, warm=1)
-    samples = {name: [float(f"{x:.5g}") for x in seconds] for name, seconds in samples.items()}
+    samples = rounded_samples(paired_samples({"torch": theirs, "fmm": own}, rounds, SAMPLE_SECONDS, clock, warm=1))
     speedup = round(paired_speedup(samples["torch"], samples["fmm"]), 4)
     return {**asdict(case), "speedup": speedup, "errors": errors, "samples": samples}
 

@@ -38,7 +38,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SMALLEST_STACKED_SIDE = 128
 
 
-class Layout(NamedTuple):
+class LabeledLayout(NamedTuple):
     """The label, size and stride (in elements) of each dimension of an array."""
 
     labels: Labels
@@ -69,9 +69,9 @@ class LabeledArray(NamedTuple):
     labels: Labels
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LabeledLayout:
         """The array's labels, shape and strides."""
-        return Layout(self.labels, tuple(self.array.shape), element_strides(self.array))
+        return LabeledLayout(self.labels, tuple(self.array.shape), element_strides(self.array))
 
 
 class MatrixView(NamedTuple):
@@ -162,7 +162,7 @@ def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> Lab
 
 
 @lru_cache(maxsize=4096)
-def must_reduce(a: Layout, b: Layout, kept: frozenset[str]) -> bool:
+def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
     """Return True if an operand has a repeated or broadcast label, or a summed label that the other lacks."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
@@ -171,12 +171,14 @@ def must_reduce(a: Layout, b: Layout, kept: frozenset[str]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, can_stack: bool) -> PairPlan:
+def plan_pair(
+    a: LabeledLayout, b: LabeledLayout, kept: frozenset[str], can_use_gram: bool, can_stack: bool
+) -> PairPlan:
     """Return the plan for the contraction of two arrays.
 
     Parameters
     ----------
-    a, b : Layout
+    a, b : LabeledLayout
         Operands that need no reduction.
     kept : frozenset of str
         The labels of the result.
@@ -204,7 +206,7 @@ def plan_pair(a: Layout, b: Layout, kept: frozenset[str], can_use_gram: bool, ca
     return PairPlan("product", labels, tuple(sizes[label] for label in labels), left, right)
 
 
-def summed_order(a: Layout, b: Layout, labels: Collection[str]) -> Labels:
+def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) -> Labels:
     """Return the order of the summed labels that copies fewer elements."""
 
     def copied_elements(order: Labels) -> int:
@@ -213,7 +215,7 @@ def summed_order(a: Layout, b: Layout, labels: Collection[str]) -> Labels:
     return min((a.stored_order(labels), b.stored_order(labels)), key=copied_elements)
 
 
-def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
+def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
     """Return the outer labels, which number the matrices of a stack, and the labels that form one side of each matrix.
 
     If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
@@ -226,7 +228,7 @@ def split_stack(operand: Layout, free: Labels, summed: Labels) -> tuple[Labels, 
     return (free[:start], inner) if is_large else ((), free)
 
 
-def matrix_view(operand: Layout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
+def matrix_view(operand: LabeledLayout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
     """Return an operand as a matrix with these row and column labels, or as a stack of such matrices.
 
     If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts.

@@ -132,11 +132,15 @@ def run_stress(options: argparse.Namespace) -> dict[str, Any]:
     return {**counts, "errors": stress.errors}
 
 
+def stress_numbers(options: argparse.Namespace) -> dict[str, float]:
+    """Return the options that every process of the stress has."""
+    return {name: getattr(options, name) for name in ("seconds", "threads", "products", "rounds")}
+
+
 def run_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the same stress in several processes at the same time; return the counts and exit status of each."""
-    numbers = {name: getattr(options, name) for name in ("seconds", "threads", "products", "rounds")}
     command = [sys.executable, "-m", "tests.support.stress_stream", "--json"]
-    command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    command += [word for name, value in stress_numbers(options).items() for word in (f"--{name}", str(value))]
     pipe = subprocess.PIPE
     running = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(options.processes)]
     ends = [(*process.communicate(), process.returncode) for process in running]
@@ -157,8 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.setswitchinterval(1e-6)
     found = run_processes(options) if options.processes > 1 else [{"status": 0, **run_stress(options)}]
     if options.output:
-        about = {name: getattr(options, name) for name in ("seconds", "threads", "products", "rounds")}
-        options.output.write_text(json.dumps({**about, "processes": found}) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps({**stress_numbers(options), "processes": found}) + "\n", encoding="utf-8")
     errors = [error for process in found for error in process["errors"]]
     totals = {name: sum(process.get(name, 0) for process in found) for name in ("products", "threads")}
     crashed = sum(process["status"] not in (0, 1) for process in found)
