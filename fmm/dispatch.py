@@ -304,10 +304,9 @@ def plan_without_arrays(
 def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -> Decision:
     """Return the decision for the vendor, for an element type that no plan multiplies."""
     library = ("torch" if dtype.startswith(_TORCH_TYPE_PREFIXES) else "NumPy") if on_cpu else "the vendor"
-    owner = f"{library}'s" if on_cpu else "its"
     if constraints.plan not in (None, VENDOR):
-        raise PlanError(f"the plan {constraints.plan} cannot run here: {dtype} products are {owner} own")
-    return Decision(VENDOR, None, f"{library} answers: {dtype} products are {owner} own")
+        raise PlanError(f"the plan {constraints.plan} cannot run here: {dtype} products have no plan")
+    return Decision(VENDOR, None, f"{library} multiplies: {dtype} products have no plan")
 
 
 def _is_cpu(device: object) -> bool:

@@ -231,7 +231,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             return dtype, "NumPy takes only native types as dtype", False
         dtype = dtype.newbyteorder("=")
         if dtype not in TYPE_NAMES or dtype.char not in DTYPE_CHARS:
-            return dtype, f"{dtype} products are NumPy's own", False
+            return dtype, f"{dtype} products have no plan", False
         if self.casting not in VALID_CASTINGS or self.order not in tuple("CFAK"):
             return dtype, f"casting={self.casting!r} or order={self.order!r} is unknown: NumPy raises its error", False
         if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):

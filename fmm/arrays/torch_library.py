@@ -275,9 +275,9 @@ class TorchLibrary(_TorchLibraryBase):
         if precision == "tf32" and a.dtype is torch.float32:
             return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
-            return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
+            return Setting(device, common, refusal=f"{a.dtype} products in {precision} have no plan")
         if a.dtype is torch.float16 and _accumulates_in_float16():
-            return Setting(device, common, refusal="float16 products with sums in float16 are its own")
+            return Setting(device, common, refusal="float16 products with sums in float16 have no plan")
         # Plans may emulate float32 unless the user set "ieee". If the user set nothing, newer versions of torch return
         # "none". Older versions return the same value as for "ieee". torch has no precision setting for float64.
         may_emulate = not single or _precision_getter is None or precision == "none"
@@ -345,7 +345,7 @@ class TorchHostLibrary(_TorchLibraryBase):
             return Setting(number, refusal=f"torch casts no operands or results, which are {' and '.join(types)}")
         if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2:
             operands = "vectors" if a.dtype in HOST_TYPES else f"{', '.join(types)} on the host"
-            return Setting(number, refusal=f"products of {operands} are torch's own")
+            return Setting(number, refusal=f"products of {operands} have no plan")
         is_gram = _same_memory_transposed(a, b)
         advantage = "b is a transposed in place, and torch's own product may use that" if is_gram else ""
         return Setting(number, TYPE_NAMES[a.dtype], vendor_advantage=advantage, b_is_transposed_a=is_gram)

@@ -94,7 +94,7 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
         mesh = DeviceMesh.from_group(mesh, kind)
     if not isinstance(mesh, DeviceMesh):
         part = f"a is {describe_array(a)}, a part of a matrix"
-        raise TypeError(f"{part}: mesh= is to be the DeviceMesh or the group of the processes that hold all of it")
+        raise TypeError(f"{part}: mesh= must be the DeviceMesh or the group of the processes that hold all of it")
     if mesh.device_type != kind:
         raise ValueError(f"a is {describe_array(a)}: its mesh is one of {kind}, not of {mesh.device_type}")
     if mesh.get_coordinate() is None:
@@ -109,7 +109,7 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
     """Return the matrices A and B as DTensors; these arrays are the local parts of this process."""
     pair = layout.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
-        raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
+        raise ValueError(f"operand_placements= must be the placements of A and of B, not {pair}")
     by_operand = (None, None) if pair is None else pair
     placements = [
         checked_placements(mesh, name, x, OPERAND_PLACEMENT_TYPES) for name, x in zip("AB", by_operand, strict=True)
@@ -119,7 +119,7 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
         if shapes[0][1] != shapes[1][0]:
             product = " times ".join(f"{rows} x {cols}" for rows, cols in shapes)
             raise ValueError(
-                f"if all parts have the size of these, they are of {product}; if not, give sizes=(m, k, n)"
+                f"if all parts have this size, the product is {product}; for other parts pass sizes=(m, k, n)"
             )
     else:
         m, k, n = _checked_product_sizes(layout.sizes)
@@ -140,7 +140,7 @@ def _whole_matrix_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[i
 def _checked_product_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
     values = tuple(sizes)
     if len(values) != 3 or not all(isinstance(size, int | np.integer) and size >= 0 for size in values):
-        raise ValueError(f"sizes= are m, k and n of the whole product, not {sizes}")
+        raise ValueError(f"sizes= must be m, k and n of the whole product, not {sizes}")
     m, k, n = map(int, values)
     return m, k, n
 

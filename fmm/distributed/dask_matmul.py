@@ -127,7 +127,7 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
     """
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, VENDOR):
-        raise PlanError(f"the plan {plan} is one for {kinds}")
+        raise PlanError(f"the plan {plan} is valid only for {kinds}")
     if growth is not None and dtype.kind not in "biu":
         raise PlanError(f"max_error_growth={growth:g} is a limit for {kinds}; this product is dask.array.matmul's own")
 

@@ -63,7 +63,7 @@ class SharedDecision:
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",
             f"shared: {best}",
             f"each device's products: {self.local}{self._workspace_text()}",
-            f"predicted: {best.predicted_seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
+            f"predicted: {best.predicted_seconds:.4g} s ({terms}, redistribution {best.around:.3g} s)",
             f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
             f"received by a device: {_gib_text(best.received)}; panels and blocks: {_gib_text(best.memory)}",
             "",

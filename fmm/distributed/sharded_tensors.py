@@ -39,7 +39,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.limits import count_gpu_processes
 from fmm.runtime.devices import Device, get_device, gpu_from_description
 
-NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
+NO_LEVEL_MESSAGE = "the plan {plan} is valid only for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
 # placement of the result along a mesh dimension, for each axis (M, N, K) of the multiply-adds that the dimension may
@@ -231,7 +231,7 @@ def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, 
         return None
     names = ", ".join("Shard(0), Shard(1)" if kind is Shard else f"{kind.__name__}()" for kind in kinds)
     expected = f"a list with one of {names} for each of the mesh's dimensions ({mesh.ndim})"
-    return ValueError(f"the placements of {matrix} are to be {expected}, not {placements}")
+    return ValueError(f"the placements of {matrix} must be {expected}, not {placements}")
 
 
 def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:

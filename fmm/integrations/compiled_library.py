@@ -52,7 +52,7 @@ class CompiledLibrary:
             folder = private_cache_folder()
             if folder is None:
                 if needs_cache:
-                    raise CannotCompileError("there is no folder for it that only this user can write")
+                    raise CannotCompileError("no cache folder is writable by this user alone")
                 with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
                     return self._compile_and_load(command, Path(temporary), self.source.stem)
             prefix = f"{self.source.stem}-{self._build_fingerprint(command)}"

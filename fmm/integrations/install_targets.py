@@ -122,7 +122,7 @@ def uninstall(*names: str) -> None:
     for target in _targets_by_name(names or tuple(INSTALL_TARGETS)):
         with _targets_lock.now:
             if target.holders and not target.permanent:
-                log_once(f"nothing is uninstalled for {target.library} as long as fmm.installed holds it")
+                log_once(f"nothing is uninstalled for {target.library} while a block `with fmm.installed` runs")
             target.permanent = False
             _update_installation(target)
 
@@ -192,7 +192,7 @@ def check_target_names(names: tuple[object, ...]) -> None:
 
 
 def _unknown_names_message(names: Sequence[object]) -> str:
-    message = f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(INSTALL_TARGETS)}"
+    message = f"fmm cannot be installed in {', '.join(map(repr, names))}; valid: {', '.join(INSTALL_TARGETS)}"
     meant = [word.strip().lower() for name in names for word in str(name).split(",")]
     if not set(meant) <= INSTALL_TARGETS.keys():
         return message

@@ -43,7 +43,7 @@ def install() -> Callable[[], None]:
     try:
         undo_loops = numpy_loops.install()
     except OSError as error:
-        log_once(f"numpy.matmul and the operator @ stay NumPy's own, fmm computes numpy.dot and inner: {error}")
+        log_once(f"numpy.matmul and the operator @ stay NumPy's own; fmm computes only numpy.dot and inner: {error}")
         return undo_functions
     except BaseException:
         undo_functions()

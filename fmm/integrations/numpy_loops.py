@@ -49,7 +49,7 @@ OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
-FIRST_PRODUCT_REASON = "NumPy answers the first product of these sizes, since deciding might take longer"
+FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
 # Return values of `compute_loop_product`. NumPy's own loop runs unless the value is WRITTEN. The compiled loops
 # remember DECLINED for a second and do not remember DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)

@@ -64,7 +64,7 @@ class ReplacementFunction:
         return self.__reduce__()
 
     def __repr__(self) -> str:
-        return f"{self.__wrapped__!r}, by fmm where a plan pays"
+        return f"{self.__wrapped__!r}, by fmm where a plan is faster"
 
 
 class WeakReplacementFunction(ReplacementFunction):

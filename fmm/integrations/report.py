@@ -81,7 +81,7 @@ class ProductOutcome(NamedTuple):
     speedup: float | None = None  # predicted speedup over the vendor; None if unknown
 
     def __str__(self) -> str:
-        return f"{self.plan or 'left alone'}: {self.reason}"
+        return f"{self.plan or 'no plan'}: {self.reason}"
 
 
 class ProductCount(NamedTuple):
@@ -318,7 +318,7 @@ def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]
 def unrecorded_outcome(decision: Decision) -> ProductOutcome:
     if decision.plan == VENDOR:
         return ProductOutcome("", decision.reason)
-    return ProductOutcome("", "the library answered a product of these sizes a moment ago")
+    return ProductOutcome("", "a product of these sizes was declined recently")
 
 
 # ---- reports at the end of a process

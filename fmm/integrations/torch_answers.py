@@ -35,10 +35,10 @@ from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT_PARAMS = BlasGemmParams()
 # The reasons that a report shows for products that torch's own kernel computes without a decision.
-SMALL_REASON = "torch answers: the product is too small for a plan"
-RECORDED_REASON = "torch answers: its calls are being recorded"
+SMALL_REASON = "torch multiplies: the product is too small for a plan"
+RECORDED_REASON = "torch multiplies: its calls are being recorded"
 INVALID_ADDEND_REASON = (
-    "torch answers: the addend is no plain tensor of the product's type and shape, or alpha or beta is no number"
+    "torch multiplies: the addend is no plain tensor of the product's type and shape, or alpha or beta is not a number"
 )
 
 
@@ -170,16 +170,16 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
     The reason is a property of the operands, or an `out` that plans cannot write.
     """
     if is_deterministic():
-        return "torch answers: deterministic algorithms are required"
+        return "torch multiplies: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN_TENSORS:
-            return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
+            return f"torch multiplies: {name} is a {type(x).__name__}, not a plain tensor"
         if not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr()):
-            return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
+            return f"torch multiplies: {name} is not a plain tensor, or belongs to a running transform"
     if are_plain_operands(a, b):
         assert out is not None
-        return "torch answers: out is of another type or shape, or torch cannot write there as it is"
-    return "torch answers: the operands are of two types or on two devices, or their sizes do not match"
+        return "torch multiplies: out has another type or shape, or cannot be written in place"
+    return "torch multiplies: the operands are of two types or on two devices, or their sizes do not match"
 
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:

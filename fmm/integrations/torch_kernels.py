@@ -56,7 +56,7 @@ def vendor_kernels(key: str) -> dict[str, Any]:
     """Return a dictionary from each operator's name to torch's own kernel at this dispatch key."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
-        raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
+        raise CannotInstallError(f"torch {torch.__version__} does not provide its kernels; torch 2.11 does")
     try:
         return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in TORCH_OPERATORS}
     except RuntimeError as error:  # torch was built without a kernel of the operator for this key

@@ -93,7 +93,7 @@ def explain_streamed_matmul(
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return Decision(
-            VENDOR, None, f"NumPy answers: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
+            VENDOR, None, f"NumPy multiplies: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
         )
     stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]

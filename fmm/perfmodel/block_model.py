@@ -1,13 +1,14 @@
 """Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
-The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). The
-docstrings of counts name the paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the
-slowest resource determines the time. The model extends the paper's model in three respects. First, reads of shared
-memory and other instructions take issue slots from the multiply-adds. Second, a warp waits at every tile, and other
-warps of the multiprocessor run meanwhile. Third, a multiprocessor may run fewer thread blocks than fit in the last
-round of tiles. fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the
-sharing of the L2 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model
-counts only the number of rounds of tiles over the multiprocessors.
+The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
+The docstring of each count names the paper's equation. Times are counted in cycles of a multiprocessor. As in
+the paper, the slowest resource determines the time. The model extends the paper's model in three respects.
+First, reads of shared memory and other instructions take issue slots from the multiply-adds. Second, a warp
+waits at every tile, and other warps of the multiprocessor run meanwhile. Third, in the last round of tiles a
+multiprocessor may run fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks computes the paper's
+bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks
+that fall at the power limit. For float64 the model counts only the number of rounds of tiles over the
+multiprocessors.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ROW_MAJOR_AXES: ContiguousAxes = ("inner", "outer")
 FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32 number; float32 numbers in the widest memory access
 
 # The next three numbers are counted in the machine code for sm_90.
-COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
+COPY_INSTRUCTIONS = 5  # instructions to copy 16 bytes, including the computation of the address
 LOOP_INSTRUCTIONS = 50  # all other instructions of a thread for each tile
 UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does not count
 
@@ -96,7 +97,8 @@ def shared_memory_elements(s: TileSizes, k: int) -> int:
 
 
 def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
-    """Return the registers for accumulator, fragments and prefetched A and B, in elements (left-hand side of (16))."""
+    """Return the registers for accumulator, fragments and prefetched A and B, in elements (left-hand side of
+    Equation 16)."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
@@ -131,7 +133,8 @@ class OperandTile:
 
     @property
     def instructions_per_thread(self) -> int:
-        """The number of a thread's instructions to copy the tile, and for a sum also to read, add and write."""
+        """The number of instructions by which one thread copies its share of the tile and, for a sum, adds
+        the blocks."""
         stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)
@@ -290,11 +293,11 @@ def launch_seconds(
     # Products that add to several blocks of C read and write each of these blocks.
     written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
-    def together(blocks: int) -> float:
+    def cycles_of_round(blocks: int) -> float:
         return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
-    return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock
+    return chip.fitted.launch + (rounds * cycles_of_round(most) + cycles_of_round(last)) / chip.clock
 
 
 # ---- the fastest tile sizes
@@ -309,10 +312,11 @@ def fastest_float32_tile(
     count: int = 1,
     along: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
-    of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
+    strategies: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` float32 products; with `triangle` one triangle of each is computed."""
-    fitting = [s for s in of if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
+    """Return the fastest tile sizes for `count` float32 products; `triangle`: each product has one triangle
+    only."""
+    fitting = [s for s in strategies if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
 
 

@@ -40,9 +40,9 @@ class ProductRate:
     unaligned: float = 1.0
     odd: float = 1.0  # factor on the time of a product if some rows do not begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of products of aligned copies of unaligned operands. On an H200 `copied` is 0.9 in bfloat16,
-    # 0.94 in float64 and 0.99 in float32. A device at its power limit clocks higher after a slow product of unaligned
-    # operands.
+    # Factor on the time of a product if unaligned operands are first copied to aligned rows. On an H200
+    # `copied` is 0.9 in bfloat16, 0.94 in float64 and 0.99 in float32. A device at its power limit clocks
+    # higher after a slow product of unaligned operands.
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles

@@ -115,7 +115,7 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.fused.pad4", "{a}.pad4 > {a}.fused.pad4"),
         7**2,
-        "sums inside the tiled kernel: a level without workspace, and one below a level that needs a seventh of it",
+        "sums inside the tiled kernel: one level needs no workspace, two levels need a seventh of the usual workspace",
     ),
 )
 
@@ -432,7 +432,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the elements that no other element dominates, among elements with products of equal size."""
+    """Return the elements without those that another element with products of equal size dominates."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

@@ -307,7 +307,8 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if the leaves for diagonal blocks read transposed copies if and only if copies save time."""
+    """Return True if the plan copies operands for the leaves of diagonal blocks exactly where a copy saves
+    time."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
@@ -376,11 +377,11 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 # the last wave of tiles fills the device. An H200 computes 132 tiles at a time. On an H200 the error of predicted
 # speedups is 8 to 15 % if C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
-# For complex types, tiles count with at least this number of rows and columns. FEW_TILES_MARGIN was determined with
-# tiles of 128 rows and columns, as in a datasheet's calibration. A fit may find tiles of half this side; C would then
-# count four times as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at
-# 368 x 19344 x 1120 (predicted 0.72). Of 220 shapes, 6 take longer than the vendor with MIN_COMPLEX_TILE_SIDE, and 16
-# without it.
+# For complex types, the number of tiles of C is counted with tiles of at least this number of rows and
+# columns. FEW_TILES_MARGIN was determined with tiles of 128 rows and columns, as in a datasheet's
+# calibration. A fit may find tiles of half this side; C would then count four times as many tiles. On an H100
+# in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at 368 x 19344 x 1120 (predicted
+# 0.72). Of 220 shapes, 6 take longer than the vendor with MIN_COMPLEX_TILE_SIDE, and 16 without it.
 MIN_COMPLEX_TILE_SIDE = 128.0
 # The share of FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
 # Predictions are better in these types, and a missed win costs as much time as a wrong choice. On an H200 the share

@@ -90,7 +90,7 @@ class Prediction:
     def __str__(self) -> str:
         parts = f"products {self.products:.3g} s, sums {self.sums:.3g} s, launches {self.launches:.3g} s"
         hidden = f", {self.hidden:.3g} s of it hidden" if self.hidden > 0 else ""
-        hidden = f", {-self.hidden:.3g} s in each other's way" if self.hidden < 0 else hidden
+        hidden = f", {-self.hidden:.3g} s because sums and products delay each other" if self.hidden < 0 else hidden
         ends = f", beginning and end {self.ends:.3g} s" if self.ends else ""
         terms = f"{parts}{ends}{hidden}; mostly {self.dominant_term}; leaves out {OMITTED_EFFECTS}"
         return f"{self.predicted_seconds:.4g} s ({terms})"

@@ -309,10 +309,10 @@ def error_bound_text(plan: Plan, componentwise: bool = False) -> str:
     """Return the bound on the error of an entry of C in words."""
     leaf = plan.leaf_use.leaf
     if leaf.saves_products or any(level.saves_products for level in plan.levels):
-        return "an entry's error is small beside the largest entries of A and of B"
+        return "the error of an entry is small relative to the largest entries of A and of B"
     if not leaf.emulates:
-        return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
+        return "the error of an entry is small relative to the same entry of |A| |B|, as for the vendor"
     if componentwise and leaf.checks_entries:
-        return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
+        return "an entry's error is small relative to its entry of |A| |B|; if that is not certain, C is computed again"
     share = leaf.norm_bound
-    return f"an entry's error is at most {share} of the norm of its row of A times that of its column of B"
+    return f"an entry's error is at most {share} times the norm of its row of A times the norm of its column of B"

@@ -57,7 +57,7 @@ def record_measured_call(decision: Decision) -> None:
     """Record a product of an online measurement. The measurement runs the plan and the vendor in turn."""
     record = _thread_record.record
     if record is not None:
-        turn = "it was the library's turn to be measured" if record.plan in (None, VENDOR) else ""
+        turn = "the online measurement timed the library's product" if record.plan in (None, VENDOR) else ""
         _thread_record.record = CallRecord(decision, record.plan, record.why or turn)
 
 

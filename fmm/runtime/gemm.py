@@ -152,7 +152,7 @@ def explain_gemm(
     operands = _arrange_explained_operands(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
     if _is_empty_product(operands, params.alpha) and product_shape(*shapes):
-        why = f"{library.name} answers: there is nothing to multiply"
+        why = f"{library.name} multiplies: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
     constraints = _constraints_with_params(library, operands, params, constraints)
     call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
@@ -181,7 +181,7 @@ def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams
     The flag is True if the operand must be conjugated. Raise ValueError for vectors.
     """
     if min(a.ndim, b.ndim) < 2:
-        raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
+        raise ValueError(f"fmm.gemm takes matrices with matching shapes, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
     a, b = (x if op == "N" else library.transposed_view(x) for x, op in zip((a, b), ops, strict=True))
     of_a, of_b = (op == "C" and is_complex(x) for x, op in zip((a, b), ops, strict=True))
@@ -193,7 +193,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     a, b, conjugates = transposed_operands(library, a, b, params)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
     if shape is None:
-        raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
+        raise ValueError(f"fmm.gemm takes matrices with matching shapes, not {tuple(a.shape)} and {tuple(b.shape)}")
     if out is not None and tuple(out.shape) != shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {shape}")
     if not params.beta:

@@ -87,7 +87,7 @@ def explain_gram(
     """Return the decision that `run_gram` makes; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
     if operands.params.alpha == 0:
-        why = f"{library.name} answers: alpha is 0, so the factors are not read"
+        why = f"{library.name} multiplies: alpha is 0, so the factors are not read"
         return Decision(VENDOR, None, why, kernels=(library.vendor_name,))
     call, chosen = _select_gram_call(library, operands, constraints, cached=False)
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
@@ -95,7 +95,7 @@ def explain_gram(
         return replace(call.decision, kernels=(kernel,))
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         name = library.gemm_name if operands.params.beta and _can_use_gemm(library, operands) else library.vendor_name
-        why = f"{library.name} answers: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
+        why = f"{library.name} multiplies: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
     if call.plan is None and _is_mirrored_by_vendor(call, operands):
@@ -110,7 +110,7 @@ def explain_gram(
     decision = call.explained_decision(kernels)
     if chosen is operands:
         return decision
-    return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")
+    return replace(decision, reason=f"{decision.reason}; computed in a temporary array and copied into out")
 
 
 # ---- recurring calls on a device
@@ -191,7 +191,7 @@ def _arrange_operands(
     """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
-        raise ValueError(f"fmm.gram wants matrices whose product is square, not {shapes}")
+        raise ValueError(f"fmm.gram takes matrices with a square product, not {shapes}")
     if b is not None:
         left, right = a, b
     else:

@@ -234,7 +234,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
         refusal = f"the plan {constraints.plan} cannot run here: {why}"
         if library.can_multiply_operands(a, b):
             raise PlanError(refusal)
-    return PreparedCall(Decision(VENDOR, None, f"{library.name} answers: {why}"), setting, plan_refusal=refusal)
+    return PreparedCall(Decision(VENDOR, None, f"{library.name} multiplies: {why}"), setting, plan_refusal=refusal)
 
 
 def _make_query(
@@ -355,9 +355,9 @@ def _check_query(query: ProblemQuery) -> Operand:
     if shape is None:
         raise VendorOnlyError(f"shapes {tuple(query.a.shape)} and {tuple(query.b.shape)} do not match")
     if setting.dtype is None or setting.dtype not in DTYPES:
-        raise VendorOnlyError(f"products of {types} are its own")
+        raise VendorOnlyError(f"products of {types} have no plan")
     if DTYPES[setting.dtype].exact and query.params != PLAIN:
-        raise VendorOnlyError(f"products of {types} other than matmul are its own")
+        raise VendorOnlyError(f"products of {types} other than matmul have no plan")
     if query.out is not None and query.out.shape != shape:
         raise (PlanIgnoredError if setting.casts_out else VendorOnlyError)(OUT_MISMATCH_REASON)
     if query.out is not None and query.out.dtype != setting.dtype and not setting.casts_out:
@@ -406,8 +406,8 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 # Texts for explanations, on the host (True) and on a device (False): how results get inf and NaN exactly where the
 # vendor's product has them.
 NONFINITE_HANDLING_TEXTS = {
-    True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
-    False: "where the result has inf or NaN, it is computed again in the classical order",
+    True: "NumPy multiplies if numbers may overflow or are not finite, or if NumPy is set to report underflow",
+    False: "if the result has inf or NaN, it is computed again in the classical order",
 }
 
 

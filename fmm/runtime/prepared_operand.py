@@ -52,7 +52,7 @@ class PreparedOperand:
         return prepare_operand, (self._array, self.side)
 
     def __array__(self, *args: Any, **options: Any) -> Any:
-        raise TypeError("a prepared operand is for fmm.matmul and fmm.explain: other functions want the array itself")
+        raise TypeError("a prepared operand is for fmm.matmul and fmm.explain: other functions need the array itself")
 
 
 def prepare_operand(x: Any, side: Side) -> PreparedOperand:
@@ -73,7 +73,7 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         return prepared
     copy = _read_only_copy(library, x)
     if not copy.ndim:
-        raise ValueError(f"fmm.prepare wants a matrix, not {describe_value(x)}")
+        raise ValueError(f"fmm.prepare takes a matrix, not {describe_value(x)}")
     dtype = str(copy.dtype).removeprefix("torch.")
     return PreparedOperand(side, tuple(copy.shape), dtype, _array_bytes(copy), "", copy, None)
 

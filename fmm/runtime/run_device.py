@@ -87,7 +87,7 @@ def _run_on_stream(
     if stream_call is None:
         stream_call = _new_stream_call(call, flag, device)
     if stream_call.is_flagged and not (required or flag.allows_plan()):
-        record_fallback("products on its stream had inf or NaN a moment ago")
+        record_fallback("recent products on its stream had inf or NaN")
         return None
     p, q, r, workspace, c, memory = library.allocate_arrays(call, a, b, out)
     if out is not None:

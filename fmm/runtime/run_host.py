@@ -316,8 +316,8 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
     if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:
-        return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
-    return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
+        return (f"numpy.matmul on one thread, {threads} products at a time, concurrent with sums",)
+    return (f"{vendor}, one product after the other, with sums in between on as many threads",)
 
 
 def count_noun(count: int, noun: str) -> str:

@@ -35,7 +35,7 @@ def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: boo
 
 def _result_type(x: Any, y: Any) -> Any:
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
-        raise ValueError(f"fmm.minplus wants matrices m x k and k x n, not {x.shape} and {y.shape}")
+        raise ValueError(f"fmm.minplus takes an m x k and a k x n matrix, not {x.shape} and {y.shape}")
     dtype = np.result_type(x.dtype, y.dtype)
     if dtype.kind not in "biuf":
         raise TypeError(

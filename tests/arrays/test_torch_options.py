@@ -39,10 +39,10 @@ def test_an_option_is_an_error_as_it_is_of_torch(side: int, options: dict[str, A
 def test_types_of_torch_that_have_no_plans() -> None:
     torch = pytest.importorskip("torch")
     for dtype, device, said in (
-        (torch.bfloat16, "cpu", "torch answers: bfloat16 products are torch's own"),
-        (torch.float8_e4m3fn, "cpu", "torch answers: float8_e4m3fn products are torch's own"),
-        (torch.float16, "cpu", "NumPy answers: float16 products are NumPy's own"),
-        (torch.float8_e4m3fn, 0, "the vendor answers: float8_e4m3fn products are its own"),
+        (torch.bfloat16, "cpu", "torch multiplies: bfloat16 products have no plan"),
+        (torch.float8_e4m3fn, "cpu", "torch multiplies: float8_e4m3fn products have no plan"),
+        (torch.float16, "cpu", "NumPy multiplies: float16 products have no plan"),
+        (torch.float8_e4m3fn, 0, "the vendor multiplies: float8_e4m3fn products have no plan"),
     ):
         assert fmm.plan(9, 9, 9, dtype=dtype, device=device).reason == said
 
@@ -65,10 +65,10 @@ DOUBLES, SINGLES = HALF_FLOATS.replace("16", "64"), HALF_FLOATS.replace("16", "3
 @pytest.mark.parametrize(
     ("a", "b", "out", "why"),
     [
-        (HALF_FLOATS, None, None, "products of float16 on the host are torch's own"),
-        ("torch.ones(9, 9, dtype=torch.bfloat16)", None, None, "products of bfloat16 on the host are torch's own"),
-        ("torch.ones(9, 9, dtype=torch.int64)", None, None, "products of int64 on the host are torch's own"),
-        ("torch.ones(9)", None, None, "products of vectors are torch's own"),
+        (HALF_FLOATS, None, None, "products of float16 on the host have no plan"),
+        ("torch.ones(9, 9, dtype=torch.bfloat16)", None, None, "products of bfloat16 on the host have no plan"),
+        ("torch.ones(9, 9, dtype=torch.int64)", None, None, "products of int64 on the host have no plan"),
+        ("torch.ones(9)", None, None, "products of vectors have no plan"),
         (DOUBLES, None, SINGLES, "torch casts no operands or results, which are float64 and float32"),
         ("torch.eye(9).to_sparse()", None, None, "this call is torch's own: a is a sparse_coo tensor on cpu"),
         (SINGLES, "torch.ones(9, 9, device='meta')", None, "this call is torch's own: b is a strided tensor on meta"),
@@ -81,7 +81,7 @@ def test_reasons_speak_of_torch(a: str, b: str | None, out: str | None, why: str
     torch = pytest.importorskip("torch")
     made = [None if x is None else eval(x, {"torch": torch}) for x in (a, b or a, out)]
     found = fmm.explain(*made)
-    assert found.reason.startswith(f"torch answers: {why}") and "NumPy" not in str(found)
+    assert found.reason.startswith(f"torch multiplies: {why}") and "NumPy" not in str(found)
     with pytest.raises((fmm.PlanError, RuntimeError, TypeError)) as caught:
         fmm.matmul(*made, plan="strassen > vendor")
     assert "NumPy" not in str(caught.value)
@@ -96,7 +96,7 @@ def test_what_torch_does_to_a_call_is_named() -> None:
 
     def told(ask: Any) -> str:
         found: str = ask().reason
-        return found.removeprefix("torch answers: this call is torch's own: ")
+        return found.removeprefix("torch multiplies: this call is torch's own: ")
 
     with torch.autocast("cpu"):
         assert told(lambda: fmm.explain(a, a)) == "autocast chooses the types of products"

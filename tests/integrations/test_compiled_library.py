@@ -82,7 +82,7 @@ def test_a_library_of_another_user_is_not_loaded(
     library.load_library()
     monkeypatch.setattr(compiled_library, "_current_user_id", lambda: 12345)
     monkeypatch.setattr(compiled_library, "_owner_of_file", lambda path: 54321)
-    with pytest.raises(CannotCompileError, match="no folder for it that only this user can write"):
+    with pytest.raises(CannotCompileError, match="no cache folder is writable by this user alone"):
         library.load_library()
     compiled = count_compilations(monkeypatch)
     assert answer(library.load_library(needs_cache=False)) == 42 and len(compiled) == 1
@@ -135,7 +135,7 @@ def test_without_a_compiler_matmul_stays_numpys(
     assert np.dot is dot
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(
-        "fmm: numpy.matmul and the operator @ stay NumPy's own, fmm computes numpy.dot and inner: "
+        "fmm: numpy.matmul and the operator @ stay NumPy's own; fmm computes only numpy.dot and inner: "
     )
 
 

@@ -89,7 +89,7 @@ def test_an_import_that_fails_is_tried_again(site: Path) -> None:
 
 def test_an_unknown_name_is_one_line(site: Path) -> None:
     done = python(site, "import numpy; print(1)", install="nunpy")
-    assert done.stdout == "1\n" and done.stderr.startswith("fmm: FMM_INSTALL: fmm knows no 'nunpy' to install for; ")
+    assert done.stdout == "1\n" and done.stderr.startswith("fmm: FMM_INSTALL: fmm cannot be installed in 'nunpy'; ")
     assert done.stderr.count("\n") == 1
 
 

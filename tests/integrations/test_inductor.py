@@ -91,4 +91,4 @@ def test_products_of_the_candidate_are_counted_by_what_answered_them(device: str
     assert "2  torch.compile, mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(
         report
     )
-    assert "left alone: torch answers: out is of another type or shape" in str(report)
+    assert "no plan: torch multiplies: out has another type or shape" in str(report)

@@ -291,7 +291,7 @@ def test_a_report_counts_every_product(
     assert sum(report.counts.values()) == 4 and "of 4 products ran by plans" in str(report)
     assert "torch.addmm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
     if device == "cpu":
-        assert "3  torch.mm, int64, 64 x 64 by 64 x 64: left alone: torch answers: products of int64" in str(report)
+        assert "3  torch.mm, int64, 64 x 64 by 64 x 64: no plan: torch multiplies: products of int64" in str(report)
     else:
         assert "torch.mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
 
@@ -329,16 +329,16 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
             torch.addmm(a.int(), a, a)
 
     calls: list[tuple[Callable[[], object], str]] = [
-        (deterministic, "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: deterministic algorithms"),
+        (deterministic, "torch.mm, float64, 64 x 64 by 64 x 64: no plan: torch multiplies: deterministic algorithms"),
         (
             lambda: torch.mm(mine, a),
-            "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the left operand is a",
+            "torch.mm, float64, 64 x 64 by 64 x 64: no plan: torch multiplies: the left operand is a",
         ),
         (
             lambda: torch.mm(a, a, out=wrong),
-            "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: out is of",
+            "torch.mm, float64, 64 x 64 by 64 x 64: no plan: torch multiplies: out has",
         ),
-        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the addend is no plain"),
+        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: no plan: torch multiplies: the addend is no plain"),
     ]
     for call, reported in calls:
         report = begin_report()
@@ -592,7 +592,7 @@ def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
+    with pytest.raises(CannotInstallError, match="does not provide its kernels"):
         torch_install.install_at_key("CPU")
 
 

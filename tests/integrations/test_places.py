@@ -70,7 +70,7 @@ def test_what_fmm_does_not_know_is_an_error_at_once(function: Any, value: Any) -
     """An unknown name raises at the call, not only in the `with` statement, and installs nothing."""
     with pytest.raises(ValueError) as caught:
         function("numpy", value)
-    assert str(caught.value).startswith(f"fmm knows no {value!r} to install for; valid: torch, ")
+    assert str(caught.value).startswith(f"fmm cannot be installed in {value!r}; valid: torch, ")
     assert np.dot is DOT
 
 
@@ -117,7 +117,9 @@ def test_many_threads_install_and_multiply() -> None:
 
 def test_unknown_names_are_an_error_and_change_nothing() -> None:
     for call in (fmm.install, fmm.uninstall, lambda *names: fmm.installed(*names).__enter__()):
-        with pytest.raises(ValueError, match=r"knows no 'scipy'.*valid: torch, torch-cpu, torch-inductor, cupy, numpy"):
+        with pytest.raises(
+            ValueError, match=r"cannot be installed in 'scipy'.*valid: torch, torch-cpu, torch-inductor, cupy, numpy"
+        ):
             call("numpy", "scipy")
 
 
@@ -149,7 +151,7 @@ def test_install_returns_what_is_installed_now(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pytest.LogCaptureFixture) -> None:
-    reported = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
+    reported = ["fmm: nothing is uninstalled for numpy while a block `with fmm.installed` runs"]
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed("numpy"):
         fmm.install("numpy")
         fmm.uninstall("numpy")  # a pair of its own
@@ -170,13 +172,13 @@ def test_what_the_environment_names_is_installed(
     monkeypatch.setenv(install_targets.INSTALL_VARIABLE, "nunpy")
     with caplog.at_level(logging.WARNING, "fmm"):
         install_targets.install_from_env()  # a job does not end because of it
-    assert "FMM_INSTALL: fmm knows no 'nunpy' to install for; valid: torch, torch-cpu" in caplog.text
+    assert "FMM_INSTALL: fmm cannot be installed in 'nunpy'; valid: torch, torch-cpu" in caplog.text
     monkeypatch.setenv(install_targets.INSTALL_VARIABLE, "typo,numpy,other")
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
             install_targets.install_from_env()
     assert np.dot is not DOT
-    assert caplog.text.count("fmm knows no 'typo', 'other' to install for; valid: ") == 1
+    assert caplog.text.count("fmm cannot be installed in 'typo', 'other'; valid: ") == 1
 
 
 # ---- what cannot be installed

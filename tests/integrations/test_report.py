@@ -67,7 +67,7 @@ def test_a_report_counts_and_explains(counts: ReportCounts, rng: numpy.random.Ge
     text = str(report)
     assert text.startswith(f"fmm: {report.by_plans} of 5 products ran by plans")
     assert "      3  numpy.matmul, float64, 200 x 200 by 200 x 200: " in text and "times as fast is expected" in text
-    assert "2 x 3 by 3 x 2: left alone: " in text
+    assert "2 x 3 by 3 x 2: no plan: " in text
 
 
 def one(counts: ReportCounts) -> tuple[ProductKind, ProductOutcome]:
@@ -139,7 +139,7 @@ def test_who_multiplied_while_a_shape_is_measured_is_told(
         np.matmul(a, a)
     ours, numpys = sorted((outcome for _, outcome in counts.counts), key=lambda outcome: not outcome.plan)
     assert ours.plan and "times as fast is expected" in ours.reason
-    assert numpys.reason == f"it was the library's turn to be measured; {ours.plan} was chosen"
+    assert numpys.reason == f"the online measurement timed the library's product; {ours.plan} was chosen"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_report_is_made_while_threads_go_on_multiplying(monkeypatch: pytest.Mo
         return 1
 
     monkeypatch.setattr(ProductKind, "flops", property(flops))
-    assert str(counts).count("left alone: ") == 4
+    assert str(counts).count("no plan: ") == 4
     assert len(counts.counts) == 8
 
 

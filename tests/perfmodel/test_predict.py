@@ -195,7 +195,7 @@ def test_sums_may_be_in_the_way_of_products() -> None:
     assert beside.predicted_seconds - apart.predicted_seconds == pytest.approx(
         0.2 * min(apart.sums / 4, apart.products)
     )
-    assert "in each other's way" in str(beside) and "hidden" not in str(beside)
+    assert "because sums and products delay each other" in str(beside) and "hidden" not in str(beside)
 
 
 @pytest.mark.parametrize(

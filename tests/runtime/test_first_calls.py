@@ -334,7 +334,7 @@ NO_WORD = [M, M[:0], np.ones(2, [("x", "f8")]), [M], {}, object(), 2.5]
         ("transpose_a must be", lambda x: fmm.gemm(M, M, transpose_a=x)),
         ("a plan is a text", lambda x: fmm.matmul(M, M, plan=x)),
         ("workspace must be", lambda x: fmm.matmul(M, M, workspace=x)),
-        ("fmm knows no", lambda x: fmm.installed(x)),
+        ("fmm cannot be installed in", lambda x: fmm.installed(x)),
         ("m must be", lambda x: fmm.plan(x, 3, 3)),
     ],
 )

@@ -285,12 +285,12 @@ def test_a_call_that_is_refused_leaves_out_as_it_is() -> None:
 
 
 def test_shapes_that_do_not_match() -> None:
-    with pytest.raises(ValueError, match=r"wants matrices that match, not \(4, 4\) and \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"takes matrices with matching shapes, not \(4, 4\) and \(3, 4\)"):
         fmm.gemm(ONES, ONES[:3])
-    with pytest.raises(ValueError, match="wants matrices that match"):
+    with pytest.raises(ValueError, match="takes matrices with matching shapes"):
         fmm.gemm(ONES, ONES[0])
     for ask in (fmm.gemm, fmm.explain_gemm):
-        with pytest.raises(ValueError, match="wants matrices that match"):
+        with pytest.raises(ValueError, match="takes matrices with matching shapes"):
             ask(ONES[0], ONES[0], transpose_a=True)
     with pytest.raises(ValueError, match=r"c is \(3, 4\), the product \(4, 4\)"):
         fmm.gemm(ONES, ONES, ONES[:3], beta=1)

@@ -35,7 +35,7 @@ DIFFERENCES: Mapping[tuple[str, str, str], str] = {}
 
 # What the plan does not compute although it is given, by what fmm says of it, and why that is as it should be.
 NOT_BY_PLAN: Mapping[str, str] = {
-    r"\S+ products are NumPy's own": "objects, float16 and long double: BLAS has no such product",
+    r"\S+ products have no plan": "objects, float16 and long double: BLAS has no such product",
     r"vendor multiplies [\w, ]+ there, not (u?int\d+; [\w> .-]*digits does|bool)": "integers have another leaf",
     r"digits multiplies [\w, ]+ there, not (float|complex)\d+; vendor does": "floating point numbers have other leaves",
     r"there is nothing to multiply": "an empty product is zeros, or has no entry at all",
@@ -43,8 +43,8 @@ NOT_BY_PLAN: Mapping[str, str] = {
     r"the numbers may overflow": "entries near the largest number, for which the vendor multiplies (docs/limits.md)",
     r"axes was passed": "an option that only NumPy knows",
     r"operands are \w+ and \w+, not plain arrays": "subclasses and numbers are NumPy's",
-    r"NumPy answers: there is nothing to multiply": "the same with a plan, which is no error",
-    r"NumPy answers: a cast to \S+ can lose numbers, of which NumPy warns": "NumPy warns, so it must compute",
+    r"NumPy multiplies: there is nothing to multiply": "the same with a plan, which is no error",
+    r"NumPy multiplies: a cast to \S+ can lose numbers, of which NumPy warns": "NumPy warns, so it must compute",
 }
 
 

@@ -676,5 +676,5 @@ def test_nothing_is_no_graph() -> None:
     """As in SciPy, whichever libraries are loaded."""
     with pytest.raises(ValueError, match="two dimensions"):
         fmm.shortest_paths(None)
-    with pytest.raises(ValueError, match="wants matrices"):
+    with pytest.raises(ValueError, match="takes an m x k"):
         fmm.minplus(None, None)

@@ -100,7 +100,7 @@ def refused(device: str) -> None:
         try:
             fmm.distributed.matmul(x, x, placements=places)
         except ValueError as reported:
-            valid = "placements of the product are to be a list with one of Shard(0), Shard(1), Replicate()"
+            valid = "placements of the product must be a list with one of Shard(0), Shard(1), Replicate()"
             assert valid in str(reported) and str(places) in str(reported), reported
             continue
         raise AssertionError(places)

@@ -209,7 +209,7 @@ def _warpgroup_launch(op: GemmOp, target: ChipTarget) -> Launch | str:
     if product is None:
         wants = f"lines of whole {VECTOR_BYTES} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if op.dtype == "tf32" else ""
-        return f"its kernel cannot do this product: it wants {wants}{inner}"
+        return f"its kernel cannot compute this product: it needs {wants}{inner}"
     return wgmma_launch(product)
 
 
@@ -245,11 +245,11 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
         return own
     op = replace(op, checked=op.checked and target.flagged)
     if not target.chip.can_round_float32_pairs:
-        reason = "only from compute capability 8.0 on are there the instructions by which numbers are split"
+        reason = "the instructions that split numbers need compute capability 8.0"
     elif target.chip.has_warpgroups:
         reason = "alpha or beta is complex"
     elif op.triangle_extent == "lower":
-        reason = "only compute capability 9.0 has its instructions, without which all of C is written"
+        reason = "only compute capability 9.0 has its instructions; other kernels write all of C"
     else:
         steps = vendor_f16x3_steps(op, target.chip.multiprocessors, target.alignment_by_base, target.flagged)
         return vendor_fallback(op, steps) if isinstance(steps, str) else steps

@@ -33,7 +33,8 @@ class PlanRow(NamedTuple):
 
 
 def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:
-    """Return a plan's table as aligned text, with totals in the last line. `dtype` matters for integers only."""
+    """Return a plan's table as aligned text, with totals in the last line. The table depends on `dtype` for
+    integers only."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in plan_rows(plan, m, k, n, itemsize, params, dtype):
         lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))

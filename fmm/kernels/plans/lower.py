@@ -109,7 +109,7 @@ class LevelInLeaf(LevelWithSteps):
 def require_level_with_steps(level: Level) -> LevelWithSteps:
     """Return the level itself; raise PlanError for a user's level without methods for steps."""
     if not isinstance(level, LevelWithSteps):
-        raise PlanError(f"{level} does not say which steps it becomes")
+        raise PlanError(f"{level} has no methods that return its steps")
     return level
 
 

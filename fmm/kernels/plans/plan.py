@@ -58,8 +58,8 @@ class Plan:
         """Raise PlanError if the levels cannot have this order above this leaf."""
         with_streams = [level for level in self.levels if level.needs_extra_streams]
         if len(with_streams) > 1:
-            manner = "side by side" if with_streams[1].needs_fusing_leaf else "overlapped"
-            raise PlanError(f"{with_streams[1]} below {with_streams[0]}: only one level of a plan can be {manner}")
+            manner = "run products concurrently" if with_streams[1].needs_fusing_leaf else "be overlapped"
+            raise PlanError(f"{with_streams[1]} below {with_streams[0]}: only one level of a plan can {manner}")
         for_gram = [level.for_gram for level in self.levels]
         if for_gram != sorted(for_gram, reverse=True):
             last = self.levels[len(for_gram) - 1 - for_gram[::-1].index(True)]

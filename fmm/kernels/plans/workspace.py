@@ -195,4 +195,4 @@ def check_product_count(plan: Plan, m: int, k: int, n: int) -> None:
     """
     count = prod(level.products for level in plan.levels)
     if count > max(m * k * n, ALWAYS_ALLOWED_PRODUCTS):
-        raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
+        raise PlanError(f"{plan} cuts a {m} x {k} x {n} product into {count} products; use fewer levels")

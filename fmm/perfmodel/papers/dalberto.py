@@ -103,26 +103,27 @@ def _table_3_notes() -> tuple[str, ...]:
     truncated = ", ".join(s.name for s in TABLE_3_SYSTEMS if not s.is_consistent(Fraction(0), Fraction(1)))
     gains = [first_level_speedup(5000, s.measured) for s in TABLE_3_SYSTEMS if s.measured]
     return (
-        "low and high: n_1 for rates that round to the printed ones (r stands for [r - 0.5, r + 0.5)).",
-        f"Not within rounding of the printed rates: {missed}.",
-        f"If the printed rates were cut off instead (r for [r, r + 1)), only {truncated} do not follow: "
-        "most printed rates look truncated. HP ZV 6005 follows from an addition rate of 70 instead of 71, "
-        "Optiplex GX280 from rates rounded to tens, RX1600 from no nearby rate (it would need 136.6 MFLOPS, "
-        "not 105).",
-        "Section 4.2 writes n_1 = 22 pi/alpha and 22 (pi/alpha + epsilon): upside down; Equation 3, the "
+        "low and high: the smallest and largest n_1 for true rates that round to the printed rates.",
+        f"Systems with a printed n_1 outside the range from low to high: {missed}.",
+        f"If the printed rates are truncated and not rounded, only the n_1 of {truncated} do not follow: most printed "
+        "rates look truncated. The n_1 of HP ZV 6005 follows from an addition rate of 70 instead of 71, and that of "
+        "Optiplex GX280 from rates rounded to tens. The n_1 of RX1600 follows from no nearby rate: it needs 136.6 "
+        "MFLOPS instead of 105.",
+        "Section 4.2 prints the inverse ratio: n_1 = 22 pi/alpha and 22 (pi/alpha + epsilon). Equation 3, the "
         "caption and the numbers have alpha/pi.",
-        "Section 3.3 has l levels for l n_1 <= n < (l+1) n_1; Figure 2's caption, and halving, have them for "
-        "2^(l-1) n_1 <= n < 2^l n_1.",
-        "Section 4.1.1's epsilon = 20 for the ZV 6005 gives 22 (alpha/pi + 20) = 1546 from the printed n_1 "
-        "= 1106; its measured 1500 needs 17.9.",
-        f"Section 4.2's sp_1 at n = 5000 is {min(gains):.1%} to {max(gains):.1%} over the systems with a "
-        "measured point, printed as about 7-10%; three times that is 21-30%, printed as 24-30%.",
-        "Section 2 gives Strassen's complexity as O(n^2.86); log2 7 = 2.807.",
-        "Section 3.3's time of the seven products has ceil(p/2) columns in M5 = (A0 + A1) B3, and B3 has "
-        "floor(p/2): for odd p it counts that product too large. Table 2 keeps B0 + B1 in T3 but multiplies "
-        "by T2 in M6, and gives T1 of M5 ceil(n/2) columns beside the floor(n/2) rows of B3.",
-        "The Athlon 64 of Figure 5 has 2.45 GHz here, 2.5 in its caption and 2.4 in section 4.1.2; the machine of "
-        "Figure 3 is a ZV 6005 here, a ZV6005 there and a zv6000 in section 4.1.1.",
+        "Section 3.3 gives l levels to sizes l n_1 <= n < (l+1) n_1. The caption of Figure 2 gives l levels to sizes "
+        "2^(l-1) n_1 <= n < 2^l n_1, which follows from halving.",
+        "Section 4.1.1 has epsilon = 20 for the ZV 6005, which gives 22 (alpha/pi + 20) = 1546 from the printed n_1 "
+        "= 1106. The measured point 1500 needs epsilon = 17.9.",
+        f"Section 4.2 prints sp_1 = 7-10% at n = 5000; the systems with a measured point give {min(gains):.1%} to "
+        f"{max(gains):.1%}. Three times 7-10% is 21-30%, and the paper prints 24-30%.",
+        "Section 2 prints Strassen's complexity as O(n^2.86); the correct exponent is log2 7 = 2.807.",
+        "In section 3.3, the time of M5 = (A0 + A1) B3 has ceil(p/2) columns, but B3 has floor(p/2) columns: for odd "
+        "p the time of this product is too large. Table 2 stores B0 + B1 in T3, but multiplies by T2 in M6. In Table "
+        "2, T1 of M5 has ceil(n/2) columns, but B3 has floor(n/2) rows.",
+        "The Athlon 64 of Figure 5 has 2.45 GHz in Table 3, 2.5 GHz in the figure's caption and 2.4 GHz in section "
+        "4.1.2. The machine of Figure 3 is called ZV 6005 in Table 3, ZV6005 in the figure and zv6000 in section "
+        "4.1.1.",
     )
 
 
@@ -160,12 +161,14 @@ def dalberto_bounds() -> PaperTable:
     )
     (strassen,) = plan_schemes(Plan.parse("hasa > vendor"))
     notes = (
-        "All are over the classical product's, n^2 u |A| |B|. Walked: Brent's analysis of the sums that run, their "
-        "order and sharing included; Equation 1's first line is li-fig2's to the last digit.",
-        "Equation 1's second line is 5n(6^l - 1) less than its first, not more. Section 3.2 says that a level costs 2 "
-        f"rather than 3 in practice. Expected are {strassen.error_growth:.1f} on a GPU; on a CPU, whose BLAS adds up "
-        f"long sums in pieces, {strassen.error_growth_one_sign_blocked:.1f} if all numbers have one sign (the last "
-        f"column) and {strassen.error_growth_blocked_sums:.1f} if not.",
+        "All bounds are divided by the classical product's bound n^2 u |A| |B|. The columns `walked` are Brent's "
+        "analysis of the sums that fmm runs, in their order and with shared sums. The first line of Equation 1 "
+        "agrees with li-fig2 in all digits.",
+        "The second line of Equation 1 is by 5n(6^l - 1) smaller than the first line, although it should be larger. "
+        "Section 3.2 says that in practice a level multiplies the error by 2 and not by 3. The expected factor is "
+        f"{strassen.error_growth:.1f} on a GPU. On a CPU, where BLAS adds up long sums in parts, the expected factor "
+        f"is {strassen.error_growth_one_sign_blocked:.1f} for numbers of one sign (the last column) and "
+        f"{strassen.error_growth_blocked_sums:.1f} for other numbers.",
     )
     return PaperTable("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 

@@ -89,9 +89,9 @@ def huang_fig3() -> PaperTable:
         *("t_y printed", "t_y computed", "t_y difference", "threads", "(18) holds"),
     )
     note = (
-        "Small breaks (18), the precondition that one prefetch fills a tile: 64 threads x m_R 2 = 128 "
-        "elements against a tile of m_S k_S = 256, so each thread must prefetch 4 elements of A and of B, "
-        "not m_R and n_R."
+        "The strategy Small does not meet Equation 18, the condition that one prefetch fills a tile. 64 threads "
+        "prefetch m_R = 2 elements each, 128 in all, but a tile has m_S k_S = 256 elements. Each thread must "
+        "therefore prefetch 4 elements of A and of B, instead of m_R and n_R."
     )
     return PaperTable("huang-fig3", "Figure 3: CUTLASS's six strategies", columns, rows, (note,))
 
@@ -125,11 +125,11 @@ def huang_fig6() -> PaperTable:
     totals = ", ".join(f"{level}-level {sum(derived[level].values())}" for level in (1, 2))
     notes = (
         f"Derived instances: {totals}.",
-        "Section 3.2 says that Var#3 (W_B = 1) allocates only next1_B; with W_B = 1 there is nothing for "
-        "next1_B to hold, so it must be next1_A (Algorithm 1, line 3).",
-        "Figure 5 agrees with the derived products in all 49 rows but for one sign: it prints C14 += M10, "
-        "and the Kronecker product has C14 -= M10 (as C10 -= M10 beside it). In the text of the paper that "
-        "was used, it also has no minus signs inside the operands.",
+        "Section 3.2 says that Var#3 allocates only next1_B. With W_B = 1 the buffer next1_B would hold nothing, so "
+        "the text must mean next1_A (Algorithm 1, line 3).",
+        "Figure 5 agrees with the derived products in all 49 rows, except for one sign: the figure prints C14 += "
+        "M10, and the Kronecker product has C14 -= M10, like C10 -= M10. In the copy of the paper that was used, "
+        "Figure 5 also has no minus signs inside the operands.",
     )
     columns = ("level", "variant", "W_A", "W_B", "W_C", "printed", "computed", "difference")
     return PaperTable("huang-fig6", "Figure 6: operand and instance counts", columns, rows, notes)
@@ -147,7 +147,8 @@ def huang_fig7() -> PaperTable:
         for (stage, stream, found), printed in zip(computed, FIGURE_7_PRODUCTS, strict=True)
     )
     notes = (
-        "Section 3.3 begins with stages 0 to 2, as the figure does; further on the text calls the last two 2 and 3.",
+        "Section 3.3 first numbers the stages 0 to 2, like the figure; later the text calls the last two stages 2 "
+        "and 3.",
     )
     columns = ("stage", "stream", "printed", "computed", "difference")
     return PaperTable("huang-fig7", "Figure 7: products on two streams", columns, rows, notes)
@@ -213,17 +214,18 @@ def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
 
 def _bound_notes() -> tuple[str, ...]:
     return (
-        "tau_smop: footnote 13's factors, 80 x 32 x 4 B x 1530 MHz, give 15.67 TB/s; Figure 9's 15.30 would "
-        "need 1494 MHz.",
-        "m_S >= 58.2: (13) gives 58.03 as k grows; the write-back of C raises it to 58.15..58.25, the "
-        "printed 58.2, for k from about 7,600 to 13,600 (58.19 at 10,240).",
-        "m_R >= 4.1: (15) gives 4.00 with the text's 15.67 when m_S is large, 4.13 at m_S = 128; Figure 9's "
-        "15.30 gives 4.10 when m_S is large, 4.23 at 128. Two of the four round to the printed 4.1.",
-        "m_R < 12: the root of (16) is 13.25 for GEMM, 12.46 for 1-level Var#0 (12.06 with footnote 14's "
-        "registers and 64-bit pointers) and 11.06 for 2-level Var#0. As printed, with '< 12', it excludes "
-        "m_R = 12, which (16) admits for GEMM and for every 1-level variant (144 + 8 x 12 = 240 < 255).",
-        "No strategy admits all 2-level variants, as printed; but Var#7 (2,2,4) alone has 1-level Var#0's "
-        "bound (115.1) as k grows, and Huge meets it.",
+        "tau_smop: the factors in footnote 13, 80 x 32 x 4 B x 1530 MHz, give 15.67 TB/s. The 15.30 TB/s of Figure 9 "
+        "would need 1494 MHz.",
+        "m_S >= 58.2: Equation 13 gives 58.03 for infinite k. For k from about 7,600 to 13,600 the write-back of C "
+        "raises the bound to 58.15..58.25, which rounds to the printed 58.2 (58.19 at k = 10,240).",
+        "m_R >= 4.1: with the text's 15.67 TB/s, Equation 15 gives 4.00 for large m_S and 4.13 for m_S = 128. With "
+        "the 15.30 TB/s of Figure 9, Equation 15 gives 4.10 for large m_S and 4.23 for m_S = 128. Two of the four "
+        "numbers round to the printed 4.1.",
+        "m_R < 12: the root of Equation 16 is 13.25 for GEMM, 12.46 for 1-level Var#0 (12.06 with the registers of "
+        "footnote 14 and 64-bit pointers), and 11.06 for 2-level Var#0. The printed bound '< 12' excludes m_R = 12, "
+        "but Equation 16 admits m_R = 12 for GEMM and for every 1-level variant (144 + 8 x 12 = 240 < 255).",
+        "No strategy meets the bounds of all 2-level variants, as the paper says. But the bound of Var#7 (2,2,4) "
+        "alone is 115.1 for infinite k, like 1-level Var#0's bound, and the strategy Huge meets this bound.",
     )
 
 
@@ -252,14 +254,14 @@ def huang_footnote15() -> PaperTable:
         *("model", "least registers", "most registers"),
     )
     notes = (
-        "least and most registers: the range from which the printed count follows on compute capability 7.0.",
-        "Small: (16) with footnote 14 (one register per pointer) gives 23, 29 and 41 registers; the printed "
-        "counts need 33..40, 41..48 and 49..56. A constant of 12 to 15 further registers, which the paper "
-        "does not print, reproduces all three; with two registers per pointer no constant does. The model "
-        "uses 12.",
-        "Huge: the printed 2 needs 81..128 registers. (16) gives 112, 128 and 160, footnote 14 adds at "
-        "least 7, 9 and 13: 1- and 2-level kernels have 2 active blocks only if the compiler holds them to "
-        "128 and spills.",
+        "least and most registers: the range of registers that gives the printed count on compute capability 7.0.",
+        "Small: Equation 16 with footnote 14 (one register per pointer) gives 23, 29 and 41 registers; the printed "
+        "counts need 33..40, 41..48 and 49..56. With 12 to 15 more registers, which the paper does not mention, all "
+        "three printed counts follow. With two registers per pointer, no constant number of registers gives all "
+        "three counts. The model adds 12 registers.",
+        "Huge: the printed 2 active blocks need 81..128 registers. Equation 16 gives 112, 128 and 160 registers, and "
+        "footnote 14 adds at least 7, 9 and 13. Kernels of one and two levels therefore have 2 active blocks only if "
+        "the compiler spills registers down to 128.",
     )
     return PaperTable("huang-footnote15", "Footnote 15: active blocks per SM", columns, rows, notes)
 
@@ -284,11 +286,12 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Pap
     """Return a table of Figure 10's modelled curves: effective TFLOPS with 0, 1 and 2 levels for m = k = n."""
     rows = tuple((s, size, *_modelled_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
     notes = (
-        "Figure 10 is a plot without numbers, so nothing is printed here beside the computed values.",
-        "Huge: 1-level is above GEMM throughout from 6144 on; direct 2-level is below both at every size, "
-        "for want of tiles at small sizes and of global bandwidth at large ones. Small: global memory limits "
-        "all three from 2048 on.",
-        f"lambda = {CACHE_MULTIPLIER}, active blocks as in footnote 15, seven or 49 products one after the other.",
+        "Figure 10 is a plot without numbers, so the table has computed values only.",
+        "Huge: one level is faster than GEMM for all sizes from 6144 on. Two direct levels are slower than one level "
+        "and than GEMM at every size: small sizes have too few tiles, and global memory limits large sizes. Small: "
+        "global memory limits all three curves from 2048 on.",
+        f"lambda = {CACHE_MULTIPLIER}. Active blocks are as in footnote 15. The 7 or 49 products run one after the "
+        "other.",
     )
     columns = ("strategy", "m=n=k", "GEMM", "1-level", "2-level")
     return PaperTable("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)

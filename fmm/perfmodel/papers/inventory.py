@@ -203,14 +203,15 @@ def entry_table(name: str) -> PaperTable:
 
 INVENTORY_COLUMNS: Final = ("source", "figure", "what it shows", "done", "see", "measured on")
 INVENTORY_NOTES: Final = (
-    "measured: there are samples in results/, and `python -m benchmarks papers NAME --measure` takes new ones. "
-    "measurable: the same without samples so far. computed: `fmm-tune paper NAME` prints what follows from the model. "
-    "runs: it is an algorithm or a kernel, which any plan may name.",
-    "in part: of some sizes or codes; `python -m benchmarks papers missing` lists the incomplete experiments.",
+    "measured: results/ has samples, and `python -m benchmarks papers NAME --measure` takes new samples. measurable: "
+    "the command can measure the figure, but results/ has no samples yet. computed: `fmm-tune paper NAME` prints "
+    "numbers that follow from the model. runs: the figure is an algorithm or a kernel that any plan may name.",
+    "in part: only some sizes or codes were measured; `python -m benchmarks papers missing` lists incomplete "
+    "experiments.",
 )
 
 
 def inventory_table() -> PaperTable:
     """Return a table of all entries."""
-    what = "every figure and table of the five sources, and what was done about it"
+    what = "every figure and table of the five sources, and whether fmm computes, measures or runs it"
     return PaperTable("paper", what, INVENTORY_COLUMNS, INVENTORY_ROWS, INVENTORY_NOTES)

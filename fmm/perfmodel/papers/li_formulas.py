@@ -135,7 +135,7 @@ def li_fig11() -> PaperTable:
         for q, printed in zip(QUANTITIES[1:], ("5m^3/1024 + m^2/16", "5m^3/16 + 4m^2"), strict=True)
     ]
     notes = (
-        "Product kernels after mul: what is added to T and V, mul's own transactions and volume.",
+        "The rows of product kernels below mul have the amounts that Figure 11 adds to T and V, the counts of mul.",
         "The last two rows are printed in section 4.",
     )
     return PaperTable(
@@ -244,16 +244,17 @@ def li_section6() -> PaperTable:
             (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
             for names, n in SECTION_6_KERNEL_CALLS[method]
         ]
-        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).product_count)))
+        rows.append((method, "products (the 7 in 7T and 7V)", *number_cells(7, _one_level_table(method).product_count)))
         for q, printed in zip(QUANTITIES[1:], SECTION_6_EXCESS_COUNTS[method], strict=True):
             without_products = li_counts.table_count_polynomial(_one_level_table(method), q, Polynomial())
-            rows.append((method, f"{q} beside the products'", *formula_cells(printed, without_products, "m")))
+            rows.append((method, f"{q} without the products", *formula_cells(printed, without_products, "m")))
         for q, printed in zip(QUANTITIES[1:], CLOSED_FORMS[1][method][1:], strict=True):
             rows.append((method, q, *formula_cells(printed, li_counts.count_polynomial(q, method, 1))))
     rows += _rounded_reduction_rows("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
     notes = (
-        "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
-        "About 12 percent holds at n = 16384; at n = 4096 volume falls by 8.5 (Strassen) and 9.3 percent (Winograd).",
+        "The numbers agree with each other: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
+        "The reduction is about 12 percent at n = 16384. At n = 4096 the volume falls by 8.5 (Strassen) and 9.3 "
+        "percent (Winograd).",
     )
     return PaperTable(
         "li-section6", "Section 6: one level, the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), notes
@@ -337,12 +338,12 @@ def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int
 
 
 _SECTION_7_NOTES: Final = (
-    "Winograd: 15 additions a level follow if (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1) of Figure 23 forms "
-    "C11 + T1 once. As printed it has four additions, not three, and A(k,n) would grow by 16n^2/4.",
+    "Winograd: a level has 15 additions if the step (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1) of Figure 23 forms "
+    "C11 + T1 once. The printed step has four additions instead of three; A(k,n) would then grow by 16n^2/4.",
     "Section 7.2 refers to Figure 15 for A(1,n), T(1,n), V(1,n); they are in Figure 14.",
     "The two-level text is consistent: T(2,n) = 7 x 35/256 + 51/128 = 347/256 n^2, V(2,n) = 7 x 50/4 + 51 = 277/2 n^2, "
     "A(2,n) = -49/16 + 126/16 + 72/16 = 149/16 n^2. Volume and transactions of Figure 23: 10 x 3 + 6 + 5 = 41.",
-    "26 percent for three levels is 26.7 cut off; 'about 20' for two levels is 20.5 (volume) to 23.4 (arithmetics).",
+    "26 percent for three levels is 26.7 truncated. 'About 20' for two levels is 20.5 (volume) to 23.4 (arithmetics).",
 )
 
 

@@ -78,8 +78,9 @@ def _measured_reduction(method: str, tau2: int, i: int) -> float | None:
 
 
 _CURVE_NOTES: Final = (
-    "The figure is a plot without numbers; printed are the percentages of Figures 15 and 20 to 22 for its n and k.",
-    "run time: from the seconds of Figure 24 (tau2 = 4096) and Figure 36 (tau2 = 2048, n = 16384); not computed.",
+    "The figure is a plot without numbers. The printed percentages are from Figures 15 and 20 to 22, for the "
+    "figure's n and k.",
+    "run time: measured by the paper, in Figure 24 (tau2 = 4096) and in Figure 36 (tau2 = 2048, n = 16384).",
 )
 
 
@@ -157,11 +158,12 @@ def li_predicted() -> PaperTable:
         rows.append((device, code, n, text, printed, predicted, predicted / printed))
     columns = ("device", "code", "n", "plan", "printed", "predicted", "predicted / printed")
     notes = (
-        "Predicted by the model of today's GPUs, from peaks, bandwidths, and the share of the peak of products. "
-        "This share agrees with the printed times of sgemm and dgemm, so their small difference is no evidence. The "
-        "recursive codes, to which nothing was fitted, are predicted 3 to 6 percent too long.",
-        "The paper's leaf is GPU8, which is 3 percent faster than the sgemm of the prediction. Its innermost level has "
-        "sums inside products, which the plans here compute in passes of their own.",
+        "The times are predicted by the model of today's GPUs from peaks, bandwidths, and the share of the peak that "
+        "products reach. The share was set from the printed times of sgemm and dgemm, so the small error of these "
+        "two times is no evidence. Nothing was fitted to the recursive codes; their predicted times are 3 to 6 "
+        "percent too long.",
+        "The paper's leaf is GPU8, which is 3 percent faster than the sgemm of the prediction. The paper's innermost "
+        "level has sums inside products; the predicted plans compute these sums in separate passes.",
     )
     return PaperTable("li-predicted", "Figures 24 and 40: seconds, printed and predicted", columns, tuple(rows), notes)
 
@@ -193,10 +195,11 @@ def li_errors() -> PaperTable:
     )
     columns = ("method", "levels", "maximum (measured)", "average (measured)", "expected on random data", "bound")
     notes = (
-        "bound: how the bound in the largest norm grows, (12/4)^k and (18/4)^k, leading terms. The measured growth may "
-        "be larger: on this matrix, I + u v^T, the classical error is further below its bound than the fast ones are.",
-        "Average errors at 0 levels are 3.3e-8 here, as in Figure 31; Figure 34 prints 6.6e-8, which is Figure 31's "
-        "value at n = 2048. The text's ratios (425 for four levels) follow from 3.3e-8 only.",
+        "bound: the growth of the bound in the maximum norm, by its leading terms (12/4)^k and (18/4)^k. The "
+        "measured growth may be larger: on the paper's matrix I + u v^T, the classical error is farther below its "
+        "bound than the errors of the fast methods.",
+        "The average error at 0 levels is 3.3e-8 in this table, as in Figure 31. Figure 34 prints 6.6e-8, which is "
+        "the value of Figure 31 at n = 2048. The ratios in the text (425 for four levels) follow from 3.3e-8 only.",
     )
     return PaperTable("li-errors", "Figures 32 and 34: error growth at n = 16384", columns, rows, notes)
 
@@ -222,12 +225,13 @@ def li_exchanged() -> PaperTable:
     )
     columns = ("figure", "error", "levels", "Strassen", "Winograd", "ratio", "expected on random data", "exchanged")
     notes = (
-        "Winograd's variant has the larger error in theory, in the text, and in all other figures. Figure 32 has it "
-        "the other way round at levels 1 and 2, where each method's growth is uneven, too (8.5, 9.4, 1.9, 1.4 from "
-        "level to level for Strassen; exchanged 3.6, 6.9, 6.0, 1.4): its two rows look exchanged there, but are not: "
-        "run on an H200 (li-fig32), both codes have there what is printed, to 2 percent.",
-        "Figure 44 has it the other way round in both rows, unlike Figure 43 for the same codes: its columns dStrassen "
-        "and dWinograd look exchanged, and on an H200 (li-fig44) dWinograd's errors are 1.5 and 1.6 times dStrassen's.",
+        "Winograd's variant has the larger error in theory, in the text, and in all other figures. In Figure 32 "
+        "Strassen's method has the larger error at levels 1 and 2. The growth from level to level is also uneven: "
+        "8.5, 9.4, 1.9, 1.4 for Strassen, and 3.6, 6.9, 6.0, 1.4 if the two rows were exchanged. The rows look "
+        "exchanged but are not: on an H200 (li-fig32), both codes have the printed errors to 2 percent.",
+        "In both rows of Figure 44 dStrassen has the larger error, unlike in Figure 43 for the same codes: the "
+        "columns dStrassen and dWinograd look exchanged. On an H200 (li-fig44), dWinograd's errors are 1.5 and 1.6 "
+        "times dStrassen's.",
     )
     return PaperTable(
         "li-exchanged", "Figures 32, 34, 43 and 44: Winograd's error over Strassen's", columns, rows, notes
@@ -242,9 +246,11 @@ def li_section8() -> PaperTable:
     notes = (
         "'13 fold' and '17 fold' for one level of Strassen do not follow from Figures 32 and 34: 3.3e-3/3.9e-4 = 8.5 "
         "and 1.1e-7/3.3e-8 = 3.3 (1.7 with Figure 34's own 6.6e-8).",
-        "'200 times' and 'almost 213 fold' are the same ratio, 8.3e-2/3.9e-4 = 212.8; 5151 is 5151.5 cut off.",
-        "The abstract has maximum errors 'about 2 orders of magnitude' up for both; Winograd's 1615 is three.",
-        "Temporaries: two quarters a level, n^2/2 (1 + 1/4 + ...) <= 2n^2/3; three give n^2, as the text says.",
+        "'200 times' and 'almost 213 fold' are the same ratio, 8.3e-2/3.9e-4 = 212.8. 5151 is 5151.5 truncated.",
+        "The abstract says that maximum errors grow by 'about 2 orders of magnitude' for both methods; Winograd's "
+        "factor 1615 is three orders.",
+        "Temporaries: two blocks of n^2/4 elements for each level give n^2/2 (1 + 1/4 + ...) <= 2n^2/3. Three blocks "
+        "give n^2, as the text says.",
     )
     return PaperTable("li-section8", "Section 8: ratios in the text", ("number", *COMPARED_COLUMNS), rows, notes)
 

@@ -117,7 +117,7 @@ class Decision:
         return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
-        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
+        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"decided by: {self.source}"]
         if self.on_cpu and (warning := slow_kernel_warning()):
             lines += [f"warning: {warning}"]
         if self.problem:
@@ -128,7 +128,7 @@ class Decision:
             counts = Counter(self.kernels).items()  # kernels can run several times, for example those of inner levels
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
         if self.call_bytes > self.workspace:
-            lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
+            lines += [f"the call allocates: {self.call_bytes} bytes, including copies and memory for launches"]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
         if self.problem and self.problem.element_type.exact:
             lines += ["expected error: none, integers are exact"]
@@ -144,7 +144,7 @@ class Decision:
         shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
         times = [f"{c.time:.3f}" for c in shown]
         width = max(5, *map(len, times))
-        lines = ["predicted time, the vendor's being 1:"]
+        lines = ["predicted time as a multiple of the vendor's:"]
         lines += [f"  {time:>{width}}  {c.plan}{self._exceeded_limit(c)}" for time, c in zip(times, shown, strict=True)]
         if len(shown) < len(self.candidates):
             lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
@@ -161,7 +161,7 @@ class Decision:
         growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
         text, origin = format_error_growth(growth), " (root mean square, by the model)"
         if is_measured and self.plan.leaf_use.leaf.emulates:
-            text, origin = f"at most {text}", " (the largest that was measured, in the Frobenius norm)"
+            text, origin = f"at most {text}", " (the largest measured error, in the Frobenius norm)"
         line = ", ".join([f"expected error: {text} times the vendor's", *notes])
         return line if self.plan == VENDOR else f"{line}{origin}"
 
@@ -187,8 +187,8 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
     if untuned := untuned_arithmetic_variables(problem.dtype, device):
-        what = f"{untuned} changes its {problem.dtype} products, and no calibration was measured so"
-        return Decision(VENDOR, problem, f"the vendor answers: {what}; `fmm-tune --device 0` measures one")
+        what = f"{untuned} changes the vendor's {problem.dtype} products; no calibration was measured with it"
+        return Decision(VENDOR, problem, f"the vendor multiplies: {what}; run `fmm-tune --device 0`")
     if mode == "hasa":
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
@@ -222,7 +222,7 @@ def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None
 def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision for integers. Integers have no tunings, so the rates are from a floating-point type."""
     if device.threads and min(problem.size) < MIN_INTEGER_PLAN_SIDE:
-        return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {MIN_INTEGER_PLAN_SIDE}")
+        return Decision(VENDOR, problem, f"NumPy multiplies: a side of integers is below {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
     calibration, is_tuned = integer_calibration(problem, limits, device)
     return decide_by_model(problem, limits, calibration, is_tuned, device.identity)
@@ -293,8 +293,8 @@ def decide_over_entry(
     gain /= entry[0].speedup if certified != VENDOR else 1.0
     if gain < ENTRY_OVERRIDE_GAIN:
         return None
-    was = f"its entry ({entry[0].evidence_text}) is from before {leaf.name}, predicted to be {gain:.2f} times as fast"
-    return replace(decision, reason=f"{was}; tune again to have that measured ({decision.reason})")
+    was = f"the entry ({entry[0].evidence_text}) is older than the leaf {leaf.name}, predicted {gain:.2f} times as fast"
+    return replace(decision, reason=f"{was}; tune again to measure the leaf ({decision.reason})")
 
 
 # ---- by the model
@@ -306,14 +306,14 @@ def decide_by_model(
 ) -> Decision:
     """Return the model's choice with this calibration; without a calibration return the decision for the vendor."""
     if calibration is None:
-        return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
+        return Decision(VENDOR, problem, f"the vendor multiplies: {identity.name} has neither a tuning nor a datasheet")
     if problem.dtype not in calibration.rates:
-        return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
+        return Decision(VENDOR, problem, f"the vendor multiplies: {identity.name} has no rate for {problem.dtype}")
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
     plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
     if calibration.source == BUILT_IN_SOURCE_TEXT and plan == VENDOR and any(c.beats_vendor for c in choice.candidates):
-        reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
+        reason = f"{reason}; with wider limits, this processor would be measured before a plan is chosen"
     found = choice.candidates
     return Decision(plan, problem, reason, found, source, on_cpu=on_cpu, calibration=calibration, limits=limits)
 
@@ -328,7 +328,9 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or calibration.find_rate(problem.dtype) is None:
-        return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
+        return Decision(
+            VENDOR, problem, f"the vendor multiplies: {device.identity.name} has no rate for {problem.dtype}"
+        )
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
     plan = choose_hasa_plan(problem_without_layouts(problem), calibration, limits, epsilon)

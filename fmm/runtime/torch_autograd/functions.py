@@ -62,7 +62,7 @@ def _decide_fallback(why: str, constraints: PlanConstraints, function: str = TOR
     """Return the decision for a call that only torch can compute; PlanError if the caller named a plan."""
     if constraints.plan not in (None, VENDOR):
         raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
-    return Decision(VENDOR, None, f"torch answers: {why}", kernels=(function,))
+    return Decision(VENDOR, None, f"torch multiplies: {why}", kernels=(function,))
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]

@@ -569,7 +569,7 @@ def test_a_table_that_says_nothing_of_its_fringe_is_padded(folder: Path) -> None
 def test_a_table_that_says_too_much_of_its_fringe_is_refused(folder: Path) -> None:
     """Right on equal blocks, and wrong on others: it must not run on them without anybody's asking for it."""
     (folder / "naive.txt").write_text(f"{NAIVE}\nfringe  unequal\n", encoding="utf-8")
-    with pytest.raises(PlanError, match="the step table naive says that it bears unequal blocks, but it does not"):
+    with pytest.raises(PlanError, match="the step table naive declares `fringe unequal`, but is wrong on unequal"):
         Plan.parse("naive > vendor")
     assert plan_defect(Plan.parse("naive.pad > vendor"), 3, 5, 3) is None
 

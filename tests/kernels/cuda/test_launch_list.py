@@ -83,7 +83,7 @@ CASES = (
     Case(
         "3m > vendor",
         "complex64",
-        (*SPLITS, "3 x cuBLAS", "block_sums, join: ", "recompute_simple: computes again"),
+        (*SPLITS, "3 x cuBLAS", "block_sums, join: ", "recompute_simple: computes C again"),
         flagged=True,
     ),
     Case("3m.batched > lt2", "complex128", (*SPLITS, "cuBLASLt, candidate 2, a batch of 3", "block_sums, join: ")),
@@ -191,7 +191,7 @@ CASES = (
     Case(
         "winograd.batched.pad16 > vendor",
         "float16",
-        (*SPLITS, "cuBLAS, a batch of 7", "block_sums, join: ", "recompute_simple: computes again"),
+        (*SPLITS, "cuBLAS, a batch of 7", "block_sums, join: ", "recompute_simple: computes C again"),
         flagged=True,
     ),
     Case(

@@ -93,7 +93,7 @@ def test_limits_that_forbid_the_guess_name_the_measurement() -> None:
     guess = replace(FREE_SUMS, source=BUILT_IN_SOURCE_TEXT)
     found = decide_plan(product("float32"), Limits(0), processor(guess, []))
     assert found.plan == VENDOR and "than allowed" in found.reason
-    assert found.reason.endswith("; within wider limits this processor would be measured before it is chosen")
+    assert found.reason.endswith("; with wider limits, this processor would be measured before a plan is chosen")
 
 
 def test_a_device_without_a_probe_has_its_guess() -> None:

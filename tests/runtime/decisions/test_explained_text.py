@@ -31,11 +31,11 @@ def decided(plan: str = "", dtype: str = "float32", workspace: int = LARGE, grow
         ("vendor", "1.0 times the vendor's"),
         (
             "residues(8) > bytes",
-            "at most 0.020 times the vendor's (the largest that was measured, in the Frobenius norm)",
+            "at most 0.020 times the vendor's (the largest measured error, in the Frobenius norm)",
         ),
         (
             "residues(7) > bytes",
-            "at most 0.30 times the vendor's (the largest that was measured, in the Frobenius norm)",
+            "at most 0.30 times the vendor's (the largest measured error, in the Frobenius norm)",
         ),
         ("strassen > f16x3", "1.7 times the vendor's (root mean square, by the model)"),
     ],
@@ -95,6 +95,6 @@ def test_a_matrix_times_a_stack_is_decided_as_it_is_explained(host_plans: list[P
 
 def test_a_type_without_plans_has_a_decision_and_a_checked_operation() -> None:
     found = fmm.plan(64, 64, 64, dtype="longdouble")
-    assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ") and str(found)
+    assert found.plan == VENDOR and found.reason.startswith("NumPy multiplies: ") and str(found)
     with pytest.raises(ValueError, match="unknown operation 'sum'"):
         fmm.plan(64, 64, 64, dtype="longdouble", op="sum")  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_a_leaf_that_the_tuning_did_not_know_comes_before_its_entry(
     with caplog.at_level(logging.WARNING):
         found = decided(path, section(plan, speedup))
     assert found.plan.leaf == "f16x3" and found.source == "calibrated model"
-    assert "is from before f16x3" in found.reason and "tune again" in found.reason
+    assert "is older than the leaf f16x3" in found.reason and "tune again" in found.reason
     assert "tune again" in caplog.text
 
 
@@ -89,7 +89,7 @@ MEASURED = {**KNOWN, "leaf_rates": {"f16x3": {"flops": 2.4e14, "fill": 2.7e5, "p
 )
 def test_else_the_entry_answers(path: Path, found: dict[str, Any], limits: Limits) -> None:
     assert decided(path, found, limits).source in ("certified entry", "datasheet model")
-    assert "from before" not in decided(path, found, limits).reason
+    assert "is older than" not in decided(path, found, limits).reason
 
 
 def test_show_tells_what_is_done() -> None:
@@ -111,7 +111,7 @@ def predicted(path: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[s
     return told
 
 
-BEFORE = "is from before f16x3"
+BEFORE = "is older than the leaf f16x3"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_it_is_the_one_by_which_products_are_decided(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_answers_for_squares_are_the_decisions(dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tuning that has entries: at their sides by them, at others by the model. In float32 by the model at all: the
-    tuning is from before f16x3, by which that takes a third of the entry's time."""
+    tuning is older than the leaf f16x3, by which that takes a third of the entry's time."""
     path = ROOT / "results" / "nvidia-h200" / "config.json"
     ((key, types),) = files.read_config(path).items()
     monkeypatch.setenv("FMM_CONFIG", str(path))

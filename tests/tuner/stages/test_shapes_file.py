@@ -101,7 +101,7 @@ def test_a_damaged_record_is_named(line: str, tmp_path: Path) -> None:
 
 
 def count(left: tuple[int, ...], right: tuple[int, ...], dtype: str = "float32", times: int = 1) -> ProductCount:
-    return ProductCount(times, ProductKind("torch.matmul", left, right, dtype), ProductOutcome("", "left alone"))
+    return ProductCount(times, ProductKind("torch.matmul", left, right, dtype), ProductOutcome("", "no plan"))
 
 
 PROGRAM = Report(

@@ -319,6 +319,6 @@ def checked_split_launches(
         (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
     )
     first = split_launch(
-        "recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread"
+        "recorded", "splits A and B in two float16 numbers each, records the spread of rows and columns"
     )
     return first, balance, split_launch("balanced", "splits again if the inner dimension is to be balanced")

@@ -263,7 +263,7 @@ def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, .
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
     kernel = Kernel(measure_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
-    does = "how large A's rows and B's columns are" if scaled else "transposes operands that are not K-major"
+    does = "norms of A's rows and B's columns" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
 
 

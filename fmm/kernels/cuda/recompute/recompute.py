@@ -87,7 +87,7 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: D
     ]
     slots += [AddressSlot(14, addend.base, addend.offset)] if addend else []
     label = "recompute_simple: " + (
-        "looks for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes again if there is any"
+        "scans C for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes C again if it has any"
     )
     kernel = Kernel(simple_recompute_source, (problem.stored_type, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
@@ -113,7 +113,7 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
     )
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
-        "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
+        "recompute", "recompute_tiled: computes C again if it has inf or NaN", kernel, grid, parameters, tuple(slots)
     )
 
 

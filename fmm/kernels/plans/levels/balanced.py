@@ -73,7 +73,7 @@ class BalancedLevel(LevelWithSteps):
 def balanced_level(gamma: float = 2) -> BalancedLevel:
     """Return the level `balanced(gamma)`; raise PlanError if gamma is below 1.5 or not finite."""
     if not 1.5 <= gamma < inf:
-        raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike")
+        raise PlanError(f"balanced({gamma:g}): gamma must be finite and at least 1.5, so that sides become more equal")
     short = f"{gamma:g}"
     text = f"balanced({short if float(short) == gamma else repr(gamma)})"
     return BalancedLevel(text=text, gamma=gamma, products=1, depth=0, saves_products=False)

@@ -109,7 +109,7 @@ def _batch_equal_products(products: Sequence[Product]) -> list[Product | Product
 def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     """Return the level `gram^cuts`. `diagonal_leaf` is the text of the leaf for the blocks on the diagonal."""
     if not 1 <= cuts <= MAX_GRAM_CUTS:
-        raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_GRAM_CUTS} times")
+        raise PlanError(f"gram^{cuts}: the exponent must be from 1 to {MAX_GRAM_CUTS}")
     types = None
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:

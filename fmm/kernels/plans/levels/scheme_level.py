@@ -224,9 +224,9 @@ def scheme_level(
     if tasks and traversal != "fused":
         raise PlanError(f"{algorithm}: only a fused level can have {' and '.join(tasks)}")
     if {"streams", "atomic"} <= set(tasks):
-        raise PlanError(f"{algorithm}: what is added atomically needs no streams that wait for each other")
+        raise PlanError(f"{algorithm}: atomic additions need no order of products, so `streams` is not allowed")
     if traversal == "batched" and not fringe.startswith("pad"):
-        raise PlanError(f"{algorithm}: a batch needs equal blocks, so pad, not {fringe}")
+        raise PlanError(f"{algorithm}: a batch needs equal blocks: pad, not {fringe}")
     if is_table:
         return build_scheme_level(algorithm, None, step_table(algorithm), traversal, fringe, tasks)
     return build_scheme_level(algorithm, scheme(algorithm), None, traversal, fringe, tasks)
@@ -304,7 +304,7 @@ def default_fringe(algorithm: str, traversal: Traversal) -> str:
     declared = _declared_fringe(algorithm, traversal)
     needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
     if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROVERS):
-        raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
+        raise PlanError(f"the step table {algorithm} declares `fringe unequal`, but is wrong on unequal blocks")
     return declared
 
 

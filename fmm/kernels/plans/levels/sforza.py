@@ -128,7 +128,7 @@ def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
 def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
     """Return the level `sforza(recursion,cutoff)`; raise PlanError for a depth outside 1 to 6."""
     if not 1 <= recursion <= MAX_SFORZA_DEPTH:
-        raise PlanError(f"sforza({recursion}): its depth can be 1 to {MAX_SFORZA_DEPTH}")
+        raise PlanError(f"sforza({recursion}): the depth must be from 1 to {MAX_SFORZA_DEPTH}")
     products, growth = 6, 1.0
     if recursion > 1:
         strassen = _strassen_level()
