@@ -20,23 +20,23 @@ PLAIN_TYPES: dict[type, Library] = {}
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 
-def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
+def library_of(a: Any, b: Any, out: Any = None, third_name: str = "out") -> Library:
     """Return the adapter for these arrays; for lists and host arrays of libraries without an adapter, NumPy's adapter.
 
-    Raise TypeError if the arrays belong to different libraries. `third` is the name of the third argument in error
+    Raise TypeError if the arrays belong to different libraries. `third_name` is the name of the third argument in error
     messages.
     """
     cls = type(a)
     cached = _libraries.get(cls)
     if cached is not None and type(b) is cls and (out is None or type(out) is cls):
         return cached
-    found = _select_library(a, b, out, third)
+    found = _select_library(a, b, out, third_name)
     if found is not NUMPY and type(b) is cls and (kind := array_kind(a)) in ("cupy", "torch") and can_cache_kind(kind):
         _libraries[cls] = found
     return found
 
 
-def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
+def _select_library(a: Any, b: Any, out: Any, third_name: str) -> Library:
     if out is None and array_kind(a) == "host" == array_kind(b):
         return NUMPY
     arrays = (a, b) if out is None else (a, b, out)
@@ -45,7 +45,7 @@ def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
         return NUMPY
     # If one operand is a list or another sequence, it becomes an array of the other operand's library.
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
-        raise mixed_arrays_error(a=a, b=b, **{third: out})
+        raise mixed_arrays_error(a=a, b=b, **{third_name: out})
     if "torch" in kinds:
         return _load_torch_library()
     try:

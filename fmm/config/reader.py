@@ -73,21 +73,23 @@ def _json_lines(value: JsonValue, depth: int) -> str:
 
 
 def read_fields(
-    value: JsonValue, where: str, checks: Mapping[str, JsonCheck], optional: frozenset[str] = frozenset()
+    value: JsonValue, json_path: str, checks: Mapping[str, JsonCheck], optional: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return the checked fields of an object; raise ConfigError for an unknown, missing or invalid field."""
     if not isinstance(value, dict):
-        raise wrong_value_error(where, "an object", value)
+        raise wrong_value_error(json_path, "an object", value)
     for name in value.keys() - checks.keys():
-        raise ConfigError(f"{where} has an unknown field {check_text(name, where)!r}; it may have {', '.join(checks)}")
+        raise ConfigError(
+            f"{json_path} has an unknown field {check_text(name, json_path)!r}; it may have {', '.join(checks)}"
+        )
     for name in checks.keys() - value.keys() - optional:
-        raise ConfigError(f"{where} has no field {name!r}")
-    return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
+        raise ConfigError(f"{json_path} has no field {name!r}")
+    return {name: check(value[name], f"{json_path}.{name}") for name, check in checks.items() if name in value}
 
 
-def wrong_value_error(where: str, what: str, value: JsonValue) -> ConfigError:
-    """Return the ConfigError for an invalid value; `what` describes a valid value."""
-    return ConfigError(f"{where} must be {what}, not {short_text(value)}")
+def wrong_value_error(json_path: str, valid_text: str, value: JsonValue) -> ConfigError:
+    """Return the ConfigError for an invalid value; `valid_text` describes a valid value."""
+    return ConfigError(f"{json_path} must be {valid_text}, not {short_text(value)}")
 
 
 def short_text(value: JsonValue) -> str:
@@ -102,9 +104,9 @@ def short_text(value: JsonValue) -> str:
 def number_check(low: float, high: float) -> JsonCheck:
     """Return a check that a value is a number within these bounds."""
 
-    def check(value: JsonValue, where: str) -> float:
+    def check(value: JsonValue, json_path: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise wrong_value_error(where, f"a number from {low:g} to {high:g}", value)
+            raise wrong_value_error(json_path, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
     return check
@@ -114,8 +116,8 @@ def optional_number_check(low: float, high: float) -> JsonCheck:
     """Return a check that a value is a number within these bounds, or null for a number that was not measured."""
     number = number_check(low, high)
 
-    def check(value: JsonValue, where: str) -> float | None:
-        return None if value is None else float(number(value, where))
+    def check(value: JsonValue, json_path: str) -> float | None:
+        return None if value is None else float(number(value, json_path))
 
     return check
 
@@ -123,9 +125,9 @@ def optional_number_check(low: float, high: float) -> JsonCheck:
 def integer_check(low: int, high: int) -> JsonCheck:
     """Return a check that a value is a whole number within these bounds."""
 
-    def check(value: JsonValue, where: str) -> int:
+    def check(value: JsonValue, json_path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong_value_error(where, f"a whole number from {low} to {high}", value)
+            raise wrong_value_error(json_path, f"a whole number from {low} to {high}", value)
         return value
 
     return check
@@ -134,54 +136,54 @@ def integer_check(low: int, high: int) -> JsonCheck:
 def choice_check(*valid: str) -> JsonCheck:
     """Return a check that a value is one of these words."""
 
-    def check(value: JsonValue, where: str) -> str:
+    def check(value: JsonValue, json_path: str) -> str:
         if value not in valid or not isinstance(value, str):
-            raise wrong_value_error(where, " or ".join(valid), value)
+            raise wrong_value_error(json_path, " or ".join(valid), value)
         return value
 
     return check
 
 
-def parser_check(what: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
-    """Return a check that calls `parse`; the error message says that the value is not `what`."""
+def parser_check(valid_text: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
+    """Return a check that calls `parse`; the error message says that the value is not `valid_text`."""
 
-    def check(value: JsonValue, where: str) -> Any:
+    def check(value: JsonValue, json_path: str) -> Any:
         try:
             return parse(value)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise wrong_value_error(where, what, value) from None
+            raise wrong_value_error(json_path, valid_text, value) from None
 
     return check
 
 
-def check_text(value: JsonValue, where: str) -> str:
+def check_text(value: JsonValue, json_path: str) -> str:
     """Return the value if it is a short text without control characters, else raise ConfigError."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
-        raise wrong_value_error(where, "a short text", value)
+        raise wrong_value_error(json_path, "a short text", value)
     return value
 
 
-def check_bool(value: JsonValue, where: str) -> bool:
+def check_bool(value: JsonValue, json_path: str) -> bool:
     """Return the value if it is true or false, else raise ConfigError."""
     if not isinstance(value, bool):
-        raise wrong_value_error(where, "true or false", value)
+        raise wrong_value_error(json_path, "true or false", value)
     return value
 
 
-def accept_any(value: JsonValue, where: str) -> JsonValue:
+def accept_any(value: JsonValue, json_path: str) -> JsonValue:
     """Return the value unchecked: the runtime does not read the field, or another function checks the field."""
     return value
 
 
-def check_text_values(value: JsonValue, where: str) -> dict[str, str]:
+def check_text_values(value: JsonValue, json_path: str) -> dict[str, str]:
     """Return the value if it is an object of short texts, else raise ConfigError."""
     if not isinstance(value, dict):
-        raise wrong_value_error(where, "an object", value)
-    return {check_text(name, where): check_text(found, f"{where}.{name}") for name, found in value.items()}
+        raise wrong_value_error(json_path, "an object", value)
+    return {check_text(name, json_path): check_text(found, f"{json_path}.{name}") for name, found in value.items()}
 
 
-def check_text_list(value: JsonValue, where: str) -> list[str]:
+def check_text_list(value: JsonValue, json_path: str) -> list[str]:
     """Return the value if it is a list of short texts, else raise ConfigError."""
     if not isinstance(value, list):
-        raise wrong_value_error(where, "a list", value)
-    return [check_text(found, f"{where}[{i}]") for i, found in enumerate(value)]
+        raise wrong_value_error(json_path, "a list", value)
+    return [check_text(found, f"{json_path}[{i}]") for i, found in enumerate(value)]

@@ -34,33 +34,33 @@ OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
 BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
-def check_reported_fields(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:
+def check_reported_fields(section: Mapping[str, JsonValue], json_path: str) -> Iterator[ConfigError]:
     """Check a section's fields that only commands read; yield a ConfigError for each damaged field."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:
             try:
-                check(section[name], f"{where}.{name}")
+                check(section[name], f"{json_path}.{name}")
             except ConfigError as error:
                 yield error
 
 
-def _check_object(value: JsonValue, where: str, check: JsonCheck) -> dict[str, Any]:
+def _check_object(value: JsonValue, json_path: str, check: JsonCheck) -> dict[str, Any]:
     """Return the object if every value passes `check`, else raise ConfigError."""
     if not isinstance(value, dict):
-        raise wrong_value_error(where, "an object", value)
-    return {check_text(name, where): check(found, f"{where}.{name}") for name, found in value.items()}
+        raise wrong_value_error(json_path, "an object", value)
+    return {check_text(name, json_path): check(found, f"{json_path}.{name}") for name, found in value.items()}
 
 
-def _check_record(value: JsonValue, where: str) -> dict[str, Any]:
+def _check_record(value: JsonValue, json_path: str) -> dict[str, Any]:
     """Return the object if its values are texts, numbers or null, else raise ConfigError."""
-    return _check_object(value, where, lambda x, at: x if x is None else _check_text_or_number(x, at))
+    return _check_object(value, json_path, lambda x, at: x if x is None else _check_text_or_number(x, at))
 
 
-def _check_text_or_number(value: JsonValue, where: str) -> JsonValue:
-    return check_text(value, where) if isinstance(value, str) else check_number(value, where)
+def _check_text_or_number(value: JsonValue, json_path: str) -> JsonValue:
+    return check_text(value, json_path) if isinstance(value, str) else check_number(value, json_path)
 
 
-def _check_errors(value: JsonValue, where: str) -> dict[str, Any]:
+def _check_errors(value: JsonValue, json_path: str) -> dict[str, Any]:
     """Check and return the model's errors: one object for each predicted quantity (time, speedup)."""
 
     def check(found: JsonValue, at: str) -> dict[str, Any] | None:
@@ -73,32 +73,32 @@ def _check_errors(value: JsonValue, where: str) -> dict[str, Any]:
             raise wrong_value_error(f"{at}.{missing[0]}", "a number", None)
         return checked
 
-    return _check_object(value, where, check)
+    return _check_object(value, json_path, check)
 
 
-def _check_interval(value: JsonValue, where: str) -> tuple[float, float]:
+def _check_interval(value: JsonValue, json_path: str) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
-        raise wrong_value_error(where, "two numbers, [low, high]", value)
-    low, high = (check_number(x, where) for x in value)
+        raise wrong_value_error(json_path, "two numbers, [low, high]", value)
+    low, high = (check_number(x, json_path) for x in value)
     if low > high:
-        raise wrong_value_error(where, "two numbers, [low, high]", value)
+        raise wrong_value_error(json_path, "two numbers, [low, high]", value)
     return low, high
 
 
-def _check_blocks(value: JsonValue, where: str) -> dict[str, Any]:
+def _check_blocks(value: JsonValue, json_path: str) -> dict[str, Any]:
     """Check and return the block model's fit: its errors, and its constants or null for the built-in constants."""
 
     def check_terms(found: JsonValue, at: str) -> JsonValue:
         return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)
 
     shares = dict.fromkeys(("error", "built_in_error", "held_back"), check_share)
-    return read_fields(value, where, {"fitted": check_terms, "shapes": integer_check(0, 10**6), **shares})
+    return read_fields(value, json_path, {"fitted": check_terms, "shapes": integer_check(0, 10**6), **shares})
 
 
 REPORTED_CHECKS: Mapping[str, JsonCheck] = {
     "conditions": _check_record,
     "tuned": _check_record,
-    "intervals": lambda value, where: _check_object(value, where, _check_interval),
+    "intervals": lambda value, json_path: _check_object(value, json_path, _check_interval),
     "error": _check_errors,
     "blocks": _check_blocks,
 }

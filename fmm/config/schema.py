@@ -238,19 +238,19 @@ class Tuning:
 # ---- checks of the fields
 
 
-def check_size(value: JsonValue, where: str) -> Size:
+def check_size(value: JsonValue, json_path: str) -> Size:
     """Return the value as a tuple of three sides, or raise ConfigError."""
     if not isinstance(value, list | tuple) or len(value) != 3:
-        raise wrong_value_error(where, "three sides, [m, k, n]", value)
+        raise wrong_value_error(json_path, "three sides, [m, k, n]", value)
     side = integer_check(1, 1 << 40)
-    m, k, n = (side(x, where) for x in value)
+    m, k, n = (side(x, json_path) for x in value)
     return m, k, n
 
 
-def check_plan(value: JsonValue, where: str) -> str:
+def check_plan(value: JsonValue, json_path: str) -> str:
     """Return a plan's text if it ends in the name of a leaf, else raise ConfigError; the first use parses the plan."""
-    if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
-        raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
+    if check_text(value, json_path).rpartition(">")[2].strip() not in leaf_uses():
+        raise wrong_value_error(json_path, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
@@ -362,18 +362,18 @@ OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # fields that older configs 
 # ---- reading a section
 
 
-def read_section(raw: JsonValue, where: str, identity: Identity, dtype: str) -> Tuning:
+def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str) -> Tuning:
     """Return the tuning in a section of a config; raise ConfigError if a field is invalid."""
     if dtype not in DTYPES:
-        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = read_fields(raw, where, SECTION_CHECKS, OPTIONAL_SECTION_FIELDS)
+        raise ConfigError(f"{json_path}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
+    found = read_fields(raw, json_path, SECTION_CHECKS, OPTIONAL_SECTION_FIELDS)
     if not isinstance(found["entries"], list):
-        raise wrong_value_error(f"{where}.entries", "a list", found["entries"])
-    entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
+        raise wrong_value_error(f"{json_path}.entries", "a list", found["entries"])
+    entries = [read_entry(x, f"{json_path}.entries[{i}]") for i, x in enumerate(found["entries"])]
     calibration = found["calibration"]
     if calibration is not None:
         source = _source_text(found["tuned"], found["error"])
-        calibration = read_calibration(calibration, f"{where}.calibration", dtype, identity.name, source)
+        calibration = read_calibration(calibration, f"{json_path}.calibration", dtype, identity.name, source)
     thresholds = read_thresholds(found["thresholds"])
     if calibration is not None and thresholds is not None:
         calibration = replace(calibration, level_bounds=thresholds.level_bounds)
@@ -403,17 +403,19 @@ def _vendor_arithmetic(dtype: str, conditions: JsonValue) -> str:
     return vendor_arithmetic(dtype, {str(name): str(value) for name, value in variables.items()})
 
 
-def read_entry(raw: JsonValue, where: str) -> Entry:
+def read_entry(raw: JsonValue, json_path: str) -> Entry:
     """Return an entry; raise ConfigError if its plan is not certified and is not `vendor`."""
-    found = Entry(**read_fields(raw, where, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"})))
+    found = Entry(
+        **read_fields(raw, json_path, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"}))
+    )
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
-            f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
+            f"{json_path}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
         )
     return found
 
 
-def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: str) -> Calibration:
+def read_calibration(raw: JsonValue, json_path: str, dtype: str, name: str, source: str) -> Calibration:
     """Return the calibration of one type on the device `name`; `source` says how the calibration was measured.
 
     The field `leaf_rates` has the measured rates of some leaves. The optional field `datasheet` names the datasheet
@@ -422,18 +424,18 @@ def read_calibration(raw: JsonValue, where: str, dtype: str, name: str, source: 
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(ProductRate)
     allowed = {**checks, "rate": accept_any, "leaf_rates": accept_any, "datasheet": check_text}
-    found = read_fields(raw, where, allowed, optional | {"leaf_rates", "datasheet"})
+    found = read_fields(raw, json_path, allowed, optional | {"leaf_rates", "datasheet"})
     leaf_rates = found.pop("leaf_rates", {})
     if not isinstance(leaf_rates, dict):
-        raise wrong_value_error(f"{where}.leaf_rates", "an object", leaf_rates)
-    measured = {dtype: ProductRate(**read_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))}
+        raise wrong_value_error(f"{json_path}.leaf_rates", "an object", leaf_rates)
+    measured = {dtype: ProductRate(**read_fields(found.pop("rate"), f"{json_path}.rate", rates, rate_optional))}
     for leaf, numbers in leaf_rates.items():
-        measured[leaf] = ProductRate(**read_fields(numbers, f"{where}.leaf_rates.{leaf}", rates, rate_optional))
+        measured[leaf] = ProductRate(**read_fields(numbers, f"{json_path}.leaf_rates.{leaf}", rates, rate_optional))
     sheet = found.pop("datasheet", "")
     try:
         assumed = datasheet_rates(sheet, dtype) if sheet else {}
     except ValueError as error:
-        raise ConfigError(f"{where}.datasheet: {error}") from None
+        raise ConfigError(f"{json_path}.datasheet: {error}") from None
     return Calibration(name, source, MappingProxyType({**assumed, **measured}), **found)
 
 
@@ -449,14 +451,14 @@ def _has_thresholds(raw: JsonValue) -> bool:
     return isinstance(raw, dict) and raw.keys() >= THRESHOLD_CHECKS.keys() - OPTIONAL_THRESHOLDS
 
 
-def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
+def threshold_errors(raw: JsonValue, json_path: str) -> Iterator[ConfigError]:
     """Yield a ConfigError for each damaged field of thresholds; yield nothing for an object with missing fields."""
     if raw is not None and not isinstance(raw, dict):
-        yield wrong_value_error(where, "an object", raw)
+        yield wrong_value_error(json_path, "an object", raw)
     for name, check in THRESHOLD_CHECKS.items() if _has_thresholds(raw) else ():
         try:
             if name in raw:
-                check(raw[name], f"{where}.{name}")
+                check(raw[name], f"{json_path}.{name}")
         except ConfigError as error:
             yield error
 

@@ -106,13 +106,13 @@ def _simulate_product(
         "C": np.full((m, n), None, dtype=object),
     }
     walk_plan(candidate.outer_plan, operands, tasks, "float64")
-    homes = {**_worker_by_chunk("A", m, k, workers[0]), **_worker_by_chunk("B", k, n, workers[0])}
+    worker_by_chunk = {**_worker_by_chunk("A", m, k, workers[0]), **_worker_by_chunk("B", k, n, workers[0])}
     chunk_tasks = [
         ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
     fetch_seconds = costs.chunk / LINK_BYTES_PER_SECOND if workers[0] > 1 else 0.0
-    return simulate_tasks(chunk_tasks, homes, SimulatedWorkers(*workers, fetch_seconds))
+    return simulate_tasks(chunk_tasks, worker_by_chunk, SimulatedWorkers(*workers, fetch_seconds))
 
 
 def _single_entry_cells(name: str, rows: int, cols: int) -> ChunkGrid:
@@ -165,14 +165,15 @@ class SimulationResult(NamedTuple):
 
 
 def simulate_tasks(
-    tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
+    tasks: Iterable[ChunkTask], worker_by_chunk: Mapping[Hashable, int], workers: SimulatedWorkers
 ) -> SimulationResult:
-    """Simulate the tasks in order; `homes` maps each operand chunk to the worker that initially holds the chunk."""
+    """Simulate the tasks in order; `worker_by_chunk` has the worker that initially holds each operand
+    chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     # earliest time at which each process has a free thread, in seconds
     first_free_at = [0.0] * workers.processes
-    places = {key: {home} for key, home in homes.items()}
-    ready_at = dict.fromkeys(homes, 0.0)
+    places = {key: {home} for key, home in worker_by_chunk.items()}
+    ready_at = dict.fromkeys(worker_by_chunk, 0.0)
     sent, task_seconds = 0, 0.0
     for task in tasks:
         reads = set(task.reads)

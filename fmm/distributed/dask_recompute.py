@@ -38,11 +38,11 @@ def add_recompute_tasks(
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
     def final_chunk_cell(i: int, j: int) -> ChunkCell:
-        cell, plain = (
+        cell, without_levels = (
             by_levels[i, j],
             _add_product_without_levels(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype),
         )
-        return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, plain.key)
+        return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, without_levels.key)
 
     return _build_cell_grid(c.shape, final_chunk_cell)
 
@@ -110,5 +110,5 @@ def return_chunk(chunk: Any) -> Any:
     return chunk
 
 
-def choose_final_chunk(by_levels: Any, plain: Any) -> Any:
-    return by_levels if plain is None else plain
+def choose_final_chunk(by_levels: Any, without_levels: Any) -> Any:
+    return by_levels if without_levels is None else without_levels

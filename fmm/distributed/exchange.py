@@ -86,39 +86,41 @@ class PanelExchange:
     def start_exchange_step(self, step: int) -> PanelsInTransit:
         """Start to send the rectangles that other processes need in this step, and to receive this process's panels."""
         me, numbers, group = self.processes.place, self.processes.numbers, self.processes.group
-        transit = PanelsInTransit({}, [], [], [])
+        panels_in_transit = PanelsInTransit({}, [], [], [])
         messages: list[Any] = []
         for operand, box in self.layout.panels_needed(me, step).items():
             if step and self.layout.has_constant_panel(operand):
-                transit.panels[operand] = self.latest[operand]
+                panels_in_transit.panels[operand] = self.latest[operand]
                 continue
-            transit.panels[operand], sources = self._create_panel(operand, box, step)
+            panels_in_transit.panels[operand], sources = self._create_panel(operand, box, step)
             for source, part in sources:
-                place = submatrix(transit.panels[operand], part.relative_to(box))
+                place = submatrix(panels_in_transit.panels[operand], part.relative_to(box))
                 if not place.is_contiguous():
-                    transit.copies.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
-                    place = transit.copies[-1][1]
+                    panels_in_transit.copies.append(
+                        (place, torch.empty_like(place, memory_format=torch.contiguous_format))
+                    )
+                    place = panels_in_transit.copies[-1][1]
                 messages.append(dist.P2POp(dist.irecv, as_real_tensor(place), numbers[source], group))
-            self.latest[operand] = transit.panels[operand]
+            self.latest[operand] = panels_in_transit.panels[operand]
         for transfer in self.layout.transfers_by_step[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
                 part = submatrix(self.held[transfer.operand], transfer.box.relative_to(box))
-                transit.sent.append(as_real_tensor(part.resolve_conj().contiguous()))
-                messages.append(dist.P2POp(dist.isend, transit.sent[-1], numbers[transfer.dest], group))
+                panels_in_transit.sent.append(as_real_tensor(part.resolve_conj().contiguous()))
+                messages.append(dist.P2POp(dist.isend, panels_in_transit.sent[-1], numbers[transfer.dest], group))
         if messages:
             with translate_lost_process_errors(self.processes, f"step {step + 1} of {self.layout.pieces}"):
-                transit.works.extend(dist.batch_isend_irecv(messages))
-        return transit
+                panels_in_transit.works.extend(dist.batch_isend_irecv(messages))
+        return panels_in_transit
 
-    def finish_exchange_step(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
+    def finish_exchange_step(self, panels_in_transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
         """Wait for the step's messages and return the complete panels of A and B."""
         with translate_lost_process_errors(self.processes, f"step {step + 1} of {self.layout.pieces}"):
-            for work in transit.works:
+            for work in panels_in_transit.works:
                 work.wait()
-        for place, value in transit.copies:
+        for place, value in panels_in_transit.copies:
             place.copy_(value)
-        return transit.panels["A"], transit.panels["B"]
+        return panels_in_transit.panels["A"], panels_in_transit.panels["B"]
 
     def _create_panel(self, operand: OperandName, box: Rectangle, step: int) -> tuple[Any, list[tuple[int, Rectangle]]]:
         """Return a panel that contains this process's own part, and a list of (source process, missing rectangle).
@@ -161,11 +163,11 @@ def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProces
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
     blocks = [Rectangle(share.rows, share.cols) for share in map(layout.process_share, range(layout.process_count))]
-    mine, copies, messages = target.block_of_rank(me), list[tuple[Any, Any]](), list[Any]()
-    result = c.new_empty((mine.rows.size, mine.cols.size))
+    local_values, copies, messages = target.block_of_rank(me), list[tuple[Any, Any]](), list[Any]()
+    result = c.new_empty((local_values.rows.size, local_values.cols.size))
     for other, block in enumerate(blocks):
-        incoming, outgoing = block.intersection(mine), blocks[me].intersection(target.block_of_rank(other))
-        place = submatrix(result, incoming.relative_to(mine))
+        incoming, outgoing = block.intersection(local_values), blocks[me].intersection(target.block_of_rank(other))
+        place = submatrix(result, incoming.relative_to(local_values))
         part = submatrix(c, outgoing.relative_to(blocks[me]))
         if other == me:
             place.copy_(part)
@@ -218,8 +220,8 @@ def all_processes_have_cached(processes: MeshProcesses, description: str, is_cac
     text = description.encode()
     digest = sha256(text).digest()
     words = [int.from_bytes(digest[8 * i : 8 * i + 8], "little", signed=True) for i in range(DIGEST_WORDS)]
-    mine = torch.tensor([*words, int(is_cached), len(text)], dtype=torch.int64, device=device)
-    rows = _all_gather(processes, mine, "whether all make the same call")
+    local_values = torch.tensor([*words, int(is_cached), len(text)], dtype=torch.int64, device=device)
+    rows = _all_gather(processes, local_values, "whether all make the same call")
     if any(row[:DIGEST_WORDS] != words for row in rows):
         raise ValueError(_different_calls_message(processes, text.ljust(max(row[-1] for row in rows), b"\0"), device))
     return all(row[DIGEST_WORDS] for row in rows)
@@ -227,19 +229,19 @@ def all_processes_have_cached(processes: MeshProcesses, description: str, is_cac
 
 def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any) -> str:
     """Return an error message with the call of each process; `text` must have the same length on all processes."""
-    mine = torch.tensor(list(text), dtype=torch.uint8, device=device)
-    rows = _all_gather(processes, mine, "the call of each process")
+    local_values = torch.tensor(list(text), dtype=torch.uint8, device=device)
+    rows = _all_gather(processes, local_values, "the call of each process")
     texts = [bytes(row).rstrip(b"\0").decode() for row in rows]
     numbers = dist.get_process_group_ranks(processes.group)
     calls = "; ".join(f"process {number}: {text}" for number, text in sorted(zip(numbers, texts, strict=True)))
     return f"the processes of a mesh ask for different products: {calls}"
 
 
-def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int]]:
-    """Return one list of integers per process, in the group's order: the entries of its tensor `mine`."""
-    parts = [torch.empty_like(mine) for _ in processes.numbers]
-    with translate_lost_process_errors(processes, when):
-        dist.all_gather(parts, mine, processes.group)
+def _all_gather(processes: MeshProcesses, local_values: Any, phase: str) -> list[list[int]]:
+    """Return one list of integers per process, in the group's order: the entries of its tensor `local_values`."""
+    parts = [torch.empty_like(local_values) for _ in processes.numbers]
+    with translate_lost_process_errors(processes, phase):
+        dist.all_gather(parts, local_values, processes.group)
     rows: list[list[int]] = torch.stack(parts).tolist()
     return rows
 
@@ -248,7 +250,7 @@ def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int
 
 
 @contextmanager
-def translate_lost_process_errors(processes: MeshProcesses, when: str) -> Iterator[None]:
+def translate_lost_process_errors(processes: MeshProcesses, phase: str) -> Iterator[None]:
     """Convert torch.distributed's errors about a lost process to LostProcessError; other errors pass unchanged."""
     try:
         yield
@@ -259,5 +261,5 @@ def translate_lost_process_errors(processes: MeshProcesses, when: str) -> Iterat
         others = ", ".join(str(number) for place, number in enumerate(processes.numbers) if place != processes.place)
         raise LostProcessError(
             f"fmm.distributed.matmul, process {processes.numbers[processes.place]}: one of the processes {others} is "
-            f"lost or did not answer in time ({when}); torch.distributed says: {error}"
+            f"lost or did not answer in time ({phase}); torch.distributed says: {error}"
         ) from error

@@ -200,8 +200,8 @@ def canonical_layout(layout: MeshLayout) -> MeshLayout:
 # ---- prediction of one product in steps
 
 
-def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> SharingCandidate:
-    """Return the prediction of `times` consecutive products, each in the layout's steps.
+def _predict_steps(layout: MeshLayout, devices: MeshDevices, product_count: int = 1) -> SharingCandidate:
+    """Return the prediction of `product_count` consecutive products, each in the layout's steps.
 
     The panels of step i arrive after the panels of step i - 1, and after step i - 2 has freed its panels. The
     first panels of each product arrive while the previous product's last step is multiplied.
@@ -210,12 +210,12 @@ def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> 
     arrived = done = before = products = sums = 0.0
     received: dict[int, float] = defaultdict(float)
     steps = [_step_seconds(layout, step, devices) for step in range(layout.pieces)]
-    for seconds, adding, exchange in steps * times:
+    for seconds, adding, exchange in steps * product_count:
         arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
     for transfer in (each for step in layout.transfers_by_step for each in step):
-        received[transfer.dest] += transfer.box.size * itemsize * times
+        received[transfer.dest] += transfer.box.size * itemsize * product_count
     waiting = done - products - sums
     most_received = max(received.values(), default=0.0)
     panels = _panel_bytes(layout, itemsize)
@@ -263,12 +263,13 @@ def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
 
 def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
     """Return the seconds of a reduce-scatter of C; return 0 if no two devices compute summands of one block."""
-    times = layout.summand_process_count
-    if times == 1:
+    product_count = layout.summand_process_count
+    if product_count == 1:
         return 0.0
     block = _largest_block_entries(layout) * devices.itemsize
     return (
-        _slowest_link(layout, devices.network).message_seconds(block * (times - 1) / times) + 2 * block / devices.stream
+        _slowest_link(layout, devices.network).message_seconds(block * (product_count - 1) / product_count)
+        + 2 * block / devices.stream
     )
 
 
@@ -368,9 +369,11 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
     # Doubling m doubles the additions on A and C; doubling k doubles those on A and B; doubling n doubles those on B
     # and C.
-    times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
-    count = sum(times for _, times in cost(outer_plan, m, k, n, 1).leaves)
-    return count, (times[0], times[1], times[2])
+    product_count = [
+        (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
+    ]
+    count = sum(product_count for _, product_count in cost(outer_plan, m, k, n, 1).leaves)
+    return count, (product_count[0], product_count[1], product_count[2])
 
 
 def _redistribution_seconds(layout: MeshLayout, canonical: MeshLayout, devices: MeshDevices) -> float:

@@ -128,12 +128,12 @@ def _process_count_along(layout: MeshLayout, axis: int) -> int:
     return _part_count_along(layout.mesh, layout.work, axis)
 
 
-def _round_up_to_multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
+def _round_up_to_multiple(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
-def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Parse the levels of a plan ("vendor" has none); error messages contain `where`.
+def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
+    """Parse the levels of a plan ("vendor" has none); error messages contain `context`.
 
     Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
     triangles.
@@ -143,5 +143,5 @@ def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
     levels = parse_plan(plan) or VENDOR
     for level in levels.levels:
         if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
-            raise PlanError(f"{level} is no level {where}; valid: schemes and step tables, for example 'winograd'")
+            raise PlanError(f"{level} is no level {context}; valid: schemes and step tables, for example 'winograd'")
     return levels

@@ -159,9 +159,9 @@ class OperandTile:
 
 
 def operand_tiles(
-    s: TileSizes, w: OperandBlocks, along: ContiguousAxes = ROW_MAJOR_AXES
+    s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes = ROW_MAJOR_AXES
 ) -> tuple[OperandTile, OperandTile]:
-    (a, b), inner = tile_load_elements(s, s.k_s), [x == "inner" for x in along]
+    (a, b), inner = tile_load_elements(s, s.k_s), [x == "inner" for x in contiguous_axes]
     return (
         OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.thread_count),
         OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.thread_count),
@@ -188,7 +188,7 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
     )
 
 
-def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
+def issue_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
     The cycles equal the number of instructions, or the time of the multiply-adds if the chip has few multiply-add
@@ -198,50 +198,54 @@ def issue_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Ch
     slots = (
         adds
         + LOOP_INSTRUCTIONS
-        + sum(x.fragment_read_count(s.k_s) + x.instructions_per_thread for x in operand_tiles(s, w, along))
+        + sum(x.fragment_read_count(s.k_s) + x.instructions_per_thread for x in operand_tiles(s, w, contiguous_axes))
     )
     return max(slots, adds * chip.warp_schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
 
 
-def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float) -> float:
-    """Return the cycles that a single warp on a scheduler waits at every tile; `touched`: bytes of all operands.
+def wait_cycles(
+    s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip, touched_bytes: float
+) -> float:
+    """Return the cycles that a single warp on a scheduler waits at every tile; `touched_bytes`: bytes of all operands.
 
     If a thread reads the fragments of four steps at once, the fragments must arrive during one step of multiply-adds.
     The warp waits longer if the reads take longer than one step of multiply-adds.
     """
     step = ceil(s.thread_count / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
-    for side, elements in zip(operand_tiles(s, w, along), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True):
+    for side, elements in zip(
+        operand_tiles(s, w, contiguous_axes), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True
+    ):
         if side.has_burst_reads:
             burst += (
                 s.k_s
                 / WIDE_ACCESS_FLOATS
                 * max(0.0, elements * FLOAT32_BYTES / chip.limits.shared_bytes_per_clock - step)
             )
-    beyond = max(0.0, 1 - chip.near_cache_bytes / touched)
+    beyond = max(0.0, 1 - chip.near_cache_bytes / touched_bytes)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
-def shared_memory_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip) -> float:
+def shared_memory_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles of shared memory for one thread block's tile: Equation 14 without reads that threads share."""
     elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
-        x.shared_memory_elements for x in operand_tiles(s, w, along)
+        x.shared_memory_elements for x in operand_tiles(s, w, contiguous_axes)
     )
     return FLOAT32_BYTES * elements / chip.limits.shared_bytes_per_clock
 
 
 def tile_cycles(
-    s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float, blocks: int
+    s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip, touched_bytes: float, blocks: int
 ) -> float:
     """Return a multiprocessor's cycles for one tile of each resident thread block, limited by the slowest resource.
 
     A scheduler with v warps is idle while all v warps wait. If each warp waits during the share p of the time, all
     warps wait at once during the share p^v.
     """
-    issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
+    issue, wait = issue_cycles(s, w, contiguous_axes, chip), wait_cycles(s, w, contiguous_axes, chip, touched_bytes)
     warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.warp_schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
-    return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, along, chip))
+    return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, contiguous_axes, chip))
 
 
 @lru_cache(maxsize=1024)
@@ -277,7 +281,7 @@ def launch_seconds(
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: ContiguousAxes = ROW_MAJOR_AXES,
+    contiguous_axes: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
 ) -> float:
     """Return the seconds of `count` equal products in one launch; operands are in the L2 cache if they fit.
@@ -288,13 +292,13 @@ def launch_seconds(
     most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
-    touched = operand_bytes(w, shape, count)
+    touched_bytes = operand_bytes(w, shape, count)
     steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, triangle)
     # Products that add to several blocks of C read and write each of these blocks.
     written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
     def cycles_of_round(blocks: int) -> float:
-        return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
+        return steps * tile_cycles(s, w, contiguous_axes, chip, touched_bytes, blocks) + blocks * written
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
     return chip.fitted.launch + (rounds * cycles_of_round(most) + cycles_of_round(last)) / chip.clock
@@ -310,14 +314,14 @@ def fastest_float32_tile(
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: ContiguousAxes = ROW_MAJOR_AXES,
+    contiguous_axes: ContiguousAxes = ROW_MAJOR_AXES,
     triangle: bool = False,
     strategies: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
     """Return the fastest tile sizes for `count` float32 products; `triangle`: each product has one triangle
     only."""
     fitting = [s for s in strategies if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
-    return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, along, triangle))
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, contiguous_axes, triangle))
 
 
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:

@@ -32,19 +32,21 @@ SAMPLED_SUM_STEP = 32  # number of terms between two estimated partial sums
 RANDOM_VECTOR_COUNT = 4  # number of random vectors of an estimate
 
 
-def error_growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
+def error_growth_on_data(
+    plan: Plan | str, a: Array, b: Array, partial_sum_terms: int = PARTIAL_SUM_TERMS, seed: int = 0
+) -> float:
     """Return the ratio of the plan's expected error on NumPy matrices A and B to the classical product's error.
 
-    `piece` is the number of terms in a partial sum of the vendor's product; 0 if all k terms are one sum.
+    `partial_sum_terms` is the number of terms in a partial sum of the vendor's product; 0 if all k terms are one sum.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     stages = plan_transforms(plan)
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
-    whole = _variance_of_error((), a, b, piece, rng)
+    whole = _variance_of_error((), a, b, partial_sum_terms, rng)
     own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _multiplies_real_parts(x))
-    return own * sqrt(_variance_of_error(stages, a, b, piece, rng) / whole) if whole else own
+    return own * sqrt(_variance_of_error(stages, a, b, partial_sum_terms, rng) / whole) if whole else own
 
 
 def plan_transforms(plan: Plan) -> tuple[DataTransform, ...]:
@@ -61,14 +63,14 @@ def _multiplies_real_parts(level: Level) -> bool:
     return level.dtype_below("complex128") != "complex128"
 
 
-def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, piece: int, rng: Any) -> float:
+def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
     """Return the variance of the error, summed over the entries of C, in units of the squared unit roundoff."""
     if not stages:
-        return _classical_variance(a, b, piece, rng)
+        return _classical_variance(a, b, partial_sum_terms, rng)
     first, rest = stages[0], stages[1:]
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
-        p, q, r = (_variance_of_error(rest, *pair, piece, rng) for pair in pairs)
+        p, q, r = (_variance_of_error(rest, *pair, partial_sum_terms, rng) for pair in pairs)
         return 2 * p + 2 * q + r  # the real part of C is P - Q, the imaginary part is R - P - Q
     lefts, rights = _split_blocks(a, first.m, first.k), _split_blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
@@ -77,7 +79,7 @@ def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, piec
     for u, v, w in columns:
         left, right = _linear_combination(u, lefts), _linear_combination(v, rights)
         squares = [float(c) ** 2 for c in w]
-        found += sum(squares) * _variance_of_error(rest, left, right, piece, rng)
+        found += sum(squares) * _variance_of_error(rest, left, right, partial_sum_terms, rng)
         vectors = rng.choice((-1.0, 1.0), (right.shape[1], RANDOM_VECTOR_COUNT))
         size = _estimated_squared_norm(left @ (right @ vectors))
         found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
@@ -93,18 +95,18 @@ def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) ->
     return sum(terms[1:], terms[0])
 
 
-def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
+def _classical_variance(a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
     """Return the variance of a classical product's error: the estimated sum of all squared partial sums."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
-        return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)
+        return sum(_classical_variance(x, y, partial_sum_terms // 2, rng) for x, y in parts)
     k = a.shape[1]
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTOR_COUNT))
     total = np.zeros((len(a), RANDOM_VECTOR_COUNT))
     found = 0.0
-    for start in range(0, k, piece or k):
+    for start in range(0, k, partial_sum_terms or k):
         part, before = np.zeros_like(total), 0.0
-        end = min(start + (piece or k), k)
+        end = min(start + (partial_sum_terms or k), k)
         for at in range(start, end, SAMPLED_SUM_STEP):
             terms = min(SAMPLED_SUM_STEP, end - at)
             part = part + a[:, at : at + terms] @ right[at : at + terms]
@@ -112,7 +114,7 @@ def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
             found += terms / 2 * (before + after)
             before = after
         total = total + part
-        found += _estimated_squared_norm(total) if piece else 0.0
+        found += _estimated_squared_norm(total) if partial_sum_terms else 0.0
     return found
 
 

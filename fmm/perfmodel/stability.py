@@ -243,17 +243,17 @@ def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]
     return max(variance, 1.0)
 
 
-def _variance_rounded_in_products(pass_: _VarianceShares, inner: float) -> float:
+def _variance_rounded_in_products(shares: _VarianceShares, inner: float) -> float:
     """Return the variance of one level in TF32: products round operands; rounding of results is negligible."""
-    return pass_.all * inner
+    return shares.all * inner
 
 
-def _variance_rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
+def _variance_rounded_in_memory(shares: _VarianceShares, inner: float) -> float:
     """Return the variance of one level in 16 bits, where the vendor rounds each result once, at the end.
 
     Each level rounds three times: the operands that are sums (once for any number of terms), the products, and C.
     """
-    return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
+    return shares.sums + shares.all * (inner + 2) - shares.plain_left - shares.plain_right
 
 
 class _VarianceShares(NamedTuple):

@@ -39,9 +39,11 @@ def record_plan_for_device(
     return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
 
 
-def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
+def compile_launch_lists(launch_lists: Iterable[LaunchList]) -> None:
     """Compile all kernels of these launch lists for the current device."""
-    compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
+    compile_kernels(
+        cupy.cuda.runtime.getDevice(), {launch.kernel for found in launch_lists for launch in found.launches}
+    )
 
 
 class CapturedGraph(NamedTuple):

@@ -28,12 +28,12 @@ class TropicalRing:
     """A min-plus or max-plus semiring on a device: its number type, and the C++ class that chooses the better sum."""
 
     name: str
-    cpp: str  # C++ class of the ring in the device code
+    cpp_type: str  # C++ class of the ring in the device code
     word: str  # C++ type of a word, which holds `per_word` entries
     word_bytes: int
     code: str  # format character of a word in Python's module struct
     per_word: int = 1  # number of entries of B or C in a word; a word of A contains one entry `per_word` times
-    tile_cpp: str = ""  # C++ class of the ring for the closure of a tile, if it differs from `cpp`
+    tile_cpp: str = ""  # C++ class of the ring for the closure of a tile, if it differs from `cpp_type`
     stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
     @property
@@ -252,9 +252,9 @@ def entry_doubling_source() -> str:
 
 
 @lru_cache(maxsize=len(CPP_LENGTH_TYPES))
-def edges_source(cpp: str) -> str:
+def edges_source(cpp_type: str) -> str:
     """Return the CUDA source of the kernel that writes the edges of a graph."""
-    parameters, body = f"fmm::tropical::Lengths<{cpp}>", "fmm::tropical::write_edges(p);"
+    parameters, body = f"fmm::tropical::Lengths<{cpp_type}>", "fmm::tropical::write_edges(p);"
     return entry_source(parameters, body, "edges.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 

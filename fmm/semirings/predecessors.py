@@ -61,28 +61,28 @@ def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
 
 def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
     """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
-    predecessors, away = predecessors.copy(), np.flatnonzero(lost)
+    predecessors, lost_nodes = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
     best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
-    while len(away):
-        sums = lengths[fresh, None] + edges[np.ix_(fresh, away)]
+    while len(lost_nodes):
+        sums = lengths[fresh, None] + edges[np.ix_(fresh, lost_nodes)]
         least = sums.min(axis=0)
-        closer = least < best[away]
-        via[away[closer]] = fresh[sums.argmin(axis=0)[closer]]
-        best[away] = np.minimum(best[away], least)
-        node = away[np.argmin(best[away] - lengths[away])]
+        closer = least < best[lost_nodes]
+        via[lost_nodes[closer]] = fresh[sums.argmin(axis=0)[closer]]
+        best[lost_nodes] = np.minimum(best[lost_nodes], least)
+        node = lost_nodes[np.argmin(best[lost_nodes] - lengths[lost_nodes])]
         predecessors[node] = via[node]
-        fresh = _nodes_leading_to(node, predecessors, away)
-        away = np.setdiff1d(away, fresh, assume_unique=True)
+        fresh = _nodes_leading_to(node, predecessors, lost_nodes)
+        lost_nodes = np.setdiff1d(lost_nodes, fresh, assume_unique=True)
     return predecessors
 
 
-def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
-    """Return this node, and all nodes of `away` that reach this node by their chain of predecessors."""
+def _nodes_leading_to(node: Any, predecessors: Array, lost_nodes: Array) -> Array:
+    """Return this node, and all nodes of `lost_nodes` that reach this node by their chain of predecessors."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:
-        more = away[follows[predecessors[away]] & ~follows[away]]
+        more = lost_nodes[follows[predecessors[lost_nodes]] & ~follows[lost_nodes]]
         if not len(more):
             return np.flatnonzero(follows)
         follows[more] = True

@@ -455,7 +455,7 @@ def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeyp
     for plan, (p, q, r) in of_products.items():
         classical = sum(of_partial_sums(x, y, 24) for x in (a.real, a.imag) for y in (b.real, b.imag))
         wanted = np.sqrt((2 * p + 2 * q + r) / classical)
-        assert error_growth_on_data(plan, a, b, piece=48) == pytest.approx(wanted, rel=0.05)
+        assert error_growth_on_data(plan, a, b, partial_sum_terms=48) == pytest.approx(wanted, rel=0.05)
 
 
 def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(

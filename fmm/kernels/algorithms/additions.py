@@ -122,12 +122,13 @@ def _complete_program(
 
 
 def chain_programs(
-    first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
+    first: Sequence[AdditionProgram], second: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return one program that runs the programs in `first`, and then the programs in `then` on the outputs of `first`.
+    """Return one program that runs the programs in `first`, then the programs in `second` on the outputs of
+    `first`.
 
-    The result has the inputs of all programs in `first`, and the outputs of all programs in `then`.
-    `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
+    The result has the inputs of all programs in `first`, and the outputs of all programs in `second`.
+    `wiring[j][i] = (p, o)` means that input i of second[j] is output o of first[p].
     """
     total = sum(p.inputs for p in first)
     lines: list[Terms] = []
@@ -137,7 +138,7 @@ def chain_programs(
         firsts.append(_append_program(program, range(start, start + program.inputs), total, lines))
         start += program.inputs
     outputs: list[int] = []
-    for program, wires in zip(then, wiring, strict=True):
+    for program, wires in zip(second, wiring, strict=True):
         outputs += _append_program(program, [firsts[p][o] for p, o in wires], total, lines)
     return order_lines_by_use(AdditionProgram(total, tuple(lines), tuple(outputs)))
 

@@ -269,7 +269,7 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 
 
 def _compose_splits(
-    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+    first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that forms outer sums at every inner position, and then inner sums for every outer product.
 
@@ -277,16 +277,16 @@ def _compose_splits(
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
-    program = chain_programs([first] * places, [then] * rank, wiring)
+    program = chain_programs([first] * places, [second] * rank, wiring)
     return renumber_inputs(program, _blocks_by_inner_position(outer, inner))
 
 
 def _compose_joins(
-    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+    first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that joins the inner products of every outer product, and then joins the outer products."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
-    program = chain_programs([first] * rank, [then] * prod(inner), wiring)
+    program = chain_programs([first] * rank, [second] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)
     outputs = [0] * len(order)
     for position, block in enumerate(order):

@@ -59,9 +59,9 @@ class AlgorithmTexts:
     The folder may hold one file without an algorithm: `except_for` is the name of this file.
     """
 
-    def __init__(self, folder: str, noun: str, except_for: str = "") -> None:
+    def __init__(self, folder: str, algorithm_kind: str, except_for: str = "") -> None:
         self.folder: resources.abc.Traversable = resources.files("fmm.kernels.algorithms") / folder
-        self.except_for, self.registered = except_for, RowRegistry[RegisteredText](noun)
+        self.except_for, self.registered = except_for, RowRegistry[RegisteredText](algorithm_kind)
 
     def algorithm_names(self) -> tuple[str, ...]:
         """Return the names of the files, then the names of the registered texts."""

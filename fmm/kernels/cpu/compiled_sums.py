@@ -214,8 +214,8 @@ class _SumFunction:
             starts[slot] = build.add(base, build.mul(row, step))
         whole = build.and_(numbers, self._ir_int64(-self.width))
         vector = self.ir.VectorType(self.number, self.width)
-        self._emit_loop(self._ir_int64(0), whole, self.width, lambda at: self._emit_calls(starts, at, vector))
-        self._emit_loop(whole, numbers, 1, lambda at: self._emit_calls(starts, at, self.number))
+        self._emit_loop(self._ir_int64(0), whole, self.width, lambda index: self._emit_calls(starts, index, vector))
+        self._emit_loop(whole, numbers, 1, lambda index: self._emit_calls(starts, index, self.number))
 
     def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit the loop `for (at = first; at < end; at += step) body(at)`."""
@@ -224,19 +224,19 @@ class _SumFunction:
         inside, after = build.append_basic_block(), build.append_basic_block()
         build.branch(head)
         build.position_at_end(head)
-        at = build.phi(self.long)
-        at.add_incoming(first, before)
-        build.cbranch(build.icmp_signed("<", at, end), inside, after)
+        index = build.phi(self.long)
+        index.add_incoming(first, before)
+        build.cbranch(build.icmp_signed("<", index, end), inside, after)
         build.position_at_end(inside)
-        body(at)
-        at.add_incoming(build.add(at, self._ir_int64(step)), build.block)
+        body(index)
+        index.add_incoming(build.add(index, self._ir_int64(step)), build.block)
         build.branch(head)
         build.position_at_end(after)
 
-    def _emit_calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
+    def _emit_calls(self, starts: dict[int, Any], index: Any, kind: Any) -> None:
         """Emit all calls of the schedule on one cache line, or one element, of each array."""
         values = dict[int, Any]()
-        places = {slot: self._emit_address(slot, start, at, kind) for slot, start in starts.items()}
+        places = {slot: self._emit_address(slot, start, index, kind) for slot, start in starts.items()}
 
         def slot_value(slot: int) -> Any:
             if slot not in values:
@@ -257,10 +257,10 @@ class _SumFunction:
                 both = self._emit_shuffle(values[slot], values[self.other[slot]], order)
                 self._emit_store(both, places[slot])
 
-    def _emit_address(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
+    def _emit_address(self, slot: int, start: Any, index: Any, kind: Any) -> Any:
         """Return the address of a slot's cache line or element; real and imaginary parts share one address."""
         build, parted = self.builder, slot in self.other
-        offset = build.mul(at, self._ir_int64(self.size * (2 if parted else 1)))
+        offset = build.mul(index, self._ir_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
         where = (both if parted and kind is not self.number else kind).as_pointer()
         return build.inttoptr(build.add(start, offset), where)

@@ -80,9 +80,9 @@ def describe_digits(dtype: str, k: int) -> str:
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
     digits, _ = safe_digit_products(bits, k)
-    most = "at most " if digits.product_count > 1 else ""
+    max_length = "at most " if digits.product_count > 1 else ""
     fewer = ", fewer where the numbers are smaller" if digits.product_count > 1 else ""
-    return f"exact: {dtype} by {most}{digits}{fewer}"
+    return f"exact: {dtype} by {max_length}{digits}{fewer}"
 
 
 class _BlockedProduct:
@@ -173,9 +173,9 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
         yield slice(row, min(row + height, rows)), slice(col, min(col + width, cols))
 
 
-def _equal_part_length(side: int, most: int) -> int:
-    """Return the length of a part if a side is divided into equal parts that are at most `most` long."""
-    return -(-side // -(-side // most)) if side else 1
+def _equal_part_length(side: int, max_length: int) -> int:
+    """Return the length of a part if a side is divided into equal parts that are at most `max_length` long."""
+    return -(-side // -(-side // max_length)) if side else 1
 
 
 def _is_column_major(x: Array) -> bool:

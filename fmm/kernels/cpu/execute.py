@@ -50,15 +50,15 @@ def execute_plan(
     beta: Coefficient = 0,
     op: Operation = "product",
     fill: Fill = "full",
-    added: Array | None = None,
+    addend: Array | None = None,
 ) -> None:
     """Compute C = alpha A B + beta C with a plan, on arrays; C must overlap neither A nor B.
 
-    With beta = 0, C is never read. If `added` is an array, beta multiplies this addend instead of C.
+    With beta = 0, C is never read. If `addend` is an array, beta multiplies this addend instead of C.
     """
     machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
-    if added is not None:
-        operands[ADDEND] = added
+    if addend is not None:
+        operands[ADDEND] = addend
     walk_plan(plan, operands, machine, c.dtype.name, alpha, beta, op, fill)
 
 

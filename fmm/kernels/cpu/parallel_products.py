@@ -100,9 +100,9 @@ def _byte_span(x: Array) -> ByteSpan:
     return low, high + x.itemsize, x
 
 
-def _spans_overlap(some: Sequence[ByteSpan], others: Sequence[ByteSpan]) -> bool:
-    for low, high, x in some:
-        for start, end, y in others:
+def _spans_overlap(spans: Sequence[ByteSpan], other_spans: Sequence[ByteSpan]) -> bool:
+    for low, high, x in spans:
+        for start, end, y in other_spans:
             if low < end and start < high and share_elements(x, y):
                 return True
     return False

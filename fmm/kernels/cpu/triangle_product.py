@@ -109,15 +109,15 @@ def _rank_update_function(dtype: str) -> RankUpdateFunction | None:
 
 
 def _rank_update_by_cblas(
-    function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
+    function: Any, integer_type: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
     """Call OpenBLAS's syrk or herk, which write directly to dest, with any leading dimension."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
-    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner_size)
-    operand = scalar(_real_part(alpha)), _data_pointer(x), integer(_leading_dimension(x))
-    function(*head, *operand, scalar(_real_part(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
+    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer_type(size), integer_type(factor.inner_size)
+    operand = scalar(_real_part(alpha)), _data_pointer(x), integer_type(_leading_dimension(x))
+    function(*head, *operand, scalar(_real_part(beta)), _data_pointer(dest), integer_type(_leading_dimension(dest)))
 
 
 def _rank_update_by_scipy(

@@ -45,11 +45,11 @@ class NoThreadError(RuntimeError):
     """Raised if no thread can be started: no memory, too many threads, or the interpreter is exiting."""
 
 
-def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
+def after_fork_in_child(callback: Callable[[], None]) -> Callable[[], None]:
     """Register a function that every forked child calls at its start."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=renew)
-    return renew
+        os.register_at_fork(after_in_child=callback)
+    return callback
 
 
 class _ThreadState(threading.local):

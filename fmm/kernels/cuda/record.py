@@ -143,7 +143,7 @@ def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceVi
     """
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
-    step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
+    step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, avoid_cache_conflicts=False)
     strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN_BYTES)
     copy = DeviceView("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
@@ -223,7 +223,7 @@ class LaunchRecorder:
         stored = DTYPES[DTYPES[dtype].stored_type]
         offset, self.used_bytes = self.used_bytes, self.used_bytes + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used_bytes)
-        step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
+        step = leading_dimension(rows if fortran else cols, stored.itemsize, avoid_cache_conflicts=False)
         return DeviceView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
     def free_temporaries_since(self, mark: int) -> None:

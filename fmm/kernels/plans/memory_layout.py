@@ -10,16 +10,16 @@ def round_up(x: int, unit: int) -> int:
     return -(-x // unit) * unit
 
 
-def leading_dimension(cols: int, itemsize: int, spaced: bool = True) -> int:
+def leading_dimension(cols: int, itemsize: int, avoid_cache_conflicts: bool = True) -> int:
     """Return the number of elements from one row of a temporary to the next: whole cache lines.
 
-    With `spaced`, the distance from one row to the next is no multiple of 4 KiB. Rows at multiples of 4 KiB share cache
-    sets, so the rows of a panel evict each other from the cache. On a GPU rows are not spaced: spaced rows slow
-    products of float64 and bfloat16 by 3 %, and products of TF32 by 10 %.
+    With `avoid_cache_conflicts`, the distance from one row to the next is no multiple of 4 KiB. Rows at multiples of 4
+    KiB share cache sets, so the rows of a panel evict each other from the cache. On a GPU rows are not spaced: spaced
+    rows slow products of float64 and bfloat16 by 3 %, and products of TF32 by 10 %.
     """
     line = max(ALIGN_BYTES // itemsize, 1)
     padded = -(-cols // line) * line
-    return padded + line if spaced and padded * itemsize % 4096 == 0 and padded else padded
+    return padded + line if avoid_cache_conflicts and padded * itemsize % 4096 == 0 and padded else padded
 
 
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:

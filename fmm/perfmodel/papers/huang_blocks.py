@@ -123,28 +123,28 @@ class BlockSizeBound:
 
 
 def strategy_bounds(
-    s: TileSizes, w: OperandBlocks, on: ModelledDevice, k: int | None = None
+    s: TileSizes, w: OperandBlocks, gpu: ModelledDevice, k: int | None = None
 ) -> tuple[BlockSizeBound, ...]:
     """Return the bounds for one product with the inner dimension k; None means the limit of infinite k."""
     prefetched = min(s.thread_count * s.m_r - s.m_s * s.k_s, s.thread_count * s.n_r - s.n_s * s.k_s)
-    most = on.limits.max_registers_per_thread
+    most = gpu.limits.max_registers_per_thread
     # Equation 17 has the shared memory of a multiprocessor; a thread block of later devices may use slightly less.
-    shared = on.limits.shared_per_block
+    shared = gpu.limits.shared_per_block
     return (
-        BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
-        BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
-        BlockSizeBound(16, "registers per thread", _needed_registers(s, w, on), most, below=True),
-        BlockSizeBound(17, "shared bytes per block", on.element_bytes * shared_tile_elements(s), shared, below=True),
+        BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(gpu)),
+        BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(gpu)),
+        BlockSizeBound(16, "registers per thread", _needed_registers(s, w, gpu), most, below=True),
+        BlockSizeBound(17, "shared bytes per block", gpu.element_bytes * shared_tile_elements(s), shared, below=True),
         BlockSizeBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
 
 
 def admitted_strategies(
-    strategies: Iterable[TileSizes], operands: Iterable[OperandBlocks], on: ModelledDevice, k: int | None = None
+    strategies: Iterable[TileSizes], operands: Iterable[OperandBlocks], gpu: ModelledDevice, k: int | None = None
 ) -> tuple[TileSizes, ...]:
     """Return the strategies that meet all bounds for each (W_A, W_B, W_C) in `operands`."""
     products = tuple(operands)
-    return tuple(s for s in strategies if all(b.is_met for w in products for b in strategy_bounds(s, w, on, k)))
+    return tuple(s for s in strategies if all(b.is_met for w in products for b in strategy_bounds(s, w, gpu, k)))
 
 
 def global_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:
@@ -157,52 +157,52 @@ def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> fl
     return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_memory_elements, s), k)
 
 
-def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
+def _intensity_ratio(numerator: Callable[[int], int], denominator: Callable[[int], int], k: int | None) -> float:
     """Return top(k) / bottom(k).
 
     top and bottom are linear in k, so that the limit of infinite k (None) is the ratio of the slopes.
     """
     if k is None:
-        return (top(1) - top(0)) / (bottom(1) - bottom(0))
+        return (numerator(1) - numerator(0)) / (denominator(1) - denominator(0))
     if k < 1:
         raise ValueError(f"k must be positive, not {k}")
-    return top(k) / bottom(k)
+    return numerator(k) / denominator(k)
 
 
-def _needed_registers(s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
+def _needed_registers(s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
     """Return the left-hand side of Equation 16 in registers of 32 bits."""
-    return ceil(registers_needed(s, w) * on.registers_per_element)
+    return ceil(registers_needed(s, w) * gpu.registers_per_element)
 
 
-def required_global_intensity(on: ModelledDevice) -> float:
+def required_global_intensity(gpu: ModelledDevice) -> float:
     """Return the right-hand side of Equation 13, element bytes x tau_flop / tau_gmop."""
-    return on.element_bytes * on.flop / on.gmop
+    return gpu.element_bytes * gpu.flop / gpu.gmop
 
 
-def required_shared_intensity(on: ModelledDevice) -> float:
+def required_shared_intensity(gpu: ModelledDevice) -> float:
     """Return the right-hand side of Equation 15, element bytes x tau_flop / tau_smop."""
-    return on.element_bytes * on.flop / on.smop
+    return gpu.element_bytes * gpu.flop / gpu.smop
 
 
-def min_square_tile_side(w: OperandBlocks, on: ModelledDevice, k: int | None = None) -> float:
+def min_square_tile_side(w: OperandBlocks, gpu: ModelledDevice, k: int | None = None) -> float:
     """Return the smallest m_S = n_S that meets Equation 13; infinite if no tile is large enough for this k."""
-    need, reads, writes = required_global_intensity(on), w[0] + w[1], w[2]
+    need, reads, writes = required_global_intensity(gpu), w[0] + w[1], w[2]
     if k is None:
         return (need * reads - reads + 2) / 2
     per_tile = 2 * k + writes - 1 - need * writes
     return k * (need * reads - reads + 2) / per_tile if per_tile > 0 else inf
 
 
-def min_square_thread_tile(m_s: float, on: ModelledDevice) -> float:
+def min_square_thread_tile(m_s: float, gpu: ModelledDevice) -> float:
     """Return the smallest m_R = n_R that meets Equation 15 for a GEMM with m_S = n_S; m_S may be infinite."""
-    left = 1 / required_shared_intensity(on) - 1 / m_s
+    left = 1 / required_shared_intensity(gpu) - 1 / m_s
     return 1 / left if left > 0 else inf
 
 
-def max_square_thread_tile(w: OperandBlocks, on: ModelledDevice, extra: int = 0) -> float:
-    """Return the upper bound (exclusive) on m_R = n_R by Equation 16; `extra` registers are not available."""
+def max_square_thread_tile(w: OperandBlocks, gpu: ModelledDevice, reserved_registers: int = 0) -> float:
+    """Return the upper bound (exclusive) on m_R = n_R by Equation 16, without the reserved registers."""
     half = (4 + w[0] + w[1]) / 2
-    elements = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
+    elements = (gpu.limits.max_registers_per_thread - reserved_registers) / float(gpu.registers_per_element)
     return sqrt(half * half + elements) - half
 
 
@@ -219,16 +219,16 @@ class RegisterModel:
     # the compiler spills registers so that this number of thread blocks fits on a multiprocessor; 0: it never spills
     least_blocks: int = 0
 
-    def count_registers(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
+    def count_registers(self, s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
         """Return the number of registers of a thread after spilling."""
-        registers = self.count_before_spilling(s, w, on)
+        registers = self.count_before_spilling(s, w, gpu)
         if not self.least_blocks:
             return registers
-        return min(registers, max_registers(on.limits, s.thread_count, self.least_blocks))
+        return min(registers, max_registers(gpu.limits, s.thread_count, self.least_blocks))
 
-    def count_before_spilling(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
+    def count_before_spilling(self, s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
         """Return the number of registers that a thread needs without spilling."""
-        return _needed_registers(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
+        return _needed_registers(s, w, gpu) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
@@ -240,11 +240,11 @@ FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
 def active_blocks_per_sm(
-    s: TileSizes, w: OperandBlocks, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
+    s: TileSizes, w: OperandBlocks, gpu: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> int:
     """Return the number of active thread blocks of a product's kernel on one multiprocessor."""
-    tile = on.element_bytes * shared_tile_elements(s)
-    return count_active_blocks(on.limits, s.thread_count, model.count_registers(s, w, on), tile)
+    tile = gpu.element_bytes * shared_tile_elements(s)
+    return count_active_blocks(gpu.limits, s.thread_count, model.count_registers(s, w, gpu), tile)
 
 
 # ---- time, Equations 19 to 22
@@ -270,25 +270,25 @@ class ResourceSeconds:
 
 
 def resource_seconds(
-    s: TileSizes, w: OperandBlocks, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
+    s: TileSizes, w: OperandBlocks, shape: Shape, gpu: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> ResourceSeconds:
     """Return the seconds of one product of shape (m, k, n) by each resource (Equations 19 to 22)."""
     m, k, n = check_positive_shape(shape)
-    per_sm = active_blocks_per_sm(s, w, on, model)
+    per_sm = active_blocks_per_sm(s, w, gpu, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
-    together = on.sms * per_sm  # (19)
+    together = gpu.sms * per_sm  # (19)
     tiles = -(-m // s.m_s) * -(-n // s.n_s)
     waves = -(-tiles // together)
     return ResourceSeconds(
-        flop=waves * together * kernel_flops(s, w, k) / on.flop,  # (20)
-        gmop=tiles * on.element_bytes * global_memory_elements(s, w, k) / on.gmop,  # (22)
-        smop=waves * together * on.element_bytes * shared_memory_elements(s, k) / on.smop,  # (21)
+        flop=waves * together * kernel_flops(s, w, k) / gpu.flop,  # (20)
+        gmop=tiles * gpu.element_bytes * global_memory_elements(s, w, k) / gpu.gmop,  # (22)
+        smop=waves * together * gpu.element_bytes * shared_memory_elements(s, k) / gpu.smop,  # (21)
     )
 
 
 def direct_product_seconds(
-    s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, on: ModelledDevice
+    s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, gpu: ModelledDevice
 ) -> float:
     """Return the seconds of a direct fast multiplication with one product after the other.
 
@@ -296,7 +296,7 @@ def direct_product_seconds(
     """
     m, k, n = check_positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
-    return sum(times * resource_seconds(s, w, block, on).slowest_seconds for w, times in counts.items())
+    return sum(times * resource_seconds(s, w, block, gpu).slowest_seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:

@@ -329,11 +329,11 @@ def _two_input_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
     return method, "kernels that read two blocks and write one", *number_cells(printed, found)
 
 
-def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
+def _extreme_reduction_row(k: int, extreme: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
     """Return the row of the smallest or the largest reduction (of T, V or A) by Strassen's method at n = 16384."""
     found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
-    computed = found[0 if which == "least" else -1]
-    name = f"{LEVEL_WORDS[k]} levels, {which} of the three percents"
+    computed = found[0 if extreme == "least" else -1]
+    name = f"{LEVEL_WORDS[k]} levels, {extreme} of the three percents"
     return "strassen", name, printed, float(computed), float(round_half_away(computed, 0) - printed)
 
 

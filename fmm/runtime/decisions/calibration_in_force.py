@@ -67,56 +67,60 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
     """Return a tuning's calibration by `complete_calibration`, for decisions; None if the tuning is not trusted."""
-    real = DTYPES[tuned.dtype].real
+    real_type_tuning = DTYPES[tuned.dtype].real
     real_tuning = (
-        files.active_configs().find_tuning(device.identity, real) if real and tuned.trusted_calibration else None
+        files.active_configs().find_tuning(device.identity, real_type_tuning)
+        if real_type_tuning and tuned.trusted_calibration
+        else None
     )
     return complete_calibration(tuned, real_tuning, None if device.threads else device.guess)
 
 
-def complete_calibration(tuned: Tuning, real: Tuning | None, guess: Calibration | None) -> Calibration | None:
+def complete_calibration(
+    tuned: Tuning, real_type_tuning: Tuning | None, unmeasured: Calibration | None
+) -> Calibration | None:
     """Return a tuning's calibration; on a GPU, rates of the leaves that the tuning did not measure are added.
 
-    Return None if the tuning is not trusted. `real`: the tuning of a complex type's real type, since plans for complex
-    products may consist of real products. `guess`: the calibration from the device's datasheet.
+    Return None if the tuning is not trusted. `real_type_tuning`: the tuning of a complex type's real type, since plans
+    for complex products may consist of real products. `unmeasured`: the calibration from the device's datasheet.
     """
     calibration, failed = tuned.trusted_calibration, tuned.failed
-    if calibration is not None and real is not None and real.trusted_calibration is not None:
+    if calibration is not None and real_type_tuning is not None and real_type_tuning.trusted_calibration is not None:
         calibration = replace(
-            calibration, rates=MappingProxyType({**real.trusted_calibration.rates, **calibration.rates})
+            calibration, rates=MappingProxyType({**real_type_tuning.trusted_calibration.rates, **calibration.rates})
         )
-        failed += real.failed
-    if calibration is None or guess is None:
+        failed += real_type_tuning.failed
+    if calibration is None or unmeasured is None:
         return calibration
-    return add_unmeasured_rates(calibration, guess, failed)
+    return add_unmeasured_rates(calibration, unmeasured, failed)
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
+def add_unmeasured_rates(tuned: Calibration, unmeasured: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with added rates of the leaves that the tuning did not measure.
 
     Leaves that failed get none.
 
-    The added rate is the leaf's rate in `guess`, times the vendor's measured rate, divided by the vendor's rate in
-    `guess`.
+    The added rate is the leaf's rate in `unmeasured`, times the vendor's measured rate, divided by the vendor's rate in
+    `unmeasured`.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
         for dtype in leaf.types if leaf.rate else ():
-            if (name := leaf.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
-                rates[name] = _scale_to_tuned_vendor(guess.rates[name], dtype, tuned, guess)
+            if (name := leaf.rate.format(dtype)) in unmeasured.rates and name not in {*rates, *failed}:
+                rates[name] = _scale_to_tuned_vendor(unmeasured.rates[name], dtype, tuned, unmeasured)
     return replace(
         tuned,
         rates=MappingProxyType(rates),
-        call_of_library=tuned.call_of_library or guess.call_of_library,
-        call_of_small=tuned.call_of_small or guess.call_of_small,
+        call_of_library=tuned.call_of_library or unmeasured.call_of_library,
+        call_of_small=tuned.call_of_small or unmeasured.call_of_small,
     )
 
 
-def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, guess: Calibration) -> ProductRate:
+def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, unmeasured: Calibration) -> ProductRate:
     """Return a leaf's guessed rate times the vendor's measured rate, divided by the vendor's guessed rate."""
-    found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
+    found, guessed = tuned.find_rate(dtype), unmeasured.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
 
@@ -126,28 +130,29 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     If the guess predicts that a plan wins on a CPU that can be probed, the probe's rates replace the guess. The probe's
     rates stay valid for the process.
     """
-    guess = device.guess
-    if guess is not None and not device.threads:
-        return untuned_gpu_calibration(guess, problem.dtype)
+    unmeasured = device.guess
+    if unmeasured is not None and not device.threads:
+        return untuned_gpu_calibration(unmeasured, problem.dtype)
     if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
         return measured
     if (
-        guess is None
+        unmeasured is None
         or device.probe is None
-        or choose(problem_without_layouts(problem), guess, limits).best.plan == VENDOR
+        or choose(problem_without_layouts(problem), unmeasured, limits).best.plan == VENDOR
     ):
-        return guess
+        return unmeasured
     return device.probe(problem.dtype)
 
 
-def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; without one, return `guess`.
+def untuned_gpu_calibration(unmeasured: Calibration, dtype: str) -> Calibration:
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; else return
+    `unmeasured`.
 
-    `guess` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config is one
-    of the active configs.
+    `unmeasured` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config
+    is one of the active configs.
     """
     searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
-    return (_scaled_shipped_model(guess.name, dtype) if searched else None) or guess
+    return (_scaled_shipped_model(unmeasured.name, dtype) if searched else None) or unmeasured
 
 
 @clear_on_registration
@@ -157,15 +162,15 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
     relative = datasheet_of(name).relative_of
     if not relative:
         return None
-    guess, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
+    unmeasured, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
         measured = datasheet_model(key, key)
         if (
             measured is not None
-            and measured.name == guess.name
+            and measured.name == unmeasured.name
             and (tuned := shipped.find_tuning(Identity(key, key), dtype))
         ):
-            completed = complete_calibration(tuned, None, guess)
+            completed = complete_calibration(tuned, None, unmeasured)
             return scale_to_relative(completed, relative, name, dtype) if completed else None
     return None
 
@@ -176,15 +181,15 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     A CPU without a tuning is probed only if the guess predicts that a plan with levels wins. A plan without levels
     needs no probe: BLAS is far faster than NumPy's loops over integers.
     """
-    guess = device.guess
-    if not device.threads or guess is None:
-        return guess, False
+    unmeasured = device.guess
+    if not device.threads or unmeasured is None:
+        return unmeasured, False
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted_calibration is not None:
         return with_integer_rates(tuned.trusted_calibration), True
     if device.measured is not None and (measured := device.measured("float64")) is not None:
         return with_integer_rates(measured), False
-    guess = with_integer_rates(guess)
-    if device.probe is None or not choose(problem_without_layouts(problem), guess, limits).best.plan.levels:
-        return guess, False
+    unmeasured = with_integer_rates(unmeasured)
+    if device.probe is None or not choose(problem_without_layouts(problem), unmeasured, limits).best.plan.levels:
+        return unmeasured, False
     return with_integer_rates(device.probe("float64")), False

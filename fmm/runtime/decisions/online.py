@@ -37,29 +37,29 @@ class Trial:
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
 
-    def run_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
+    def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
         """Return one product by the next plan in `_turns`.
 
         While a product is timed, products of other threads are not timed.
 
-        `settle` waits until an asynchronous device is idle.
+        `wait_until_idle` waits until an asynchronous device is idle.
         """
         if self.entry is not None:
             return multiply(Plan.parse(self.entry.plan))
         if self._lock.locked():
             return multiply(self.plan)
         with self._lock:
-            return self._timed_product(multiply, settle)
+            return self._timed_product(multiply, wait_until_idle)
 
-    def _timed_product(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
+    def _timed_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None]) -> Any:
         done = len(self._seconds)
         if done == len(self._turns):  # an exception was raised after the last product and before _conclude_trial
             self._conclude_trial()
             return multiply(self.plan)
-        settle()
+        wait_until_idle()
         start = time.perf_counter()
         result = multiply(self._turns[done])
-        settle()
+        wait_until_idle()
         self._seconds.append(time.perf_counter() - start)
         if done + 1 == len(self._turns):
             self._conclude_trial()

@@ -58,11 +58,11 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
     return array_matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
 
 
-def _decide_fallback(why: str, constraints: PlanConstraints, function: str = TORCH.vendor_name) -> Decision:
+def _decide_fallback(reason: str, constraints: PlanConstraints, function: str = TORCH.vendor_name) -> Decision:
     """Return the decision for a call that only torch can compute; PlanError if the caller named a plan."""
     if constraints.plan not in (None, VENDOR):
-        raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
-    return Decision(VENDOR, None, f"torch multiplies: {why}", kernels=(function,))
+        raise PlanError(f"the plan {constraints.plan} cannot run here: {reason}")
+    return Decision(VENDOR, None, f"torch multiplies: {reason}", kernels=(function,))
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
@@ -149,10 +149,10 @@ def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints
 
     Raise TypeError if `out` or a plan was passed.
     """
-    why = explain_torch_fallback(a, a if b is None else b, out)
+    reason = explain_torch_fallback(a, a if b is None else b, out)
     if out is not None or constraints.plan not in (None, VENDOR):
-        raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
-    return _decide_fallback(why, constraints)
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {reason}")
+    return _decide_fallback(reason, constraints)
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]

@@ -64,7 +64,7 @@ def drawn_added(rng: np.random.Generator, m: int, n: int, kind: tuple[int, int],
 def on_host(plan: Plan, a: Any, b: Any, c: Any, added: Any, alpha: float, beta: float) -> None:
     (m, k), n = a.shape, b.shape[1]
     arena = Arena(aligned_block(plan_workspace_bytes(plan, m, k, n, c.itemsize, alpha, beta) + 64), c.dtype)
-    execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), arena, alpha, beta, added=added)
+    execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), arena, alpha, beta, addend=added)
 
 
 @pytest.mark.parametrize(

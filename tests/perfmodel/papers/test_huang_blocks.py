@@ -159,7 +159,7 @@ def test_greatest_piece_of_16(on: ModelledDevice) -> None:
     """'< 12' is printed: the roots are 12.46 at one level (12.06 with footnote 14's), 13.25 for GEMM."""
     found = [round(huang_blocks.max_square_thread_tile(w, on), 2) for w in (GEMM_OPERANDS, ONE, TWO)]
     assert found == [13.25, 12.46, 11.06]
-    assert round(huang_blocks.max_square_thread_tile(ONE, on, extra=13), 2) == 12.06
+    assert round(huang_blocks.max_square_thread_tile(ONE, on, reserved_registers=13), 2) == 12.06
 
 
 @pytest.mark.parametrize(("w", "most"), [(GEMM_OPERANDS, 13), (ONE, 12), (TWO, 11)])

@@ -62,8 +62,9 @@ MathMode = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
 
 
-def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
-    """Return the vendor's call for a product; `divides` maps each base to a power of two that divides its address."""
+def vendor_call(op: GemmOp | RankOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
+    """Return the vendor's call for a product; `alignment_by_base` has a power of two that divides each base's
+    address."""
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
@@ -71,7 +72,7 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
         return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
-    alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.operands_and_result]
+    alignments = [line_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result]
     return CandidateCall(op, element, candidate, alignments)
 
 
@@ -324,9 +325,10 @@ class CandidateCall:
         scratch = bases[3] + self.scratch, self.scratch_bytes
         return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, context.stream)
 
-    def _set_attribute(self, noun: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of a cuBLASLt descriptor; `noun` is MatrixLayout, MatmulDesc or MatmulPreference."""
-        function = getattr(self.library, f"cublasLt{noun}SetAttribute")
+    def _set_attribute(self, descriptor_kind: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        """Set an attribute of a cuBLASLt descriptor of the kind MatrixLayout, MatmulDesc or
+        MatmulPreference."""
+        function = getattr(self.library, f"cublasLt{descriptor_kind}SetAttribute")
         check_status(function(descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
     def _create_layout(self, rows: int, cols: int, x: GemmOperand, count: int) -> ctypes.c_void_p:
@@ -368,6 +370,6 @@ class CandidateCall:
         return _LtCandidate.from_buffer_copy(candidates[number])
 
 
-def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:
-    """Return a power of two that divides the address of each line of an operand; `divides` divides the base address."""
-    return gcd(divides, x.offset, x.leading * itemsize, x.stride * itemsize)
+def line_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
+    """Return a power of two that divides the address of each line of an operand."""
+    return gcd(base_alignment, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -1,8 +1,8 @@
 """Capture recurring calls into CUDA graphs, and replay a graph on other arrays.
 
-`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The function `make`
-captures a call. A capture keeps no array of the captured call alive. The key of a capture contains everything on which
-the capture depends; each call compares its own key with the key of the capture.
+`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The function
+`capture_call` captures a call. A capture keeps no array of the captured call alive. The key of a capture contains
+everything on which the capture depends; each call compares its own key with the key of the capture.
 
 `UpdatableGraph` sets new parameters of the kernels in a captured graph, so one graph serves all arrays of the same
 shape. fmm finds a kernel's node in the graph by the kernel's function and the bytes of its captured parameters.
@@ -70,14 +70,14 @@ class GraphCache:
 class GraphCaptures:
     """The captures of one prepared call on one stream in one thread."""
 
-    def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
-        """`make` captures a call, or returns None for a call that cannot be captured and is not tried again."""
-        self.make, self.cache = make, cache
+    def __init__(self, capture_call: Callable[..., Any], cache: GraphCache) -> None:
+        """`capture_call` captures a call, or returns None for a call that cannot be captured and is not tried again."""
+        self.make, self.cache = capture_call, cache
         self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured
         self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
 
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
-        """Return the capture for this key; if the key has recurred often enough, `make` first captures the call.
+        """Return the capture for this key; a call whose key has recurred often enough is captured first.
 
         The result is None if the call must be made without a graph.
         """

@@ -47,7 +47,11 @@ def split_tail(
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
     cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
     most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
-    candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
+    candidates = [
+        _cut_tail(products, tiles, steps, k_s, cut, parts_per_tile)
+        for cut in cuts
+        for parts_per_tile in range(2, most + 1)
+    ]
 
     def predict_finish_time(parts: tuple[ProductPart, ...]) -> float:
         edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
@@ -58,14 +62,16 @@ def split_tail(
     return best if predict_finish_time(best) < 0.995 * predict_finish_time(whole) else whole
 
 
-def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:
-    """Return the tasks in the order of the products; each of the last `cut` tiles is divided into `each` parts.
+def _cut_tail(
+    products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
+) -> tuple[ProductPart, ...]:
+    """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
 
     The first divided tile may be at any index within a product's tiles. In all later products, separate tasks then
     compute the tiles before this index and the tiles from this index on.
     """
     first, before = divmod(products * tiles - cut, tiles)
-    lengths = _part_lengths(steps, each, round(ORDERED_STORE_TIME / k_s))
+    lengths = _part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
     whole = [ProductPart(p, 0, tiles, 0, steps) for p in range(first)]
     whole += [ProductPart(first, 0, before, 0, steps)] if before else []
@@ -73,17 +79,17 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
         ProductPart(p, start, length, sum(lengths[:i]), lengths[i])
         for p in range(first, products)
         for start, length in (ranges[-1:] if p == first else ranges)
-        for i in range(each)
+        for i in range(parts_per_tile)
     ]
     return (*whole, *split)
 
 
-def _part_lengths(steps: int, each: int, later: int) -> list[int]:
-    """Return the number of steps of each part. A part ends `later` steps after the part that stores before it."""
-    if each > 1:
-        later = max(min(later, 2 * (steps // each - MIN_PART_STEPS) // (each - 1)), 0)
-    least = (steps - later * (each * (each - 1) // 2)) // each
-    lengths = [least + i * later for i in range(each)]
+def _part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
+    """Return the number of steps of each part. A part ends `later_steps` steps after the part that stores before it."""
+    if parts_per_tile > 1:
+        later_steps = max(min(later_steps, 2 * (steps // parts_per_tile - MIN_PART_STEPS) // (parts_per_tile - 1)), 0)
+    least = (steps - later_steps * (parts_per_tile * (parts_per_tile - 1) // 2)) // parts_per_tile
+    lengths = [least + i * later_steps for i in range(parts_per_tile)]
     return [*lengths[:-1], steps - sum(lengths[:-1])]
 
 

@@ -39,17 +39,17 @@ class BlockCounts:
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
-    def temporary_elements(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
+    def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
         """Return the number of elements in temporaries with blocks like A's, with blocks like B's, and with others.
 
-        `sides` are the block sides. `whole` holds three values for A, B and C: True if the matrix consists of equal
-        blocks.
+        `sides` are the block sides. `equal_blocks` holds three values for A, B and C: True if the matrix consists of
+        equal blocks.
         """
         found = [0.0, 0.0, 0.0]
         for padded, stacks in enumerate(self.held):
             for count, rows, cols in stacks:
                 kind = {(0, 1): 0, (1, 2): 1}.get((rows, cols), 2)
-                found[kind] += count * sides[rows] * sides[cols] * (whole[kind] != bool(padded))
+                found[kind] += count * sides[rows] * sides[cols] * (equal_blocks[kind] != bool(padded))
         return found[0], found[1], found[2]
 
 
@@ -60,45 +60,48 @@ def side_ranks(sides: Sides) -> Shape:
 
 
 def count_blocks(
-    steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
+    steps: Callable[[int | None, Shape], LevelSteps], size: Shape, level_unit: int | None, order: Shape
 ) -> BlockCounts:
     """Return a level's block counts, computed from the level's steps for block sides equal to COUNTING_SIDES.
 
     `order` holds the ranks of the block sides m, k and n by length. `steps` returns the level's steps for a unit and
-    sides. `usual` is the unit of the level's block sides.
+    sides. `level_unit` is the unit of the level's block sides.
     """
-    marks = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
-    m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
-    found = steps(usual, (m, k, n))
+    counting_sides = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
+    m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))
+    found = steps(level_unit, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
     moved = [(place.rows, place.cols) for step in sums for place in (*step.used_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
-    held = _group_temporaries(found, marks), _group_temporaries(padded, marks)
+    held = _group_temporaries(found, counting_sides), _group_temporaries(padded, counting_sides)
     return BlockCounts(
-        len(sums), _count_blocks_in_shapes(moved, marks), held, (found.in_place_share, padded.in_place_share)
+        len(sums), _count_blocks_in_shapes(moved, counting_sides), held, (found.in_place_share, padded.in_place_share)
     )
 
 
-def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...]:
+def _group_temporaries(steps: LevelSteps, counting_sides: Shape) -> tuple[BlockGroup, ...]:
     """Return the blocks of all temporaries, grouped by the sides along their rows and columns."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
-        (down, row), (across, col) = _find_counting_side(rows, marks), _find_counting_side(cols, marks)
+        (down, row), (across, col) = (
+            _find_counting_side(rows, counting_sides),
+            _find_counting_side(cols, counting_sides),
+        )
         found[row, col] += down * across
     return tuple((count, row, col) for (row, col), count in found.items())
 
 
-def _find_counting_side(length: int, marks: Shape) -> tuple[int, int]:
+def _find_counting_side(length: int, counting_sides: Shape) -> tuple[int, int]:
     """Return (multiple, index) of the counting side that divides `length` or, at an edge, `length` + 1."""
-    return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
+    return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(counting_sides) if x % mark == 0)
 
 
-def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
+def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], counting_sides: Shape) -> Sides:
     """Return how many blocks of A, of B and of C the rectangles consist of.
 
     A tall rectangle consists of several blocks.
     """
-    m, k, n = marks
+    m, k, n = counting_sides
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
         kind, block = (0, m * k) if cols == k else (1, k * n) if rows % k == 0 else (2, m * n)
