@@ -362,12 +362,12 @@ _installed_blocks = 0  # number of running `with installed()` blocks
 _xla_lowerings: dict[str, Any] = {}  # XLA's own lowering for each platform, saved while fmm's lowerings are registered
 
 
-def _replace_lowerings(change: int) -> None:
+def _replace_lowerings(replace: int) -> None:
     """Register fmm's lowerings when the first `with` block begins; restore XLA's lowerings when the last block ends."""
     global _installed_blocks
     from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
 
-    before, _installed_blocks = _installed_blocks, _installed_blocks + change
+    before, _installed_blocks = _installed_blocks, _installed_blocks + replace
     if bool(before) == bool(_installed_blocks):
         return
     for platform in PLATFORMS:

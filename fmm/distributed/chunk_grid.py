@@ -130,17 +130,17 @@ class ChunkTasks(DefaultMachine):
     def _sum_of_products_cell(
         self,
         pairs: Sequence[tuple[ChunkCell | None, ChunkCell | None]],
-        before: ChunkCell | None,
+        addend: ChunkCell | None,
         alpha: Coefficient,
         beta: Coefficient,
     ) -> ChunkCell | None:
-        """Return the cell of alpha * (sum of the products) + beta * before; add the tasks that compute the cell."""
+        """Return the cell of alpha * (sum of the products) + beta * addend; add the tasks that compute the cell."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[ChunkCell]()
         for first in range(0, len(present), self.products_per_task):
             groups.append(
                 self._product_group_task(
-                    present[first : first + self.products_per_task], None if groups else before, alpha, beta
+                    present[first : first + self.products_per_task], None if groups else addend, alpha, beta
                 )
             )
         while len(groups) > 1:
@@ -149,19 +149,19 @@ class ChunkTasks(DefaultMachine):
                 self._weighted_sum_cell([(1, cell) for cell in groups[i : i + MAX_SUMMANDS_PER_TASK]]) for i in starts
             ]
             groups = [cell for cell in sums if cell is not None]
-        return groups[0] if groups else self._weighted_sum_cell([] if before is None else [(beta, before)])
+        return groups[0] if groups else self._weighted_sum_cell([] if addend is None else [(beta, addend)])
 
     def _product_group_task(
         self,
         pairs: Sequence[tuple[ChunkCell, ChunkCell]],
-        before: ChunkCell | None,
+        addend: ChunkCell | None,
         alpha: Coefficient,
         beta: Coefficient,
     ) -> ChunkCell:
-        old = [] if before is None else [before]
+        old = [] if addend is None else [addend]
         rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
-        update = (_coefficient_as_number(alpha), _coefficient_as_number(beta), None if before is None else before.key)
+        update = (_coefficient_as_number(alpha), _coefficient_as_number(beta), None if addend is None else addend.key)
         lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
         return self.add_task(
             rows, cols, sum_of_chunk_products, lefts, rights, *update, self.chunk_plan, self.chunk_growth
@@ -216,11 +216,11 @@ def sum_of_chunk_products(
     rights: Sequence[Any],
     alpha: complex,
     beta: complex,
-    before: Any,
+    addend: Any,
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha * (sum of products) + beta * before, padded with zeros to the largest shape; do not change `before`.
+    """Return alpha * (sum of products) + beta * addend, padded with zeros to the largest shape; do not change `addend`.
 
     Each product accumulates into one new chunk: a separate chunk for each product would be written to memory and read
     again.
@@ -228,20 +228,20 @@ def sum_of_chunk_products(
     check_chunks_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
     pairs = [_cut_to_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
-    others = [] if before is None else [before.shape]
+    others = [] if addend is None else [addend.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
     whole = (left.shape[0], right.shape[1]) == shape
-    if before is not None and whole:
-        total = gemm(left, right, resized_chunk(before, *shape), alpha=alpha, beta=beta, **constraints)
-    elif before is None and whole:
+    if addend is not None and whole:
+        total = gemm(left, right, resized_chunk(addend, *shape), alpha=alpha, beta=beta, **constraints)
+    elif addend is None and whole:
         total = matmul(left, right, **constraints)
         total = total if alpha == 1 else total * total.dtype.type(alpha)
     else:
         dtype = np.result_type(left, right)
         total = np.zeros_like(left, shape=shape, dtype=dtype)
-        if before is not None:
-            total[: before.shape[0], : before.shape[1]] = before * dtype.type(beta)
+        if addend is not None:
+            total[: addend.shape[0], : addend.shape[1]] = addend * dtype.type(beta)
         rest = pairs
     for left, right in rest:
         part = total[: left.shape[0], : right.shape[1]]

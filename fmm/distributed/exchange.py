@@ -78,10 +78,10 @@ class PanelsInTransit(NamedTuple):
 class PanelExchange:
     """The exchange of the panels of A and B that this process multiplies in each step."""
 
-    def __init__(self, processes: MeshProcesses, layout: MeshLayout, held: dict[OperandName, Any]) -> None:
-        self.processes, self.layout, self.held = processes, layout, held
+    def __init__(self, processes: MeshProcesses, layout: MeshLayout, operands: dict[OperandName, Any]) -> None:
+        self.processes, self.layout, self.held = processes, layout, operands
         self.latest: dict[OperandName, Any] = {}
-        self.boxes = {operand: layout.blocks_held[operand].block_of_rank(processes.place) for operand in held}
+        self.boxes = {operand: layout.blocks_held[operand].block_of_rank(processes.place) for operand in operands}
 
     def start_exchange_step(self, step: int) -> PanelsInTransit:
         """Start to send the rectangles that other processes need in this step, and to receive this process's panels."""

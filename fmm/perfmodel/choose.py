@@ -224,12 +224,12 @@ class EligiblePlan(NamedTuple):
         """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
         return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
-    def has_too_short_leaves(self, problem: Problem, least: float) -> bool:
-        """Return True if a leaf product has a side shorter than `least` rows even after padding."""
+    def has_too_short_leaves(self, problem: Problem, min_side: float) -> bool:
+        """Return True if a leaf product has a side shorter than `min_side` rows even after padding."""
         if self.parts is None:
             return False
-        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, UNPADDED_SIDE_SHARE * least
-        return m < least * rows or k < least * inner or n < least * cols
+        (m, k, n), (rows, inner, cols), min_side = problem.size, self.parts, UNPADDED_SIDE_SHARE * min_side
+        return m < min_side * rows or k < min_side * inner or n < min_side * cols
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:

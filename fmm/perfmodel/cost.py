@@ -77,7 +77,7 @@ def cost(
     op: Operation = "product",
     fill: Fill = "full",
     batched: bool = False,
-    opened: bool = True,
+    count_leaf_steps: bool = True,
 ) -> Cost:
     """Return the cost of C = alpha A B + beta C by a plan; a problem with an empty side costs nothing.
 
@@ -109,7 +109,10 @@ def cost(
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
     t = _level_tally(
-        plan, (m, k, n), GemmParams(alpha, beta, op, fill), _CountingRules(itemsize, transaction, batched, opened)
+        plan,
+        (m, k, n),
+        GemmParams(alpha, beta, op, fill),
+        _CountingRules(itemsize, transaction, batched, count_leaf_steps),
     )
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(triangle_elements(rows) * inner * times for (rows, inner, _), times in t.triangles)

@@ -150,7 +150,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
 
 def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
     """Return the leaf products, the elements that sums move, and the passes of sums, counted from the plan's steps."""
-    counts = cost(plan, *problem.size, problem.itemsize, opened=False)
+    counts = cost(plan, *problem.size, problem.itemsize, count_leaf_steps=False)
     leaves = tuple((*size, float(times), _batch_size(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
     return leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes
@@ -359,9 +359,11 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
     )
 
 
-def _weighted_shares(names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], least: float) -> dict[str, float]:
-    """Return the weighted averages of the fields `names` over the parts; the divisor is at least `least`."""
-    whole = max(sum(weight for weight, _ in parts), least) or 1.0
+def _weighted_shares(
+    names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], min_divisor: float
+) -> dict[str, float]:
+    """Return the weighted averages of the fields `names` over the parts; the divisor is at least `min_divisor`."""
+    whole = max(sum(weight for weight, _ in parts), min_divisor) or 1.0
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
 

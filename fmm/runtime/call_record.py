@@ -61,7 +61,7 @@ def record_measured_call(decision: Decision) -> None:
         _thread_record.record = CallRecord(decision, record.plan, record.why or turn)
 
 
-def record_fallback(why: str) -> None:
+def record_fallback(reason: str) -> None:
     """Record the reason why the library computes a product although a plan was decided."""
     if RECORDING_SWITCH.on:
-        _thread_record.why = why
+        _thread_record.why = reason

@@ -65,13 +65,13 @@ class CallMatrices:
         addend = Operand(self.c.shape, strides, self.c.dtype)
         return tuple(_item_offsets(addend, self.c.shape[:-2]))
 
-    def copied_bytes(self, whole: bool) -> int:
+    def copied_bytes(self, complete_operands: bool) -> int:
         """Return the size of the operand copies in bytes.
 
-        With `whole` the copies are complete operands; else the copies are the matrices of one product.
+        With `complete_operands` the copies are complete operands; else the copies are the matrices of one product.
         """
         item = self.problem.itemsize
-        if whole:
+        if complete_operands:
             return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
         m, k, n = self.problem.size
         return sum(temporary_bytes(*x, item) for x, pack in zip(((m, k), (k, n)), self.packs, strict=True) if pack)

@@ -322,7 +322,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     # workspace.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
-    copied = work.copied_bytes(whole=not on_host)
+    copied = work.copied_bytes(complete_operands=not on_host)
     limits = _remaining_limits(query.limits, work.problem, copied)
     decision, launches = _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)

@@ -101,7 +101,7 @@ def config_lines() -> Iterator[str]:
     for gpu in facts["gpus"]:
         yield f"GPU: {gpu['name']}, compute capability {gpu['capability']}, {gpu['memory_bytes'] / 2**30:.0f} GiB"
     driver = facts["driver"]
-    yield f"driver: {driver['version']}, up to CUDA {driver['cuda']}" if driver else "driver: no NVIDIA driver answers"
+    yield f"driver: {driver['version']}, up to CUDA {driver['cuda']}" if driver else "driver: no NVIDIA driver found"
     yield f"packages: {', '.join(f'{name} {found}' for name, found in facts['packages'].items()) or 'none'}"
     yield f"tuning mode: {facts['tuning_mode']}"
     for config in facts["configs"]:

@@ -69,7 +69,7 @@ def _gpu_failure_text() -> str:
     try:
         _cuda_device_count()
     except Exception as error:
-        return f" (no GPU multiplies: {type(error).__name__}: {error})"
+        return f" (no usable GPU: {type(error).__name__}: {error})"
     return ""
 
 

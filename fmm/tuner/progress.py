@@ -29,8 +29,8 @@ class TuningProgress(Protocol):
     def show_sample(self, stage: str, elapsed: float) -> None:
         """Show the stage of a sample that was taken `elapsed` seconds after the element type began."""
 
-    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
-        """Show the speedup so far of the current element type; calling `conclude` returns its config section."""
+    def show_speedup_so_far(self, dtype: str, conclude_section: Callable[[], OptionalSection]) -> None:
+        """Show the speedup so far of the current element type; `conclude_section` returns its config section."""
 
     def end_element_type(self, dtype: str, section: OptionalSection) -> None:
         """Show that the tuning of an element type has ended with this config section."""
@@ -45,7 +45,7 @@ class SilentProgress:
 
     def show_sample(self, stage: str, elapsed: float) -> None: ...
 
-    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None: ...
+    def show_speedup_so_far(self, dtype: str, conclude_section: Callable[[], OptionalSection]) -> None: ...
 
     def end_element_type(self, dtype: str, section: OptionalSection) -> None: ...
 
@@ -81,8 +81,8 @@ class ProgressBar:
         gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUP_COUNT:])
         self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
-    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
-        gain = best_speedup_text(conclude(), dtype)
+    def show_speedup_so_far(self, dtype: str, conclude_section: Callable[[], OptionalSection]) -> None:
+        gain = best_speedup_text(conclude_section(), dtype)
         self._so_far = {dtype: f"{dtype} {gain}"} if gain else {}
         self.show_sample(*self._last)
 

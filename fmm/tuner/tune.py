@@ -62,7 +62,7 @@ KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command-line options of a tuning to the parser."""
     add = parser.add_argument
-    add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if one answers, else the CPU)")
+    add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if there is one, else the CPU)")
     add("--dtype", metavar="TYPES", help="element types, separated by commas (all)")
     shapes = parser.add_mutually_exclusive_group()
     what = "certify these shapes: lines of M K N, or M K N TYPE; or PyTorch's tunableop_untuned*.csv"
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--effort", choices=tuple(CPU_EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="continue the last such tuning that was interrupted")
+    again.add_argument("--resume", action="store_true", help="continue the last interrupted tuning with these options")
     again.add_argument("--fresh", action="store_true", help="measure everything again (the default without --resume)")
     add("--output", type=path_argument, metavar="PATH", help="the config to write (the one that fmm reads)")
     add("--json", action="store_true", help="print JSON: at the end a list with a section for each type")
@@ -397,8 +397,10 @@ def tune_job(
         past.trials if past else (),
         trials.add_trial,
         limit,
-        waits=job.compiler_wait_seconds if left is None else 0.0,  # --time-limit includes the wait for kernels
-        patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
+        compiler_wait_seconds=job.compiler_wait_seconds
+        if left is None
+        else 0.0,  # --time-limit includes the wait for kernels
+        kernel_wait_seconds=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
         first_look=_load_first_look(job, trials, header),
     )
     progress.begin_element_type(f"{job.dtype} ({job.effort}):", job.expected_seconds)

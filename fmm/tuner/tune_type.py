@@ -54,7 +54,9 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
         else:
             measure_element_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
-        stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
+        stopped = "the time limit was reached"
+        if isinstance(error, KernelsNotReadyError):
+            stopped = "kernels are being compiled"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # a later job continues this tuning: without held-out shapes, a fit could not be checked
             return TuningOutcome(None, stopped)

@@ -87,7 +87,7 @@ def test_the_lines_have_every_fact() -> None:
     texts += [f"{name} {found}" for name, found in facts["packages"].items()]
     texts += [f"{name}={value}" for name, value in facts["environment"].items()]
     assert [text for text in texts if text not in lines] == []
-    assert "driver: no NVIDIA driver answers" in lines
+    assert "driver: no NVIDIA driver found" in lines
 
 
 def test_gpus_and_driver_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

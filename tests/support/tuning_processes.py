@@ -107,7 +107,7 @@ def replayed(folder: Path) -> int:
     count = 0
     for recorded in TrialFile(folder / "trials.jsonl").read_tunings():
         if recorded.finished:
-            journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, live=False)
+            journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, is_live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
             assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
             count += 1

@@ -246,10 +246,12 @@ class ParsedTable(NamedTuple):
     calls: tuple[TableKernelCall, ...]
 
 
-def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> ParsedTable:
+def parse_table_lines(
+    text: str, origin: str, required_words: Sequence[str], optional_words: Sequence[str] = ()
+) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The table's head must have all words in `words`, and may have words in `more`.
+    The table's head must have all words in `required_words`, and may have words in `optional_words`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []
@@ -258,11 +260,11 @@ def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequen
         where = f"{origin}, line {number}"
         if call := _CALL_PATTERN.fullmatch(line):
             calls.append(TableKernelCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
-        elif word in (*words, *more) and word not in head:
+        elif word in (*required_words, *optional_words) and word not in head:
             head[word] = rest.strip()
         elif line:
             raise StepTableError(f"{where}: cannot read {line!r}")
-    missing = [word for word in words if word not in head]
+    missing = [word for word in required_words if word not in head]
     if missing or not calls:
         raise StepTableError(f"{origin}: {', '.join(missing) or 'steps'} missing")
     return ParsedTable(head, tuple(calls))

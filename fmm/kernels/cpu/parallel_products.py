@@ -275,15 +275,15 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
 
 @contextmanager
 def _running_queue(
-    queue: TaskQueue, count: int, each: int, on_progress: ProgressCallback | None
+    queue: TaskQueue, count: int, threads_per_product: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
     """Yield a backend that adds tasks to a queue; `count` workers run the tasks, and the exit waits for the workers."""
     workers: list[WorkerShare] = start_on_workers(count, queue.run_tasks)
     if not workers:
-        yield NumpyBackend(ThreadGroup(each), on_progress=on_progress)
+        yield NumpyBackend(ThreadGroup(threads_per_product), on_progress=on_progress)
         return
     try:
-        yield ConcurrentBackend(ThreadGroup(each), queue, on_progress=on_progress)
+        yield ConcurrentBackend(ThreadGroup(threads_per_product), queue, on_progress=on_progress)
     except BaseException as error:
         queue.record_failure(error)
         raise

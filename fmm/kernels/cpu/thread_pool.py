@@ -115,8 +115,8 @@ def _run_queue(queue: deque[Job]) -> None:
 class WorkerShare:
     """A job of one worker; a caller can cancel the job until the job starts."""
 
-    def __init__(self, work: Job) -> None:
-        self.work, self.claim, self.ended = work, [True], allocate_lock()
+    def __init__(self, job: Job) -> None:
+        self.work, self.claim, self.ended = job, [True], allocate_lock()
         self.error: BaseException | None = None
         self.ended.acquire()
 

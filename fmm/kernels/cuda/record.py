@@ -150,10 +150,10 @@ def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceVi
 
 
 def _recompute_steps(
-    problem: Problem, scanned: bool, target: ChipTarget, addend: DeviceView | None
+    problem: Problem, is_unchecked: bool, target: ChipTarget, addend: DeviceView | None
 ) -> tuple[LaunchStep, ...]:
-    """Return the launches that recompute the product; with `scanned`, the first launch scans C for inf and NaN."""
-    launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
+    """Return the launches that recompute the product; with `is_unchecked`, the first launch scans C for inf and NaN."""
+    launches = recompute_launches(problem, is_unchecked, target.chip, target.alignment_by_base, addend)
     if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
     # In the recomputed C, rounding makes the triangles differ and leaves small imaginary parts on the diagonal: mirror
@@ -292,16 +292,16 @@ class LaunchRecorder:
             self._record_gemm(leaf, batch, dtype, alpha, beta)
 
     def multiply_with_addend(
-        self, leaf: str, product: ProductMatrices, added: DeviceView, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, addend: DeviceView, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
         if m == 0 or n == 0:
             return
         if k == 0 or alpha == 0:
-            self.copy_addend(added, dest)
+            self.copy_addend(addend, dest)
             self._record_scaling(dest, beta)
             return
-        self._record_gemm(leaf, [product], dtype, alpha, beta, added)
+        self._record_gemm(leaf, [product], dtype, alpha, beta, addend)
 
     def _record_gemm(
         self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,

@@ -210,11 +210,11 @@ class RescaledCopy(Sum):
 
 def exponent_step(
     label: str, source: Place, axis: int, dest: Place, shifts: Place | None = None, sign: int = 0,
-    against: Place | None = None,
+    other_exponents: Place | None = None,
 ) -> LineExponents:  # fmt: skip
     """Return the step that finds the exponents of rows (axis 0) or columns (axis 1)."""
-    reads = (source, *(place for place in (shifts, against) if place is not None))
-    options = axis, sign if shifts else 0, against is not None
+    reads = (source, *(place for place in (shifts, other_exponents) if place is not None))
+    options = axis, sign if shifts else 0, other_exponents is not None
     return LineExponents(f"exponents of {label}", _copy_first_program(len(reads)), reads, (dest,), *options)
 
 

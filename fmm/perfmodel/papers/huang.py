@@ -103,9 +103,9 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.thread_count, holds)
 
 
-def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
+def _strategy_bound(s: TileSizes, w: OperandBlocks, gpu: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
     """Return the bound for a strategy by the equation with the given number."""
-    return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
+    return next(b for b in huang_blocks.strategy_bounds(s, w, gpu) if b.equation == equation)
 
 
 def huang_fig6() -> PaperTable:

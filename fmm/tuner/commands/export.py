@@ -40,15 +40,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_config_argument(parser)
     style = parser.add_mutually_exclusive_group()
-    style.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
+    style.add_argument("--csv", action="store_true", help="CSV (the default without --json)")
     add_json_option(style, "a list of rows as JSON")
     what = "Kernel Tuner's formats: t4, the measured results; t1, the search space of one device and type"
     style.add_argument("--format", choices=("csv", "json", *DOCUMENTS), help=what)
     rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
-    rows.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
+    rows.add_argument("--trials", action="store_true", help="every sample, with the model's prediction")
+    rows.add_argument("--thresholds", action="store_true", help="the thresholds: alpha, pi, n1, tau1 and others")
     # The options of a tuning have the same names; here the default would replace a value before the command's name.
-    what = "only devices whose key begins so: cpu, cuda-9.0"
+    what = "only devices with keys that begin with this text, for example cpu or cuda-9.0"
     parser.add_argument("--device", metavar="KEY", default=argparse.SUPPRESS, help=what)
     what = "only these element types, separated by commas"
     parser.add_argument("--dtype", metavar="TYPES", default=argparse.SUPPRESS, help=what)

@@ -65,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("k", "n"):
         parser.add_argument(side, type=_parse_whole_number, nargs="?", metavar=side.upper())
     parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
-    parser.add_argument("--op", default="product", help=f"{', '.join(OPERATIONS)}: as fmm.plan has them")
+    parser.add_argument("--op", default="product", help=f"{', '.join(OPERATIONS)}: the operations of fmm.plan")
     parser.add_argument("--device", default=argparse.SUPPRESS, help="a device below (default: cpu)")
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="limit of the temporaries")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
@@ -310,7 +310,7 @@ def _decision_text(found: dict[str, Any]) -> str:
         "starts of products and sums (a batch counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
         "error growth, at most": format_error_growth(best["error_growth"]),
-        "margin that the plan must win by": f"{100 * best['margin']:.1f} % of the vendor's time",
+        "margin by which the plan must win": f"{100 * best['margin']:.1f} % of the vendor's time",
     }
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",

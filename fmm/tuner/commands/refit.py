@@ -87,7 +87,7 @@ class RecordedSection:
     def recorded_journal(self) -> Journal:
         """Return a journal that replays the recorded trials and measures nothing."""
         run, trials = self.tuning.header.run, self.tuning.trials
-        return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
+        return Journal(run, self.recorded_device, trials, is_live=False, first_look=self.first_look)
 
 
 RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
@@ -180,7 +180,7 @@ class RefitResult:
         }
 
 
-def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
+def _write_results(path: Path, output: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
     """Fit and write each section of a config; yield its result, and print the result unless `quiet`."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, types in group_sections_by_device(required_sections(path)).items():
@@ -191,9 +191,9 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
             found = refit(RecordedSection(key, dtype, raw, tuned, tuning, first)) if tuning else None
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
-                store.merge_section(into, key, dtype, found)
+                store.merge_section(output, key, dtype, found)
                 # The section is read back, since merge_section has added the certified entries of the old section.
-                after[dtype] = written = files.read_config(into)[key][dtype]
+                after[dtype] = written = files.read_config(output)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
             if not quiet:
@@ -201,18 +201,18 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
             yield result
 
 
-def _copy_trials(path: Path, into: Path) -> str:
+def _copy_trials(path: Path, output: Path) -> str:
     """Copy the trials' files to another config's folder, unless it has trials; return the text to print.
 
     The trials are copied because the commands export and report read them in the config's folder.
     """
-    present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(into))
-    if into.resolve().parent == path.resolve().parent:
+    present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(output))
+    if output.resolve().parent == path.resolve().parent:
         return ""
     if own.existing_files:
         return f"; the trials beside it belong to another config, its own are in {path.parent}"
-    for file in present if into.parent.is_dir() else ():
-        shutil.copyfile(file, into.with_name(file.name))
+    for file in present if output.parent.is_dir() else ():
+        shutil.copyfile(file, output.with_name(file.name))
     return ", with the trials beside it" if own.existing_files else ""
 
 

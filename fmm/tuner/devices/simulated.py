@@ -67,7 +67,7 @@ class RecordedDevice:
         return peer_plans("cuda") if self.starting_calibration.batches else ()
 
     def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
-        raise RunFailedError("nothing can be measured: only what was recorded is at hand")
+        raise RunFailedError("nothing can be measured: only recorded samples are available")
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()

@@ -70,9 +70,9 @@ def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
     return {problem: plan for problem, (_, plan) in found.items()}
 
 
-def _area_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
+def _area_colours(plans_on_map: Counter[Plan]) -> dict[Plan | None, str]:
     """Return the colours of the plans with the largest areas; the key None has the colour of all other plans."""
-    often = [plan for plan, _ in met.most_common() if plan != VENDOR]
+    often = [plan for plan, _ in plans_on_map.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
     known: dict[Plan | None, str] = {VENDOR: LIGHT_GREY}
     known.update(zip(own, PLAN_COLOURS, strict=False))

@@ -286,11 +286,11 @@ def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeed
         yield _folded_section_html("The papers' thresholds", html_table(thresholds))
 
 
-def _plan_row_cells(g: SideSpeedup) -> tuple[str, ...]:
+def _plan_row_cells(gain: SideSpeedup) -> tuple[str, ...]:
     """Return the cells of a row in the table of plans."""
-    name = g.dtype if g.op == "product" else f"{g.dtype}, {g.op}"
-    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_SPEEDUP else f"≈ {g.speedup:.2f}"
-    return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
+    name = gain.dtype if gain.op == "product" else f"{gain.dtype}, {gain.op}"
+    gained = f"{gain.speedup:.2f}" if gain.kind == MEASURED_SPEEDUP else f"≈ {gain.speedup:.2f}"
+    return name, f"{gain.side}", gained, f"{gain.error_growth:.2g}", f"{gain.workspace / 2**30:.2f}", gain.plan
 
 
 def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:

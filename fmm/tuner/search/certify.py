@@ -40,10 +40,10 @@ def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits,
 
 
 def _certify_faster_plan(
-    journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
+    journal: Journal, stage: str, problem: Problem, rival: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
-    """Measure `plan` and `than` in paired rounds; return True if `plan` is certified to be faster."""
-    base, run = TimedRun(than), TimedRun(plan)
+    """Measure `plan` and `rival` in paired rounds; return True if `plan` is certified to be faster."""
+    base, run = TimedRun(rival), TimedRun(plan)
     with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
         samples = timed.sample_rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)

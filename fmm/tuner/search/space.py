@@ -99,15 +99,15 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
     """Raise PlanError if the choices for a GPU take long to compile and gain too little."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
-        raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
+        raise PlanError("three levels in one pass take long to compile; only batches of some schemes are faster")
     if "copied" in forms and (outer, inner, traversal) != ("", "1", "batched"):
-        raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
+        raise PlanError("a level that only copies operands has one product: other levels and traversals gain nothing")
     if traversal == "fused" and inner != "1":
-        raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
+        raise PlanError("each product of a fused level has its own kernel: two fused levels would need 49 kernels")
     if traversal != "fused" and leaf_use(choices.get("leaf", str(VENDOR))).options:
-        raise PlanError("without sums inside, the block model knows which tiles are the fastest")
+        raise PlanError("for products without sums inside, the block model already selects the fastest tiles")
     if (traversal == "fused") != (choices["fringe"] == "pad4"):
-        raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
+        raise PlanError("a fused level accesses at most 4 numbers at a time and needs pad4; other levels access more")
 
 
 def _level_forms(text: str) -> tuple[str, ...]:

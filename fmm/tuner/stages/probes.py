@@ -125,7 +125,7 @@ def probe_phase(plan: Plan, gpu: bool) -> int:
 
 
 def probe_squares(
-    journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
+    journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], phase_index: int, side: int, effort: Effort
 ) -> None:
     """Measure on squares: sums and products of plans, A/A pairs, and whole plans on some large squares.
 
@@ -137,7 +137,9 @@ def probe_squares(
         runs = [TimedRun(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [TimedRun(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
-        measure_runs(journal, "probe", problem, [*(AA_PAIR_RUNS if turn == QUICK_KERNELS_PHASE else ()), *runs], effort)
+        measure_runs(
+            journal, "probe", problem, [*(AA_PAIR_RUNS if phase_index == QUICK_KERNELS_PHASE else ()), *runs], effort
+        )
 
 
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:

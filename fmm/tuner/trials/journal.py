@@ -49,19 +49,19 @@ class Journal:
         Identifier of the tuning.
     device
         The device that is tuned.
-    past
+    recorded_trials
         Recorded trials of this tuning, which the journal replays.
-    keep
+    save_trial
         Function that saves each new trial.
     limit
         Seconds after which measuring ends with TimeUpError.
-    live
+    is_live
         False for a replay: a sample that was not recorded raises SampleNotRecordedError.
     clock
         Function that returns the current time in seconds.
-    waits
+    compiler_wait_seconds
         Seconds of waiting for compilers that are not counted in `limit`.
-    patience
+    kernel_wait_seconds
         After this number of seconds of waiting for one kernel, KernelsNotReadyError is raised.
     first_look
         Trials of an earlier coarse tuning. The fit uses the trials of `first_look`, but the journal does not replay
@@ -72,21 +72,21 @@ class Journal:
         self,
         run: str,
         device: TunableDevice,
-        past: Iterable[Trial] = (),
-        keep: Callable[[Trial], None] = lambda trial: None,
+        recorded_trials: Iterable[Trial] = (),
+        save_trial: Callable[[Trial], None] = lambda trial: None,
         limit: float = float("inf"),
-        live: bool = True,
+        is_live: bool = True,
         clock: Callable[[], float] = time.perf_counter,
-        waits: float = 0.0,
-        patience: float = float("inf"),
+        compiler_wait_seconds: float = 0.0,
+        kernel_wait_seconds: float = float("inf"),
         first_look: Iterable[Trial] = (),
     ) -> None:
-        self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
-        self.waits, self.patience = waits, patience
+        self.run, self.device, self.keep, self.limit, self.live = run, device, save_trial, limit, is_live
+        self.waits, self.patience = compiler_wait_seconds, kernel_wait_seconds
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.on_finding: Callable[[], None] = lambda: None  # runs after each fit and after each shape's search
-        self.recorded: list[Trial] = list(past)
+        self.recorded: list[Trial] = list(recorded_trials)
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
         for trial in self.recorded:

@@ -214,16 +214,16 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
 FIRST_LOOK_EFFORT = "coarse"  # the name of the effort that a first look has
 
 
-def _is_usable_first_look(first: TuningHeader, then: TuningHeader) -> bool:
-    """Return True if `first` is a first look whose trials the tuning `then` may use."""
+def _is_usable_first_look(first: TuningHeader, tuning: TuningHeader) -> bool:
+    """Return True if `first` is a first look whose trials this tuning may use."""
     same_device = (first.device, first.versions, _gpu_uuid(first)) == (
-        then.device,
-        then.versions,
-        _gpu_uuid(then),
+        tuning.device,
+        tuning.versions,
+        _gpu_uuid(tuning),
     )
-    efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != then.settings.get("effort")
-    continues = first.command == then.command or "--resume" in then.command.split()
-    same_type = first.settings.get("dtype") == then.settings.get("dtype")
+    efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != tuning.settings.get("effort")
+    continues = first.command == tuning.command or "--resume" in tuning.command.split()
+    same_type = first.settings.get("dtype") == tuning.settings.get("dtype")
     return same_device and efforts and continues and same_type
 
 

@@ -276,7 +276,7 @@ def test_counts_below_other_levels() -> None:
 def test_as_one_product() -> None:
     """What is predicted is known of all of it together: above it as of a leaf."""
     plan = Plan.parse("strassen.batched.pad16 > residues(14) > bytes")
-    found = cost(plan, 2048, 2048, 2048, opened=False)
+    found = cost(plan, 2048, 2048, 2048, count_leaf_steps=False)
     assert found.leaves == (((1024, 1024, 1024), 7),) and found.launches == 4
     assert cost(plan, 2048, 2048, 2048).launches == 3 + 6  # the same steps, of a batch
     problem, sheet = Problem(8192, 8192, 8192), datasheet_calibration("H200")

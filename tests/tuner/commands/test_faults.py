@@ -473,11 +473,11 @@ def test_a_first_look_that_goes_on_is_told_once(
     arguments = ["--effort", "coarse", "--dtype", "float64", "--time-limit", "1"]
     main([*arguments, "--output", str(tmp_path / "text")])
     printed = capsys.readouterr()
-    assert " ".join(printed.out.split()).count("the time was up") == 1 and not printed.err
+    assert " ".join(printed.out.split()).count("the time limit was reached") == 1 and not printed.err
     assert len(TrialFile(tmp_path / "text" / "trials.jsonl").read_tunings()) == 1
     main([*arguments, "--output", str(tmp_path / "json"), "--json"])
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
+    assert found["dtype"] == "float64" and found["stopped"] == "the time limit was reached"
 
 
 @pytest.mark.slow
@@ -591,7 +591,7 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
 
     def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         seen.append((job.dtype, job.effort, job.again))
-        return JobResult(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+        return JobResult(0, "" if job.again or job.dtype == "float64" else "the time limit was reached", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--output", str(tmp_path)]) == 0

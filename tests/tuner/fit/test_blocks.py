@@ -104,7 +104,7 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}
     rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockModelConstants()) if t.plan == "tile.large"]
-    concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
+    concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], is_live=False)
     section = conclude_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))

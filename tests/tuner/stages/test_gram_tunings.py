@@ -60,7 +60,7 @@ def test_entries_of_one_shape_and_two_operations() -> None:
 def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
     device = SimulatedDevice()
-    journal = Journal("run", device, recorded, live=False)
+    journal = Journal("run", device, recorded, is_live=False)
     assert journal.has_recorded_trial(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
     (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
     tuned = Tuning(device.identity, "float64", None, {entry.entry_key: entry})

@@ -45,14 +45,14 @@ class Tuned:
     refined: tuple[Trial, ...]
 
     def first_section(self) -> dict[str, Any]:
-        found = conclude_section(Journal("first", self.device, self.first, live=False), self.dtype)
+        found = conclude_section(Journal("first", self.device, self.first, is_live=False), self.dtype)
         assert found is not None and not found["doubts"]
         return found
 
     def section_at(self, seconds: float) -> dict[str, Any] | None:
         """What a refinement would write that was cut then."""
         past = [t for t in self.refined if t.elapsed <= seconds]
-        return conclude_section(Journal("then", self.device, past, live=False, first_look=self.first), self.dtype)
+        return conclude_section(Journal("then", self.device, past, is_live=False, first_look=self.first), self.dtype)
 
     def speeds(self, section: object) -> dict[int, float]:
         """The true speedups of what would be run."""

@@ -83,7 +83,7 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
 def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) -> None:
     """Sums that are there after three seconds, and some that never are."""
     light, heavy = (TimedRun(Plan.parse(f"{name}.batched.pad16 > vendor")) for name in ("strassen", "strassen^3"))
-    journal = Journal("run", cold, limit=1.0, clock=cold.clock, waits=10.0)
+    journal = Journal("run", cold, limit=1.0, clock=cold.clock, compiler_wait_seconds=10.0)
     with journal.open_problem("probe", Problem(512, 512, 512)) as timed:
         assert timed.sample_rounds([light], RoundLimits(1))[light]
         assert journal.limit == pytest.approx(1.0 + SOON) and journal.waits == pytest.approx(10.0 - SOON)
@@ -95,7 +95,7 @@ def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) ->
 def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdGpu) -> None:
     """The first pass ends with what needs no kernels, and concludes nothing; the second one goes on there."""
     effort = cold.efforts_by_name["coarse"]
-    first = Journal("run", cold, limit=effort.most, clock=cold.clock, patience=0.1)
+    first = Journal("run", cold, limit=effort.most, clock=cold.clock, kernel_wait_seconds=0.1)
     outcome = tune_type(first, "float64", effort)
     assert outcome.section is None and "compiled" in outcome.stopped
     assert cold.now < SOON and {t.plan for t in first.recorded} == {"vendor"}
@@ -108,9 +108,9 @@ def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdG
 
 def test_a_first_look_that_is_cut_short_concludes_nothing(cold: ColdGpu) -> None:
     """It is taken up again, so that a fit of what nothing confirms would only cost seconds."""
-    journal = Journal("run", cold, limit=0.2, clock=cold.clock, patience=0.1)
+    journal = Journal("run", cold, limit=0.2, clock=cold.clock, kernel_wait_seconds=0.1)
     outcome = tune_type(journal, "float64", cold.efforts_by_name["coarse"])
-    assert outcome.section is None and outcome.stopped == "the time was up" and journal.recorded
+    assert outcome.section is None and outcome.stopped == "the time limit was reached" and journal.recorded
     firm = Journal("run", cold, limit=2.0, clock=cold.clock)
     assert tune_type(firm, "float64", cold.efforts_by_name["coarse"]).section is not None, "nobody takes it up again"
 

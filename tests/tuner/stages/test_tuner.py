@@ -251,7 +251,7 @@ def test_if_everything_fails_nothing_is_concluded() -> None:
 def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     journal, outcome = usual_tuning()
     device = SimulatedDevice()
-    replayed = Journal("run", device, journal.recorded, live=False)
+    replayed = Journal("run", device, journal.recorded, is_live=False)
     again = tune_type(replayed, "float64", SMALL, BIG)
     assert device.samples_taken == 0
     assert again.section is not None and outcome.section is not None
@@ -262,7 +262,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
 def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
     journal, _ = usual_tuning()
     with pytest.raises(SampleNotRecordedError, match="ends here"):
-        tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
+        tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], is_live=False), "float64", SMALL, BIG)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_the_time_limit_is_kept_within_one_trial() -> None:
     device = SimulatedDevice(real_time=0.05)
     journal = Journal("run", device, limit=0.1)
     outcome = tune_type(journal, "float64", SMALL)
-    assert outcome.stopped == "the time was up"
+    assert outcome.stopped == "the time limit was reached"
     assert outcome.section is not None and outcome.section["calibration"]
     longest = max((b.elapsed - a.elapsed for a, b in pairwise(journal.recorded)), default=0.0)
     assert journal.recorded[-1].elapsed <= 0.1 + longest + 0.05
@@ -373,7 +373,7 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
     with journal.open_problem("probe", problem) as timed:
         live = timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2))
     assert seen == ["prepare_run"] * 3 + ["sample_seconds"] * 4 and live[broken] == []
-    replayed = Journal("run", device, journal.recorded, live=False)
+    replayed = Journal("run", device, journal.recorded, is_live=False)
     with replayed.open_problem("probe", problem) as timed:
         assert timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
 

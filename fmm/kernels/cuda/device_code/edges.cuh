@@ -13,7 +13,7 @@ struct Lengths {
     const Number* source;
     Number* dest;          // n x n numbers, row-major and contiguous
     int* predecessors;     // n x n numbers, row-major and contiguous; or null
-    long long row, col;    // of the source: numbers from one row to the next, and from one column to the next
+    long long row, col;    // strides of the source, in numbers
     double missing;        // the value for "no edge", exact in every type
     double smallest;       // threshold of floating-point types: numbers with a larger magnitude are edges
     int n;

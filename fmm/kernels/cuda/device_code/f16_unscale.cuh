@@ -13,7 +13,7 @@ struct Unscaled {
     float* dest;
     const int *rows, *columns;   // scaling exponents of A's rows and B's columns
     int* flag;                   // set to 1 if C gets an inf or NaN; null: not checked
-    long long leading, layer;    // of T and C: numbers from one row to the next, and from one product to the next
+    long long leading, layer;    // strides of T and C from row to row, and from product to product
     int m, n, layers;
     float factor;
 };

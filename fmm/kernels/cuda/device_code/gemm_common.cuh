@@ -12,8 +12,8 @@ template <class Element>
 struct Block {  // a submatrix of `rows` x `cols` numbers
     Element* data;
     int rows, cols;
-    Element factor;  // of an operand: coefficient in a sum (1 for the first term); of a destination: of the product
-    Element keep;    // of a destination: coefficient of the old value; with 0 the old value is not read
+    Element factor;  // operand: coefficient in a sum (1 for the first term); destination: coefficient of the product
+    Element keep;    // destination: coefficient of the old value; with 0 the old value is not read
 };
 
 enum class Along {  // the dimension along which an operand is contiguous

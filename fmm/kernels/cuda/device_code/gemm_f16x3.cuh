@@ -27,8 +27,8 @@ struct Product3 {
     const int *rows, *columns;
     int* flag;                  // set to 1 for an inf or NaN in C, and (CHECKED) for an entry that may be inaccurate
     const float* old;           // C or the addend, read only if `keep` is not zero
-    long long leading, layer;   // of C: numbers from one row to the next, and from one product of a batch to the next
-    long long old_leading;      // of `old`: numbers from one row to the next; 0 if all rows are the same
+    long long leading, layer;   // strides of C from row to row, and from product to product of a batch
+    long long old_leading;      // stride of `old` from row to row; 0 if all rows are the same
     int m, n;
     int steps;         // number of tiles along the inner dimension
     int down, across;  // rows and columns of cluster tiles

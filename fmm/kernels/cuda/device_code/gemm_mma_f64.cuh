@@ -95,7 +95,8 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     using RightLanes = Lanes<RightLines>;
     using Piece = typename LeftTiles::Piece;
     constexpr int HIGH = S::ROWS * S::WARP_HEIGHT, WIDE = S::COLS * S::WARP_WIDTH;  // rows and columns of a warp
-    constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;  // in instructions
+    // numbers of instructions for these rows, columns and depths, and number of passes
+    constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;
     static_assert(HIGH % 16 == 0 && WIDE % 8 == 0 && S::DEPTH % DEEP == 0, "whole instructions");
     // The sums of the next tile are distributed over the second half of the pass before the threads synchronize.
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);

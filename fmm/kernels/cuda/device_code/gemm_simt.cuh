@@ -181,7 +181,7 @@ struct Source {
     const int first;   // first row (of A) or column (of B) of the tile
     int position;      // position of the next tile along the inner dimension
     int inner_whole;   // tiles that end here or before are complete in all blocks
-    long long offset;  // from a block's start to this thread's first number in the next tile
+    long long offset;  // distance from a block's start to this thread's first number in the next tile
 
     __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
         : blocks(blocks), leading(leading), first(first), position(0) {

@@ -47,8 +47,8 @@ struct Launch {
     Block<Element> dest[DESTS];  // the first task that writes a block multiplies its old value by `keep`
     unsigned* turns;  // a counter for each tile of each block of C of each product; zero before and after the launch
     int* flag;                   // set to 1 if a number is inf or NaN, or may overflow or underflow; null: no check
-    long long leading;           // of C: elements from one row to the next
-    long long layer;             // of C: elements from one product of a batch to the next
+    long long leading;           // stride of C from row to row, in elements
+    long long layer;             // stride of C from product to product of a batch, in elements
     int down, across;  // rows and columns of tiles
     int group;         // rows of tiles in a group (tile_of); the tiles of a group share data in the L2 cache
     int wide;          // 1 if C can be accessed 16 bytes at a time
@@ -65,7 +65,7 @@ struct SharedTile {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     static constexpr int PITCH = INNER ? K_S : OUT, SIZE = OUT * K_S;
-    static constexpr int BYTES = K_S * static_cast<int>(sizeof(Element)), CHUNKS = BYTES / 16;  // of a line, if INNER
+    static constexpr int BYTES = K_S * static_cast<int>(sizeof(Element)), CHUNKS = BYTES / 16;  // of INNER lines
     static_assert(!INNER || BYTES == 32 || BYTES == 64 || BYTES == 128, "the copy engine has these swizzles");
     static_assert(SIZE * sizeof(Element) % 1024 == 0, "tiles begin at multiples of the swizzle pattern");
     // Return the swizzle of a line. Chunk number c of the line is stored at position c XOR swizzle.

@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_pair(tf32* to, float x, float y) { *reinte
 struct Product {
     Map left, right, dest;
     const void* old;           // C or the addend; read only if `keep` is not zero
-    // of `old`: numbers from one row to the next, and from one product of a batch to the next
+    // strides of `old` from row to row, and from product to product of a batch
     long long leading, layer;
     int m, n;                  // rows and columns of C
     float keep;                // coefficient of `old`, which is added to A B before the sum is multiplied by `factor`

@@ -26,7 +26,7 @@ template <class Element>
 struct Result {
     Element* dest;
     const signed char* planes;
-    long long leading, layer;  // of C: numbers from one row to the next, and from one product of a batch to the next
+    long long leading, layer;  // strides of C from row to row, and from product to product of a batch
     int m, n, layers;
     int block_rows, block_cols;  // size of a plane
     int lower;  // nonzero if C is its own adjoint: only the lower triangle is written

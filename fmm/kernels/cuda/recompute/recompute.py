@@ -49,16 +49,16 @@ def can_recompute(problem: Problem) -> bool:
 
 
 def recompute_launches(
-    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: DeviceView | None = None
+    problem: Problem, is_unchecked: bool, chip: Chip, alignment: Mapping[str, int], addend: DeviceView | None = None
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is raised; they run after the plan's launches.
 
-    If `unseen`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag. `addend` is
-    the matrix that beta multiplies: the call's addend, or a copy of the old C.
+    If `is_unchecked`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
+    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
-    scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if unseen else ()
+    scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if is_unchecked else ()
     again = (
         _tiled_recompute_launch(problem, chip, alignment)
         if tiled

@@ -43,7 +43,7 @@ class ScaledLevel(LevelWithSteps):
         if self.inside:
             first, inner = _exponent_vector("D1", k), _exponent_vector("D2", k)
             steps.append(exponent_step("columns of A", a, 1, first))
-            steps.append(exponent_step("rows of B", b, 0, inner, against=first))
+            steps.append(exponent_step("rows of B", b, 0, inner, other_exponents=first))
         if self.outside:
             rows, cols = _exponent_vector("R", m), _exponent_vector("Q", n)
             steps.append(exponent_step("rows of A", a, 0, rows, shifts=inner, sign=1))
@@ -72,12 +72,12 @@ def _exponent_vector(name: str, count: int) -> Place:
     return Place(name, 0, 0, 1, count)
 
 
-def scaled_level(where: ScaledSides = "both") -> ScaledLevel:
+def scaled_level(sides: ScaledSides = "both") -> ScaledLevel:
     """Return the level `scaled`, `scaled.inside` or `scaled.outside`."""
     return ScaledLevel(
-        text="scaled" if where == "both" else f"scaled.{where}",
-        inside=where != "outside",
-        outside=where != "inside",
+        text="scaled" if sides == "both" else f"scaled.{sides}",
+        inside=sides != "outside",
+        outside=sides != "inside",
         products=1,
         depth=0,
         splits=False,

@@ -314,9 +314,9 @@ def _declared_fringe(algorithm: str, traversal: Traversal) -> str:
     return "pad" if traversal == "batched" else "unequal"
 
 
-def _check_option(what: str, value: object, valid: tuple[str, ...]) -> None:
+def _check_option(option_kind: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
+        raise PlanError(f"unknown {option_kind} {value!r}; valid: {', '.join(valid)}")
 
 
 def _canonical_name(name: str) -> str:

@@ -45,9 +45,9 @@ class SforzaLevel(LevelWithSteps):
         """Return the level for the smaller products of a matrix and its transpose."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
-    def is_base_case(self, half: int, inner: int) -> bool:
+    def is_base_case(self, half_side: int, inner: int) -> bool:
         """Return True if the recursion stops. (The paper prints <= in the rule of the cutoff; >= is correct.)"""
-        return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half >= 2
+        return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half_side >= 2
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
