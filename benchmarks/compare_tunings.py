@@ -1,7 +1,7 @@
 """Compare two tunings of one device: `python -m benchmarks compare CONFIG CONFIG`.
 
-Printed are, over a grid of shapes, how many choices are equal, how much time the other choices lose by each model, and
-whether the two tunings found the same thresholds.
+Over a grid of shapes, the command prints how many choices are equal, how much time the other choices lose by
+each model, and whether the two tunings found the same thresholds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.summary import interval_text, percent_text, threshold_text
 from fmm.tuner.tune import output_path
 
-SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # of the grid of shapes
+SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # sides of the grid of shapes
 EQUAL_GOAL = 0.95  # goal: share of equal choices
 THRESHOLD_GOAL = 0.1  # largest relative difference of thresholds that agree
 SHOWN_DIFFERENCES = 10  # sizes with different choices that are printed
@@ -48,7 +48,7 @@ class Difference:
     size: Shape
     first: str
     second: str
-    first_loss: float | None  # as a share of the time of its own plan; None of a section without a model
+    first_loss: float | None  # as a share of the time of its own plan; None for a section without a model
     second_loss: float | None
 
     @property
@@ -113,7 +113,10 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
     if first == second:
         return None
     models = [used.calibration or used.tuned.calibration for used in (one, two)]
-    losses = _loss(models[0], problem, first, second), _loss(models[1], problem, second, first)
+    losses = (
+        _relative_extra_time(models[0], problem, first, second),
+        _relative_extra_time(models[1], problem, second, first),
+    )
     return Difference(problem.size, str(first), str(second), *losses)
 
 
@@ -124,7 +127,7 @@ def _chosen_plan(used: ModelInUse, problem: Problem) -> Plan:
     return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
 
-def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
+def _relative_extra_time(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
     """Return the relative extra time of the other plan by this calibration; None without a calibration.
 
     A loss is negative where the own plan was measured, or where the other plan gains less than the margin.
@@ -221,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
-        found = list(_agreements(*(output_path(path) for path in options.configs)))
+        found = list(_section_agreements(*(output_path(path) for path in options.configs)))
     except (ConfigError, OSError) as error:
         print(f"benchmarks compare: {error}", file=sys.stderr)
         return 1
@@ -232,12 +235,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([a.fields for a in found]))
     else:
-        verdicts = _verdicts(found, choices_agree, thresholds_agree)
+        verdicts = _verdict_lines(found, choices_agree, thresholds_agree)
         print("\n".join([*(line for a in found for line in _agreement_lines(a)), *verdicts]))
     return int(not (choices_agree and thresholds_agree))
 
 
-def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
+def _section_agreements(one: Path, two: Path) -> Iterator[Agreement]:
     first, second = (_checked_sections(path) for path in (one, two))
     for key, sections in first.items():
         others = second.get(key, {})
@@ -257,7 +260,7 @@ def _checked_sections(path: Path) -> dict[str, dict[str, JsonValue]]:
 
 def _agreement_lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {percent_text(a.noise)}"
+    yield f"{a.device}, {a.dtype}: {share}; others differ by up to {a.worst:.1%}; noise floor {percent_text(a.noise)}"
     if a.thresholds:
         head = ("threshold", "first", "second", "difference", "verdict")
         yield from (f"  {line}" for line in aligned_lines([head, *map(_threshold_cells, a.thresholds)]))
@@ -292,7 +295,7 @@ def _threshold_cells(x: ComparedThreshold) -> Sequence[str]:
     return x.name, *cells, difference, x.verdict
 
 
-def _verdicts(found: Iterable[Agreement], choices_agree: bool, thresholds_agree: bool) -> Iterator[str]:
+def _verdict_lines(found: Iterable[Agreement], choices_agree: bool, thresholds_agree: bool) -> Iterator[str]:
     """Yield the goals and whether they are met; the goal of thresholds only if any were compared."""
     if any(a.thresholds for a in found):
         goal = f"the goal is each within {THRESHOLD_GOAL:.0%}, or with 95 % intervals that overlap"

@@ -130,7 +130,7 @@ def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
     return sorted(folder.iterdir(), key=lambda path: -path.stat().st_size)
 
 
-def noted_kernels(of: Chip, folder: Path) -> list[Path]:
+def kernels_of_tests(of: Chip, folder: Path) -> list[Path]:
     """Write a file for each kernel of the tests on this chip; return them, the longest first.
 
     The outcome of the tests is ignored here, because another test runs them in the same way and checks it.
@@ -214,7 +214,7 @@ def main(arguments: list[str]) -> int:
         if options.paper is not None:
             kernels = written_kernels(paper_kernels(of, PAPER_SAMPLES, options.paper), Path(folder) / "kernels")
         else:
-            kernels = noted_kernels(of, Path(folder))
+            kernels = kernels_of_tests(of, Path(folder))
         noted = time.perf_counter() - began
         failed = compile_all(kernels, of.compute_capability)
     seconds = time.perf_counter() - began

@@ -190,7 +190,7 @@ def measure_case(case: Case, rounds: int, names: Sequence[str], until: float) ->
         del found
     shuffled = random.Random(case.n)  # the same order on all processes
     for number in range(rounds):
-        if number and not first_process_says(time.monotonic() < until):
+        if number and not broadcast_from_first(time.monotonic() < until):
             break
         incomplete = [name for name in calls if len(samples[name]) < rounds]
         for name in shuffled.sample(incomplete, len(incomplete)):
@@ -204,7 +204,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def first_process_says(answer: bool) -> bool:
+def broadcast_from_first(answer: bool) -> bool:
     """Return the answer of the first process on all processes."""
     shared = torch.tensor([int(answer)], device=DEVICE)
     dist.broadcast(shared, 0)
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("bytes a second:", links, flush=True)
     for text in options.cases.split(",") if options.cases else usual_cases(count):
         case = parse_case(text, count)
-        if not first_process_says(time.monotonic() < until):
+        if not broadcast_from_first(time.monotonic() < until):
             break
         rows.append(measure_case(Case(case.dtype, case.n, mesh_of(case.mesh)), case.rounds, case.who, until))
         if DEVICE == "cuda":

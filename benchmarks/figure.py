@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.tables.markdown import Row, paired
+from benchmarks.tables.markdown import Row, median_ratio
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -48,7 +48,7 @@ def draw_speedup(samples: Path, output: Path) -> None:
     document = json.loads(samples.read_text("utf-8"))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.0), layout="constrained")
     title = f"speed of fmm.matmul, cuBLAS = 1 ({document['environment']['device']})"
-    draw_curves(left, document, title, lambda row: paired(row["vendor_seconds"], row["seconds"]))
+    draw_curves(left, document, title, lambda row: median_ratio(row["vendor_seconds"], row["seconds"]))
     draw_curves(right, document, "error (Frobenius norm), cuBLAS = 1", lambda row: float(row["error"]))
     left.set_ylim(0, 7.5)
     right.set_yscale("log")

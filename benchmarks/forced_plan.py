@@ -27,7 +27,7 @@ VARIABLE = "FMM_FORCED_PLAN"
 decided = 0
 
 
-def force(text: str) -> None:
+def force_plan(text: str) -> None:
     """Let every later product of this process run this plan, if it can."""
     plan = Plan.parse(text)
 
@@ -54,7 +54,7 @@ def force(text: str) -> None:
         (numpy_loops, "FIRST_PRODUCT_WORK", 0),
         (gram, "SMALL_GRAM_MAX_ROWS", 0),
         (gram, "THIN_GRAM_MAX_ROWS", 0),
-        (cupy_functions, "is_small_on_device", never),
+        (cupy_functions, "is_small_on_device", never_small),
     ]
     if "torch" in sys.modules:
         force_torch()
@@ -65,7 +65,7 @@ def force(text: str) -> None:
     numpy_loops.update_loop_limits()
 
 
-def never(*sizes: Any) -> bool:
+def never_small(*sizes: Any) -> bool:
     return False
 
 
@@ -76,7 +76,7 @@ def force_torch(_: str = "") -> None:
     if hook is not None:
         hook.set_least_work(0, 0, 0)
     answers: Any = import_module(f"{folder}.torch_answers")
-    answers.small_enough = never
+    answers.small_enough = never_small
     dispatcher = import_module(f"{folder}.torch_install")
     for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         setattr(dispatcher, name, 0)
@@ -84,7 +84,7 @@ def force_torch(_: str = "") -> None:
 
 def pytest_sessionstart(session: Any) -> None:
     if text := os.environ.get(VARIABLE, ""):
-        force(text)
+        force_plan(text)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -85,14 +85,14 @@ PRODUCT(gemmul8_float64, double)
 """
 
 
-def checkout() -> Path | None:
+def source_checkout() -> Path | None:
     """Return the folder of the source, or None."""
     named = os.environ.get(CHECKOUT_VARIABLE, "")
     found = Path(named) / "GEMMul8"
     return found if named and (found / "src" / "gemmul8.cu").exists() else None
 
 
-def build(source: Path) -> Path:
+def build_library(source: Path) -> Path:
     """Return the path of the library; build it if missing, from a copy with the cases of MODULI alone."""
     folder = source / "build"
     library = folder / "libgemmul8_products.so"
@@ -127,11 +127,11 @@ def _has_needed_moduli(line: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
-    source = checkout()
+def _loaded_library() -> Any:
+    source = source_checkout()
     if source is None:
         raise FileNotFoundError(f"{CHECKOUT_VARIABLE} names no checkout of GEMMul8")
-    library = ctypes.CDLL(str(build(source)))
+    library = ctypes.CDLL(str(build_library(source)))
     library.gemmul8_room.restype = ctypes.c_size_t
     library.gemmul8_room.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint]
     p, size = ctypes.c_void_p, ctypes.c_size_t
@@ -152,7 +152,7 @@ class Gemmul8Product:
 
     def __post_init__(self) -> None:
         (m, k), (_, n), moduli = self.a.shape, self.b.shape, MODULI[str(self.a.dtype)]
-        object.__setattr__(self, "work", cupy.empty(_library().gemmul8_room(n, m, k, moduli), cupy.uint8))
+        object.__setattr__(self, "work", cupy.empty(_loaded_library().gemmul8_room(n, m, k, moduli), cupy.uint8))
         stream = cupy.cuda.get_current_stream().ptr
         handle = cupy.cuda.device.get_cublas_handle()
         operands = self.b.data.ptr, n, self.a.data.ptr, k, self.c.data.ptr, n
@@ -160,4 +160,4 @@ class Gemmul8Product:
         object.__setattr__(self, "arguments", arguments)
 
     def __call__(self) -> None:
-        getattr(_library(), f"gemmul8_{self.a.dtype}")(*self.arguments)  # type: ignore[attr-defined]
+        getattr(_loaded_library(), f"gemmul8_{self.a.dtype}")(*self.arguments)  # type: ignore[attr-defined]

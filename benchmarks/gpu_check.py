@@ -7,11 +7,11 @@ FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then run, one after the other
 the papers. With several devices, their tests and benchmark follow (with `--gpus N` these alone, on N devices, into
 results/<device>-xN/).
 
-The outcome of each step is written to results/<device>/checks.json, with the environment and the commit (the variable
-FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has not run: a step
-that ended, well or not, is not repeated (except with `--anew`, or if it is named), and a stopped step continues, if it
-can. So with `--time-limit` the check runs in pieces. The exit status is 3 while steps are left, 1 if a step failed,
-else 0. A failing step keeps no other from running.
+The outcome of each step is written to results/<device>/checks.json, with the environment and the commit (the
+variable FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has
+not run: a step that ended, well or not, is not repeated (except with `--anew`, or if it is named), and a
+stopped step continues, if it can. So with `--time-limit` the check runs in pieces. The exit status is 3 while
+steps are left, 1 if a step failed, else 0. A failed step does not prevent later steps.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from typing import Any
 from benchmarks.compile_ahead import with_cache
 from benchmarks.gpu_steps import (
     SANITIZER,
-    TIME_WAS_UP,
+    TIME_UP_TEXT,
     CheckFolders,
     EndedStep,
     Step,
     last_lines,
     parallel_pytest_options,
     run_together,
-    several_steps,
-    steps,
+    several_device_steps,
+    single_device_steps,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def merged_checks(recorded: Iterable[Check], found: Iterable[Check], order: Sequ
     return sorted(by_name.values(), key=lambda check: place.get(check["step"], len(place)))
 
 
-def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
+def step_batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
     """Yield each step that runs alone, and the groups of steps between them."""
     for alone, found in groupby(planned, key=lambda step: step.alone):
         together = list(found)
@@ -109,7 +109,7 @@ class Checks:
         """Return the outcome of a step that this code has run, else None."""
         for check in self.recorded:
             if check["step"] == name and check.get("code") == self.code:
-                return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
+                return None if check["outcome"].startswith((TIME_UP_TEXT, "left out")) else check
         return None
 
     def record_outcome(self, step: Step, outcome: str, seconds: float | None = None) -> None:
@@ -138,7 +138,7 @@ def run_steps(
 ) -> list[str]:
     """Run these steps within the time limit; return the names of the steps that are left."""
     until, left, first = time.monotonic() + limit, list[str](), True
-    for batch in batches(planned):
+    for batch in step_batches(planned):
         for step in (step for step in batch if step.missing):
             checks.record_outcome(step, f"left out: {step.missing}")
         here = [step for step in batch if not step.missing]
@@ -151,7 +151,7 @@ def run_steps(
             checks.record_outcome(ended.step, outcome, ended.seconds)
             if ended.step.alone or outcome != "passed":
                 print(f"{last_lines(ended.log)}\n    (all of it: {ended.log})", flush=True)
-            left += [ended.step.name] if outcome.startswith(TIME_WAS_UP) else []
+            left += [ended.step.name] if outcome.startswith(TIME_UP_TEXT) else []
         checks.copy(places.results, places.notes)
     return left
 
@@ -186,8 +186,11 @@ def main(arguments: Sequence[str]) -> int:
     code = code_digest()
     places = CheckFolders(folder, NOTES_FOLDER / code)
     several = places._replace(results=folder.with_name(f"{folder.name}-x{count}"))
-    all_steps = [*steps(shutil.which(SANITIZER), places, parallel_pytest_options()), *several_steps(count, several)]
-    planned = list(several_steps(count, several)) if options.gpus else all_steps
+    all_steps = [
+        *single_device_steps(shutil.which(SANITIZER), places, parallel_pytest_options()),
+        *several_device_steps(count, several),
+    ]
+    planned = list(several_device_steps(count, several)) if options.gpus else all_steps
     names = [name.strip() for name in options.steps.split(",") if name.strip()]
     if unknown := set(names) - {step.name for step in planned}:
         valid = ", ".join(step.name for step in planned)

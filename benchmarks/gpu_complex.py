@@ -26,7 +26,7 @@ from benchmarks.harness import (
     quick_cases,
     run_cases,
 )
-from benchmarks.matrices import REAL, random_matrix, relative_error
+from benchmarks.matrices import REAL_PART_TYPES, random_matrix, relative_error
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 SAMPLE_SECONDS = 10e-3  # seconds of a sample
@@ -82,7 +82,7 @@ CASES = (
 
 def three_real_products(side: int, dtype: str) -> Call:
     """Return the call of the three real products that 3m leaves to be multiplied."""
-    x, y = (random_matrix("cupy", (side, side), REAL[dtype], seed=seed) for seed in (1, 2))
+    x, y = (random_matrix("cupy", (side, side), REAL_PART_TYPES[dtype], seed=seed) for seed in (1, 2))
     out = cupy.empty_like(x)
     return lambda: [fmm.matmul(x, y, out) for _ in range(3)]
 

@@ -144,7 +144,7 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
 
 def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     """Return GEMMul8 in its two modes, if there is a checkout and GEMMul8 has the type (benchmarks/gemmul8.py)."""
-    if not gemmul8.checkout() or str(a.dtype) not in gemmul8.MODULI:
+    if not gemmul8.source_checkout() or str(a.dtype) not in gemmul8.MODULI:
         return {}
     return {f"GEMMul8 {mode}": gemmul8.Gemmul8Product(a, b, c, mode == "fast") for mode in ("fast", "accurate")}
 

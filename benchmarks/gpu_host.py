@@ -46,7 +46,9 @@ ONE_LEVEL = "strassen.batched.pad16 > vendor"
 BUSY_SECONDS = 2e-3  # time for which a spinning kernel keeps the device behind the host
 CALLS_PER_ROUND = 12  # calls of the table host in one round
 QUEUED_CALLS = 60  # small products of a sample, one after the other
-NEVER_CAPTURED = 1 << 60  # number of calls before a graph is captured, where none is wanted
+NEVER_CAPTURED = (
+    1 << 60
+)  # number of calls before a graph is captured: more calls than any run makes, so that no graph is captured
 
 
 class Case(NamedTuple):

@@ -72,7 +72,7 @@ def parallel_pytest_options() -> tuple[str, ...]:
     return xdist_options(cores=max(min((os.cpu_count() or 1) - 2, WORKERS), 1))
 
 
-def steps(
+def single_device_steps(
     sanitizer: str | None,
     places: CheckFolders,
     together: tuple[str, ...] = (),
@@ -80,15 +80,15 @@ def steps(
 ) -> Iterator[Step]:
     """Yield all steps for one device: kernels, checks at the same time, then measurements."""
     yield Step("kernels", (*BENCHMARK, "compile_ahead"), max_seconds=400)
-    yield from _checks(sanitizer, places, together, checkouts)
+    yield from _check_steps(sanitizer, places, together, checkouts)
     stress = (sys.executable, "-m", "tests.support.stress_stream", *STRESS_OPTIONS)
     record = ("--output", str(places.results / "stress.json"))
     yield Step("threads", (*stress, *record), min_seconds=90, max_seconds=200)
     yield Step("timed tests", (*PYTEST, TIMED_TESTS), min_seconds=60, max_seconds=300)
-    yield from _measurements(places.results)
+    yield from _measurement_steps(places.results)
 
 
-def _checks(
+def _check_steps(
     sanitizer: str | None, places: CheckFolders, together: tuple[str, ...], checkouts: Mapping[str, str]
 ) -> Iterator[Step]:
     """Yield the steps that only have to succeed."""
@@ -118,7 +118,7 @@ def _checks(
         yield Step(f"{suite}'s tests", command, missing, min_seconds=90, alone=False)
 
 
-def _measurements(folder: Path) -> Iterator[Step]:
+def _measurement_steps(folder: Path) -> Iterator[Step]:
     """Yield the benchmarks that fill results/<device>/."""
     output, device = ("--output", str(folder)), ("--device", "0")
 
@@ -140,7 +140,7 @@ def _measurements(folder: Path) -> Iterator[Step]:
     yield Step("papers", missing, "", 30, 600, "--time-limit", continues=True)
 
 
-def several_steps(gpus: int, places: CheckFolders) -> Iterator[Step]:
+def several_device_steps(gpus: int, places: CheckFolders) -> Iterator[Step]:
     """Yield the steps that need several devices."""
     missing = "" if gpus > 1 else "there is one device"
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
@@ -156,7 +156,7 @@ POLL_SECONDS = 0.2  # seconds
 LIMIT_SHARE = 0.85  # share of a step's time that its command gets as a limit, so that it can end its work
 NEARLY_ALL = 0.9
 SHOWN_LINES = 25  # last lines of a step's output that are printed
-TIME_WAS_UP = "time was up"
+TIME_UP_TEXT = "time was up"
 
 
 class EndedStep(NamedTuple):
@@ -181,7 +181,7 @@ class EndedStep(NamedTuple):
         if self.status != 0 and not self.stopped:
             return f"failed with status {self.status}"
         if self.step.continues or self.allowed < min(self.step.max_seconds, NEARLY_ALL * whole):
-            return f"{TIME_WAS_UP} after {self.seconds:.0f} s"
+            return f"{TIME_UP_TEXT} after {self.seconds:.0f} s"
         return f"failed: stopped after {self.seconds:.0f} s"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.matrices import OWN_ARITHMETIC
 
-FILE = "held-out.jsonl"
+HELD_OUT_FILE_NAME = "held-out.jsonl"
 SHORTEST_SIDE, LONGEST_MIDDLE_SIDE, SHORTEST_THIN_SIDE = 1024, 4096, 128  # sides
 SHORTEST_LARGE_SIDE = {"cpu": 3000, "cuda": SHORTEST_SIDE}  # a CPU gains nothing by plans for shorter sides
 GRAM = "gram"  # products of a matrix and its transpose, of which a triangle is computed
@@ -42,7 +42,7 @@ TYPES = {
         "complex128",
     ),
 }
-LARGEST = {"cpu": 8192, "cuda": 20000}
+LARGEST_SIDES = {"cpu": 8192, "cuda": 20000}
 REQUIRED_CALLS = ("vendor", "default")  # measured in every round, however slow
 MIN_SHAPES = 2  # shapes of a type and kind that a page needs
 # Goals: the mean and the least share of the best plan's speed, and the least speedup over the vendor.
@@ -190,7 +190,7 @@ def _parsed_row(raw: Mapping[str, Any]) -> Row:
     return Row(**{**raw, "size": tuple(raw["size"]), "untried": list(raw.get("untried", ()))})
 
 
-def packed(path: Path) -> Path:
+def packed_path(path: Path) -> Path:
     """Return the path of the packed older lines."""
     return path.with_name(path.name + ".gz")
 
@@ -198,7 +198,7 @@ def packed(path: Path) -> Path:
 def _recorded_lines(path: Path) -> list[str]:
     """Return the packed lines and those after them; `path` may name the packed file, too."""
     path = path.with_suffix("") if path.suffix == ".gz" else path
-    before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
+    before = gzip.decompress(packed_path(path).read_bytes()).decode() if packed_path(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 
 
@@ -211,7 +211,7 @@ def representative_run(runs: Sequence[Run]) -> Run:
     return enough[-1] if enough else max(runs, key=lambda run: len(run.rows))
 
 
-def summary(rows: Sequence[Row]) -> dict[str, float | int]:
+def rows_summary(rows: Sequence[Row]) -> dict[str, float | int]:
     """Return the numbers of shapes of one type and kind."""
     shares, speedups = [row.share_of_best for row in rows], [row.speedup for row in rows]
     return {
@@ -235,7 +235,7 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 def summary_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each type and kind."""
     for dtype, kind, found in group_rows(rows):
-        s = summary(found)
+        s = rows_summary(found)
         yield (
             f"{dtype:12} {kind:6} {s['shapes']:3} shapes, {s['by_plans']} by plans ({s['worth_a_plan']} worth one): "
             f"{s['mean_share_of_best']:.3f} of the best plan's speed, {s['least_share_of_best']:.3f} at least; "

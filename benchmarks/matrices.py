@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-REAL = {"complex64": "float32", "complex128": "float64"}
+REAL_PART_TYPES = {"complex64": "float32", "complex128": "float64"}
 OWN_ARITHMETIC = "-ieee"  # suffix of a type with FMM_EMULATION=0
 # Sampled entries of C: whole rows against float64 on the device, or fewer ones against extended precision on the host.
 SAMPLED_ROWS, EXACT_ROWS, EXACT_COLUMNS = 32, 8, 128
@@ -25,7 +25,7 @@ def random_matrix(library: str, shape: tuple[int, ...], dtype: str, data: str = 
     The parts of complex numbers are independent.
     """
     dtype = stored_type(dtype)
-    real = REAL.get(dtype, dtype)
+    real = REAL_PART_TYPES.get(dtype, dtype)
     if library == "torch":
         return _torch_matrix(shape, dtype, data, seed)
     drawn = real if real == "float64" else "float32"  # the generators draw no other types
@@ -78,15 +78,15 @@ def relative_error(a: Any, b: Any, c: Any, lower: bool = False) -> float:
     Products in double precision are compared with extended precision on the host, others with float64.
     """
     if str(c.dtype).rpartition(".")[2] in ("float64", "complex128"):
-        rows = _spread(a.shape[0], EXACT_ROWS)
-        cols = _spread(b.shape[1], EXACT_COLUMNS)
+        rows = _spread_indices(a.shape[0], EXACT_ROWS)
+        cols = _spread_indices(b.shape[1], EXACT_COLUMNS)
         wide = np.clongdouble if "complex" in str(c.dtype) else np.longdouble
         exact = on_host(a[rows]).astype(wide) @ on_host(b[:, cols]).astype(wide)
         error = on_host(c[rows][:, cols]) - exact
         if lower:
             error, exact = (np.where(np.array(cols) <= np.array(rows)[:, None], x, 0) for x in (error, exact))
         return float(np.linalg.norm(error.astype(complex)) / np.linalg.norm(exact.astype(complex)))
-    rows = _spread(a.shape[0], SAMPLED_ROWS)
+    rows = _spread_indices(a.shape[0], SAMPLED_ROWS)
     left, error, norm = in_double(a[rows]), 0.0, 0.0
     for first in range(0, b.shape[1], COLUMN_BLOCK):
         exact = left @ in_double(b[:, first : first + COLUMN_BLOCK])
@@ -99,7 +99,7 @@ def relative_error(a: Any, b: Any, c: Any, lower: bool = False) -> float:
     return float((error / norm) ** 0.5)
 
 
-def _spread(length: int, count: int) -> list[int]:
+def _spread_indices(length: int, count: int) -> list[int]:
     """Return evenly spread indices."""
     return sorted({int(i) for i in np.linspace(0, length - 1, min(count, length))})
 

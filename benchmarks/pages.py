@@ -19,13 +19,19 @@ SectionLines = Callable[[Path], Iterator[str]]
 SECTIONS: dict[str, SectionLines] = {
     make.__name__: make
     for make in (
-        *(readme.example, readme.shortlist, readme.peers),
+        *(readme.example_block, readme.product_shortlist, readme.peer_sentence),
         *products.SECTIONS,
-        unseen_shapes.held_out,
+        unseen_shapes.held_out_choices,
         tunings.tuned_device,
-        *(everywhere.several_gpus, everywhere.contractions, everywhere.solvers, everywhere.gained, everywhere.outside),
+        *(
+            everywhere.several_gpus,
+            everywhere.contraction_speedups,
+            everywhere.solver_speedups,
+            everywhere.unchanged_programs,
+            everywhere.outside_tests,
+        ),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
-        *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_calls),
+        *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_path_calls),
     )
 }
 LONG_TABLES = (*products.LONG_TABLES, unseen_shapes.HELD_OUT)

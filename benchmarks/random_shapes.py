@@ -42,7 +42,7 @@ from benchmarks.harness import (
     run_cases,
     shuffled_rounds,
 )
-from benchmarks.matrices import REAL, library_of, library_product, random_matrix
+from benchmarks.matrices import REAL_PART_TYPES, library_of, library_product, random_matrix
 
 MAX_ASPECT = 64  # largest ratio of two sides
 GOAL_SPEEDUP = 0.98  # of the vendor's speed, for every structured shape
@@ -147,7 +147,7 @@ def gpu_complex_calls(case: Case) -> Calls:
 GPU_KINDS: Mapping[str, Callable[[Case], Calls]] = {
     **{f"half {dtype}": gpu_triangle_calls for dtype in GPU_TYPES},
     **{f"x @ x.T {dtype}": gpu_transposed_calls for dtype in GPU_TYPES},
-    **dict.fromkeys(REAL, gpu_complex_calls),
+    **dict.fromkeys(REAL_PART_TYPES, gpu_complex_calls),
 }
 
 
@@ -195,7 +195,7 @@ def cpu_gram_calls(case: Case) -> Calls:
     x = random_matrix("numpy", case.size, case.dtype, seed=case.seed)
     vendor_out, own_out = (np.empty((case.size[0],) * 2, case.dtype) for _ in range(2))
     options: dict[str, Any] = {"rows": True, "out": own_out}
-    is_complex = case.dtype in REAL
+    is_complex = case.dtype in REAL_PART_TYPES
     vendor = (lambda: np.matmul(x, x.conj().T, vendor_out)) if is_complex else lambda: np.matmul(x, x.T, vendor_out)
     return vendor, partial(fmm.gram, x, **options), fmm.explain_gram(x, **options)
 
@@ -276,7 +276,7 @@ def structured_cases(machine: Machine, options: argparse.Namespace) -> list[Case
     pairs, triples = (
         random_sides(count, n, LARGEST_SIDES[name], seed) for n, name in zip((2, 3), largest, strict=True)
     )
-    return [Case(kind, triples[i] if kind in REAL else pairs[i]) for i in range(count) for kind in kinds]
+    return [Case(kind, triples[i] if kind in REAL_PART_TYPES else pairs[i]) for i in range(count) for kind in kinds]
 
 
 def product_cases(options: argparse.Namespace) -> list[Case]:

@@ -32,9 +32,9 @@ from typing import Any
 import fmm
 from benchmarks.harness import benchmark_parser, check_blas_kernel, machine_of
 from benchmarks.held_out import (
-    FILE,
     GRAM,
-    LARGEST,
+    HELD_OUT_FILE_NAME,
+    LARGEST_SIDES,
     REQUIRED_CALLS,
     SHAPE_COUNTS,
     SHORTEST_LARGE_SIDE,
@@ -89,7 +89,7 @@ def tried_plans(
         candidates = [plan for plan in gram_candidates(processor) if plan.is_candidate_for(dtype)]
     if every:
         return [plan for plan in candidates if plan != VENDOR]
-    return shortlist(decision.plan, {c.plan: c.time for c in decision.candidates}, candidates)
+    return plans_by_family(decision.plan, {c.plan: c.time for c in decision.candidates}, candidates)
 
 
 @lru_cache(maxsize=1024)
@@ -107,7 +107,7 @@ def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]
     return tuple(found)
 
 
-def shortlist(chosen: Plan, predicted: Mapping[Plan, float], candidates: Sequence[Plan]) -> list[Plan]:
+def plans_by_family(chosen: Plan, predicted: Mapping[Plan, float], candidates: Sequence[Plan]) -> list[Plan]:
     """Return the chosen plan, the best plan of every family, and more plans of the best family.
 
     They are in the order of their predicted times; plans without a predicted time come last.
@@ -241,7 +241,7 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
     """Return the shapes of all kinds and types in turn: a run that is cut short has the same share of each."""
-    largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
+    largest, found = options.largest or LARGEST_SIDES[processor], list[tuple[float, Shape]]()
     for kind in options.kind or SHAPE_COUNTS[processor]:
         count, is_large = options.count or SHAPE_COUNTS[processor][kind], kind in ("large", GRAM)
         for dtype in options.dtype or TYPES[processor]:
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str]) -> int:
         check_blas_kernel(options)
     folder = options.output or recorded_machine.folder
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = recorded_rows(folder / FILE, number)
+    recorded = recorded_rows(folder / HELD_OUT_FILE_NAME, number)
     done = {(row.dtype, row.kind, row.size) for row in recorded}
     wanted = wanted_shapes(options, processor, seed)
     missing = [x for x in wanted if x not in done]
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     if isinstance(machine, Gpu):
         compile_kernels(machine, missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
-    with (folder / FILE).open("a", encoding="utf-8") as file:
+    with (folder / HELD_OUT_FILE_NAME).open("a", encoding="utf-8") as file:
         _write_line(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
         for row in measure_shapes(machine, missing, options, began + options.time_limit):
             recorded.append(replace(row, config=number))

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.held_out import (
-    FILE,
     GOAL_LEAST_SHARE,
     GOAL_SPEEDUP,
+    HELD_OUT_FILE_NAME,
     Row,
     Run,
     recorded_runs,
@@ -83,7 +83,7 @@ def recorded_limits(row: Row) -> Limits:
     )
 
 
-def replayed(row: Row, calibration: Calibration) -> Replayed:
+def replayed_choice(row: Row, calibration: Calibration) -> Replayed:
     plan = choose(recorded_problem(row), calibration, recorded_limits(row)).best.plan
     return Replayed(row, plan, recorded_seconds(row, plan))
 
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="*", default=[ROOT / "results" / "nvidia-h200" / FILE])
+    parser.add_argument("file", type=Path, nargs="*", default=[ROOT / "results" / "nvidia-h200" / HELD_OUT_FILE_NAME])
     parser.add_argument("--config", type=Path, default=SHIPPED_CONFIG, help="the models (default: the shipped ones)")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
     parser.add_argument("--half", type=int, choices=(0, 1), help="every second shape alone")
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = [(row, on) for row, on in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
     cases = [(row, tuned_model(options.config, recorded_problem(row).dtype, on)) for row, on in rows]
-    found = [replayed(row, calibration) for row, calibration in cases]
+    found = [replayed_choice(row, calibration) for row, calibration in cases]
     print(*replay_lines(found), sep="\n")
     last = {id(row) for each in runs for run in each[-1:] for row in run.rows}
     print("The last run alone:", *lines_by_type([x for x in found if id(x.row) in last]), sep="\n")

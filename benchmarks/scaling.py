@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fmm.distributed
-from benchmarks.tables.markdown import table
+from benchmarks.tables.markdown import table_lines
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.distributed.decide_sharing import SharedDecision
 from fmm.distributed.predict_sharing import SharingCandidate
@@ -120,7 +120,9 @@ def rectangle_cells(row: Row) -> Sequence[str]:
     """Return a line for a mesh of one dimension: the best row, the best rectangle, and whether fmm takes it."""
     found = decision_on(row, row.gpus)
     plain, rectangle = (
-        min((way for way in found.candidates if way.rectangle == wanted and way.outer_plan == VENDOR), key=_seconds)
+        min(
+            (way for way in found.candidates if way.rectangle == wanted and way.outer_plan == VENDOR), key=_seconds_text
+        )
         for wanted in (False, True)
     )
     texts = [text for way in (plain, rectangle) for text in (_sharing_text(way), _time_text(way.predicted_seconds))]
@@ -128,7 +130,7 @@ def rectangle_cells(row: Row) -> Sequence[str]:
     return *row.label, *texts, share, "yes" if found.best.rectangle else "no"
 
 
-def _seconds(way: SharingCandidate) -> float:
+def _seconds_text(way: SharingCandidate) -> float:
     return way.predicted_seconds
 
 
@@ -150,7 +152,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED_CONFIG)
     tables = {
-        name: "\n".join(table(TABLE_FORMS[name][0], map(TABLE_FORMS[name][1], rows))) for name, rows in TABLES.items()
+        name: "\n".join(table_lines(TABLE_FORMS[name][0], map(TABLE_FORMS[name][1], rows)))
+        for name, rows in TABLES.items()
     }
     page = PAGE.read_text(encoding="utf-8")  # read now: the page may have been edited during the prediction
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")

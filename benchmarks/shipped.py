@@ -23,9 +23,9 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
-from benchmarks.held_out import FILE, recorded_rows
+from benchmarks.held_out import HELD_OUT_FILE_NAME, recorded_rows
 from benchmarks.matrices import OWN_ARITHMETIC
-from benchmarks.replay import replayed
+from benchmarks.replay import replayed_choice
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.identity import gpu_device_key
@@ -132,7 +132,7 @@ def observed_tunings(tunings: Sequence[RecordedTuning], stages: Sequence[str]) -
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
     """Return the medians of runs of regret, without plans that are far slower than the vendor."""
     found, least = [], SHORTEST_SECONDS if dtype in LONG_CALL_TYPES else SHORTEST_REPLAYED_SECONDS
-    for row in recorded_rows(folder / FILE):
+    for row in recorded_rows(folder / HELD_OUT_FILE_NAME):
         vendor = median(row.seconds["vendor"])
         if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype and vendor >= least:
             names = [
@@ -169,7 +169,9 @@ def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Cal
 
     Among equal margins the one with the largest mean share of the best plan's speed wins.
     """
-    rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype]
+    rows = [
+        row for row in recorded_rows(folder / HELD_OUT_FILE_NAME) if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype
+    ]
     shapes = list(dict.fromkeys(row.size for row in rows))
     rows = [row for row in rows if row.size in set(shapes[::2])]
     if not rows:
@@ -177,7 +179,7 @@ def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Cal
 
     def margin_merit(margins: tuple[float, float]) -> tuple[int, float, float]:
         tried = replace(calibration, margin=margins[0], tiled_margin=margins[1])
-        judged = [x for row in rows if (x := replayed(row, tried).as_chosen) is not None]
+        judged = [x for row in rows if (x := replayed_choice(row, tried).as_chosen) is not None]
         return -sum(x.is_poor for x in judged), mean(x.share_of_best for x in judged), sum(margins)
 
     margin, tiled_margin = max(product(CANDIDATE_MARGINS, CANDIDATE_MARGINS), key=margin_merit)

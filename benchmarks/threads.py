@@ -51,7 +51,7 @@ class Case:
     side: int
 
 
-def multiplication(plan: str) -> Callable[..., Any]:
+def multiply_function(plan: str) -> Callable[..., Any]:
     """Return numpy.matmul, fmm.matmul with its own choice, or fmm.matmul with a named plan."""
     if plan == "numpy":
         return np.matmul
@@ -59,7 +59,7 @@ def multiplication(plan: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def waiting_threads(calls: Sequence[Call]) -> Iterator[Call]:
+def concurrent_call(calls: Sequence[Call]) -> Iterator[Call]:
     """Yield a call that runs each of these calls on its own thread, all at once, and waits for all of them."""
     start, end = (threading.Barrier(len(calls) + 1) for _ in range(2))
     stopped, errors = threading.Event(), list[BaseException]()
@@ -94,7 +94,7 @@ def waiting_threads(calls: Sequence[Call]) -> Iterator[Call]:
             worker.join()
 
 
-def one_after_the_other(calls: Sequence[Call]) -> None:
+def run_in_sequence(calls: Sequence[Call]) -> None:
     """Make the calls on this thread."""
     for call in calls:
         call()
@@ -105,13 +105,13 @@ def measure_case(case: Case, rounds: int, clock: Clock) -> Row:
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((case.side, case.side)).astype(case.dtype) for _ in range(2))
     results = [np.empty_like(a) for _ in range(case.threads)]
-    calls = [partial(multiplication(case.plan), a, b, out=out) for out in results]
-    with waiting_threads(calls) as at_once:
+    calls = [partial(multiply_function(case.plan), a, b, out=out) for out in results]
+    with concurrent_call(calls) as at_once:
         at_once()
         error = float(max(np.abs(out - a @ b).max() for out in results) / np.abs(a @ b).max())
         if not error < (1e-3 if case.dtype == "float32" else 1e-10):
             raise RuntimeError(f"wrong result: relative error {error:.3g}")
-        both: dict[str, Call] = {"one by one": partial(one_after_the_other, calls), "at once": at_once}
+        both: dict[str, Call] = {"one by one": partial(run_in_sequence, calls), "at once": at_once}
         return thread_row(case, shuffled_rounds(both, rounds, clock))
 
 

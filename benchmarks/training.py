@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fmm
-from benchmarks.forced_plan import force
+from benchmarks.forced_plan import force_plan
 from benchmarks.harness import Machine, Row, benchmark_parser, machine_of, run_cases
 from fmm.integrations.report import begin_report, end_report
 
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
         add(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     if options.plan:
-        force(options.plan)
+        force_plan(options.plan)
     dtypes, end = options.dtypes.split(","), time.perf_counter() + options.seconds
 
     def measure(dtype: str) -> Row:

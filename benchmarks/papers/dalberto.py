@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row, products_of
-from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.matrices import precise_product, priest_product, uniform
+from benchmarks.papers.figure import Figure, quantity_column
+from benchmarks.papers.matrices import precise_product, priest_product, uniform_matrices
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
@@ -53,9 +53,9 @@ def hasa_depth(n: int) -> int:
     return len(levels_above_recursion_point((n, n, n), FIRST_LEVEL_SIDE))
 
 
-def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
+def _error_operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
     rng = bench.generator(n)
-    return uniform(bench.xp, rng, n) if data == DATA_RANGES[0] else (rng.random((n, n)), rng.random((n, n)))
+    return uniform_matrices(bench.xp, rng, n) if data == DATA_RANGES[0] else (rng.random((n, n)), rng.random((n, n)))
 
 
 def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -68,7 +68,7 @@ def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
 
 def _error_rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
     depth = hasa_depth(n)
-    a, b = _operands(bench, data, side)
+    a, b = _error_operands(bench, data, side)
     at = np.unique(np.linspace(0, side - 1, min(PRIEST_ENTRIES, side)).astype(int))
     rows = bench.xp.asarray(at)
     right = b[:, rows]
@@ -111,7 +111,7 @@ def _power_of_depth(base: float) -> Any:
     return powers
 
 
-def _expected() -> Numbers:
+def _expected_error_ratios() -> Numbers:
     return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA_RANGES, ERROR_SIZES)}
 
 
@@ -120,22 +120,23 @@ ERROR_FIGURES: Final = (
         "dalberto-fig2",
         "D'Alberto and Nicolau, Figure 2: largest errors against Priest's summation, n1 = 900",
         ERROR_EXPERIMENT,
-        {"measured": quantity("error"), "measured, all entries": quantity("whole")},
-        "All errors grow with n; HASA's are above dgemm's from the first level on. Figure 2 is a plot without numbers, "
-        "so nothing is printed beside these.",
+        {"measured": quantity_column("error"), "measured, all entries": quantity_column("whole")},
+        "All errors grow with n. From the first level on, HASA's errors are larger than dgemm's. Figure 2 is a plot "
+        "without numbers, so the table has no printed numbers.",
         unit="largest error",
-        notes=("Rows `row by column` are of the entries that Priest's summation sums.",),
+        notes=("The rows `row by column` are computed from the entries that Priest's summation sums.",),
     ),
     Figure(
         "dalberto-fig2-ratio",
         "D'Alberto and Nicolau, section 3.2: HASA's largest error over dgemm's, at most 10 as printed",
         ERROR_EXPERIMENT,
         {"measured": _error_ratio("error"), "measured, all entries": _error_ratio("whole")},
-        "Printed: no larger than 10 on either range, and about 2^l, not the bound's 3^l, for l levels. So it is on a "
-        "processor, whose product adds up long sums in pieces: of all entries 5 to 6 at three levels on [-1,1] and 8 "
-        "to 10.5 on [0,1]. An H200, which adds up all of k, has 2.3 and 3.6 there. The column expected is of such a "
-        "product and of random numbers of either sign (table dalberto-bounds has both).",
-        computed={"2^l": _power_of_depth(2.0), "3^l": _power_of_depth(3.0), "expected": _expected},
+        "The paper prints ratios of at most 10 on both ranges, and about 2^l for l levels instead of the bound 3^l. "
+        "A CPU, where BLAS adds up long sums in parts, has such ratios: three levels have 5 to 6 on [-1,1] and 8 to "
+        "10.5 on [0,1], over all entries. An H200, which adds up all k terms in one sum, has 2.3 and 3.6. The column "
+        "`expected` assumes one sum over k and random numbers of either sign (the table dalberto-bounds has both "
+        "cases).",
+        computed={"2^l": _power_of_depth(2.0), "3^l": _power_of_depth(3.0), "expected": _expected_error_ratios},
         keys=("data", "n"),
         unit="error over dgemm's",
     ),
@@ -184,7 +185,7 @@ def balanced_hasa(shape: Shape, point: float) -> Plan:
     return Plan.parse(f"balanced(2) > {hasa_static(largest, point)}")
 
 
-def _plans(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
+def _plans_by_code(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
     return {
         DGEMM: "vendor",
         "Balanced": str(balanced_hasa(shape, point)),
@@ -194,7 +195,7 @@ def _plans(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
     }
 
 
-def point_here(bench: Bench, scale: float) -> Callable[[], float]:
+def device_recursion_point(bench: Bench, scale: float) -> Callable[[], float]:
     """Return a function that measures this device's recursion point (Equation 3) at its first call.
 
     The point comes from a product of the paper's side 1000.
@@ -221,7 +222,7 @@ def sampled_shapes(sizes: tuple[int, ...], scale: float, count: int) -> list[Sha
 
 def _shape_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for the recursion point, and a part for each problem."""
-    point = point_here(bench, scale)
+    point = device_recursion_point(bench, scale)
     yield Part(("n1",), lambda: ({"key": ["n1", "Equation 3"], "point": point()},))
     for which, sizes in (("Figure 3", SIZES_3), ("Figures 4, 5", SIZES_4)):
         for shape in sampled_shapes(sizes, scale, DRAWN_PROBLEMS // 2):
@@ -249,7 +250,7 @@ def shape_rows(bench: Bench, which: str, shape: Shape, point: float) -> Iterator
     (m, k, n), name = shape, problem_name(which, shape)
     rng = bench.generator(7)
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-    plans = _plans(bench, shape, point)
+    plans = _plans_by_code(bench, shape, point)
     seconds, failed = time_plans(bench, plans, a, b, ROUNDS)
     for code, samples in seconds.items():
         gains = [100 * (1 - x / y) for x, y in zip(samples, seconds[DGEMM], strict=True)]
@@ -294,7 +295,7 @@ FIXED_DEPTHS: Final = (1, 2, 3)
 
 def _square_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for the recursion point, and a part for each size."""
-    point = point_here(bench, scale)
+    point = device_recursion_point(bench, scale)
     yield Part((0,), lambda: ({"key": ["n1", 0], "point": point()},))
     for n in SQUARE_SIDES:
         side = max(int(n * scale), 32)
@@ -330,12 +331,12 @@ def _estimated_gain(results: Results) -> Numbers:
     }
 
 
-SAYS_SHAPES: Final = (
-    "Balanced, HASA and HASA dynamic differ little where the recursion point is small; where this machine's is large, "
-    "Equation 2 refuses most of what the figures recurse on. On an H200 it is 31 thousand, so that HASA is dgemm on "
-    "all of these, and only what fmm's model chooses gains; Balanced costs, since the pieces of a product run one by "
-    "one. The problems are some of all triples of the paper's sizes, drawn once, the largest left out; sizes are "
-    "scaled as the note says."
+SHAPES_COMMENTARY: Final = (
+    "If the recursion point is small, Balanced, HASA and HASA dynamic differ little. If this machine's recursion "
+    "point is large, Equation 2 rejects most levels of the figures. On an H200 the recursion point is 31 thousand: "
+    "HASA equals dgemm on all of these problems, and only the choice of fmm's model is faster. Balanced is slower, "
+    "since the parts of a product run one by one. The problems are random triples of the paper's sizes, drawn once, "
+    "without the largest; the note tells how sizes are scaled."
 )
 SPEED_FIGURES: Final = (
     Figure(
@@ -343,7 +344,7 @@ SPEED_FIGURES: Final = (
         "D'Alberto and Nicolau, Figures 3 to 5: percent less time than dgemm, problem by problem",
         SHAPES_EXPERIMENT,
         {"measured": _gains_over_dgemm},
-        SAYS_SHAPES,
+        SHAPES_COMMENTARY,
         x="problem",
         unit="percent",
         logarithmic=False,
@@ -354,7 +355,7 @@ SPEED_FIGURES: Final = (
         "D'Alberto and Nicolau, sections 4.1.1 and 4.1.2: average percent less time than dgemm",
         SHAPES_EXPERIMENT,
         {"measured": _average_gains},
-        SAYS_SHAPES,
+        SHAPES_COMMENTARY,
         PRINTED_3,
         keys=("figure", "code"),
         x="code",
@@ -366,11 +367,11 @@ SPEED_FIGURES: Final = (
         "D'Alberto and Nicolau, Figures 6 to 9: percent less time than dgemm on squares",
         SQUARE_EXPERIMENT,
         {"measured": _square_gains, "sp_1": _estimated_gain},
-        "The figures are plots without numbers; the text has 7 to 10 percent for one level at 5000, and 24 to 30 for "
-        "three in the best case. On an H200 S-1 takes longer than dgemm at every size, at 8000 by 3 percent still, as "
-        "Equation 3 foresees: its recursion point is above 30 thousand. sp_1 is section 4.2's estimate from the "
-        "recursion point that alpha and pi give here. What fmm's model chooses there is of an earlier commit up to "
-        "6000; at 8000 it is products of bytes.",
+        "The figures are plots without numbers. The text has 7 to 10 percent for one level at 5000, and 24 to 30 "
+        "percent for three levels in the best case. On an H200 S-1 takes longer than dgemm at every size, and 3 "
+        "percent longer at 8000. Equation 3 predicts this loss: the recursion point of an H200 is above 30 thousand. "
+        "sp_1 is the estimate of section 4.2 from the recursion point of this device. Up to 6000 the choice of fmm's "
+        "model is from an earlier commit; at 8000 the model chooses products of bytes.",
         unit="percent",
         logarithmic=False,
         lowest=-60,
@@ -379,8 +380,8 @@ SPEED_FIGURES: Final = (
         "dalberto-n1",
         "D'Alberto and Nicolau, Equation 3: the recursion point from alpha and pi measured here",
         SQUARE_EXPERIMENT,
-        {"measured": quantity("point")},
-        "n1 = 22 alpha/pi; their 17 systems have 390 to 2816 (table dalberto-table3).",
+        {"measured": quantity_column("point")},
+        "n1 = 22 alpha/pi. The paper's 17 systems have recursion points from 390 to 2816 (table dalberto-table3).",
         keys=("number", "n"),
         x="number",
         unit="side",

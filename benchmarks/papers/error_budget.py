@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import fmm
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.error_growth import REFERENCE_PRODUCTS, error_of, rounded
+from benchmarks.papers.error_growth import REFERENCE_PRODUCTS, frobenius_error, rounded_to_five_digits
 from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
-from benchmarks.papers.matrices import Array, reference
+from benchmarks.papers.matrices import Array, reference_product
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.candidates import device_candidates
@@ -55,7 +55,7 @@ def _has_large_leaves(plan: Plan, size: tuple[int, int, int]) -> bool:
     return bool(min(size) >= 32 * 2**plan.depth)
 
 
-def _drawn(bench: Bench, data: str, dtype: str, shape: tuple[int, int], seed: int) -> Array:
+def _random_matrix(bench: Bench, data: str, dtype: str, shape: tuple[int, int], seed: int) -> Array:
     rng = bench.generator(seed)
 
     def real() -> Array:
@@ -102,19 +102,19 @@ def budget_row(bench: Bench, x: BudgetCase) -> Row:
     """Return the problem, the plan that ran, and its error over the vendor's."""
     (m, k, n), dtype = x.problem.size, x.problem.dtype
     key = [x.number, x.problem.op, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
-    b = _drawn(bench, x.data, dtype, (k, n), 2 * x.number + 1)
-    a = b.conj().T if x.problem.op == "gram" else _drawn(bench, x.data, dtype, (m, k), 2 * x.number)
+    b = _random_matrix(bench, x.data, dtype, (k, n), 2 * x.number + 1)
+    a = b.conj().T if x.problem.op == "gram" else _random_matrix(bench, x.data, dtype, (m, k), 2 * x.number)
     left, right = (bench.widened(y, dtype) for y in (a, b))
-    exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+    exact = reference_product(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
     try:
-        own, vendor = (error_of(bench, exact, c, dtype) for c in _computed(bench, x, a, b))
+        own, vendor = (frobenius_error(bench, exact, c, dtype) for c in _computed_results(bench, x, a, b))
     except PlanError as error:
         return {"key": key, "failed": str(error)}
-    growth = rounded(own / vendor)
-    return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.is_named}
+    growth = rounded_to_five_digits(own / vendor)
+    return {"key": key, "growth": growth, "share": rounded_to_five_digits(growth / x.budget), "chosen": not x.is_named}
 
 
-def _computed(bench: Bench, x: BudgetCase, a: Array, b: Array) -> tuple[Array, Array]:
+def _computed_results(bench: Bench, x: BudgetCase, a: Array, b: Array) -> tuple[Array, Array]:
     """Return the result by the plan or with the budget, and the vendor's result."""
     options: dict[str, Any] = {"plan": x.plan} if x.is_named else {"max_error_growth": x.budget}
     if x.problem.op == "gram":
@@ -128,34 +128,36 @@ def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
     return (budget_row(bench, x) for x in budget_cases(bench, side, count))
 
 
-def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _budget_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each problem."""
     side = max(int(SIDE * scale), 64)
     for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEM_COUNT):
         products = ((x.plan, x.problem),) if x.is_named and x.problem.op == "product" else ()
-        yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * REFERENCE_PRODUCTS)
+        yield Part(
+            (x.number,), partial(_budget_part_rows, bench, x), products, 2.0 * prod(x.problem.size) * REFERENCE_PRODUCTS
+        )
 
 
-def _rows(bench: Bench, x: BudgetCase) -> Iterator[Row]:
+def _budget_part_rows(bench: Bench, x: BudgetCase) -> Iterator[Row]:
     yield budget_row(bench, x)
 
 
 EXPERIMENT: Final = Experiment(
-    "error-budget", ("number", "operation", "size", "type", "data", "budget", "plan"), SIDE, _parts, ("number",)
+    "error-budget", ("number", "operation", "size", "type", "data", "budget", "plan"), SIDE, _budget_parts, ("number",)
 )
 
 
-def _share(results: Results) -> Numbers:
+def _budget_shares(results: Results) -> Numbers:
     return results.numbers("share")
 
 
-def _growth(results: Results) -> Numbers:
+def _error_growths(results: Results) -> Numbers:
     return results.numbers("growth")
 
 
 def draw_shares(axes: Any, results: Results) -> None:
     """Draw the problems by their error as a share of the budget."""
-    shares = sorted(_share(results).values())
+    shares = sorted(_budget_shares(results).values())
     axes.plot(range(1, len(shares) + 1), shares, "o", ms=3, color="#0072B2")
     axes.axhline(1, color="#222222", lw=0.8)
     axes.set(xlabel="problems", ylabel="error as a share of the budget", ylim=(0, None))
@@ -166,7 +168,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "error-budget",
         "max_error_growth on random problems: the error over the vendor's, and as a share of the budget",
         EXPERIMENT,
-        {"measured": _growth, "share of the budget": _share},
+        {"measured": _error_growths, "share of the budget": _budget_shares},
         "All of them meet the budget: no share is above 1.",
         x="number",
         unit="error over the vendor's",
@@ -177,7 +179,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 def broken_budgets(results: Results) -> list[Any]:
     """Return the problems with an error beyond the budget and beyond the noise of comparing two roundings."""
-    return [key for key, share in _share(results).items() if share > 1 + COMPARISON_NOISE]
+    return [key for key, share in _budget_shares(results).items() if share > 1 + COMPARISON_NOISE]
 
 
 COMPARISON_NOISE: Final = 0.02

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
-from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.matrices import FAMILIES, Precise, pair_of, reference
+from benchmarks.papers.figure import Figure, quantity_column
+from benchmarks.papers.matrices import FAMILIES, PreciseProduct, matrices_of_family, reference_product
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
@@ -117,12 +117,12 @@ RowsOf = Callable[[str, str], Iterator[Row]]  # takes a type and a family
 PlansOf = Callable[[str], Sequence[Plan]]
 
 
-def frobenius(x: Any) -> float:
+def frobenius_norm(x: Any) -> float:
     return sqrt(float((abs(x) ** 2).sum()))
 
 
-def error_of(bench: Bench, exact: Precise, c: Any, dtype: str) -> float:
-    return frobenius(exact.distance(bench.widened(c, dtype)))
+def frobenius_error(bench: Bench, exact: PreciseProduct, c: Any, dtype: str) -> float:
+    return frobenius_norm(exact.distance(bench.widened(c, dtype)))
 
 
 def growth_rows(
@@ -139,16 +139,16 @@ def growth_rows(
         on_data: dict[Plan, float] = {}
         for seed in seeds:
             rng = bench.generator(seed)
-            pair = pair_of(bench.xp, rng, FAMILIES[family], side, DTYPES[dtype].is_complex)
+            pair = matrices_of_family(bench.xp, rng, FAMILIES[family], side, DTYPES[dtype].is_complex)
             a, b = (bench.stored(x, dtype) for x in pair)
             wide = [bench.widened(x, dtype) for x in (a, b)]
-            exact = reference(bench.xp, wide[0], wide[1], DTYPES[dtype].unit_roundoff)
-            vendor = error_of(bench, exact, bench.multiply(VENDOR, a, b, dtype), dtype)
+            exact = reference_product(bench.xp, wide[0], wide[1], DTYPES[dtype].unit_roundoff)
+            vendor = frobenius_error(bench, exact, bench.multiply(VENDOR, a, b, dtype), dtype)
             for plan in plans or plans_on(bench.on_host, dtype, side):
                 if seed != seeds[0] and prod(level.products for level in plan.levels) > ONE_SEED_PRODUCTS:
                     continue
                 try:
-                    error = error_of(bench, exact, bench.multiply(plan, a, b, dtype), dtype)
+                    error = frobenius_error(bench, exact, bench.multiply(plan, a, b, dtype), dtype)
                 except PlanError:
                     continue
                 found.setdefault(plan, []).append(error / vendor)
@@ -158,13 +158,13 @@ def growth_rows(
             found_on_data = on_data.get(plan)
             yield {
                 "key": [str(plan), dtype, family],
-                "growth": [rounded(x) for x in growths],
-                "on data": None if found_on_data is None else rounded(found_on_data),
-                "expected": rounded(expected_error_growth(plan, dtype, bench.on_host)),
+                "growth": [rounded_to_five_digits(x) for x in growths],
+                "on data": None if found_on_data is None else rounded_to_five_digits(found_on_data),
+                "expected": rounded_to_five_digits(expected_error_growth(plan, dtype, bench.on_host)),
             }
 
 
-def rounded(x: float) -> float:
+def rounded_to_five_digits(x: float) -> float:
     """Round to five significant digits."""
     return float(f"{x:.5g}")
 
@@ -197,12 +197,12 @@ DEVICE_TYPES: Final = tuple(DTYPES)
 PROMISE_MARGIN: Final = 2.0
 
 
-def promised(on_data: float) -> float:
+def promised_growth(on_data: float) -> float:
     """Return the growth that no product exceeds; no plan is promised to err less than the vendor."""
     return max(1.0, PROMISE_MARGIN * on_data)
 
 
-def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _growth_parts(bench: Bench, scale: float) -> Iterator[Part]:
     side = max(int(SIDE * scale), 2 * SHORTEST_LEAF)
 
     def rows(dtype: str, family: str) -> Iterator[Row]:
@@ -212,7 +212,7 @@ def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     return type_parts(bench, side, types, rows, lambda dtype: plans_on(bench.on_host, dtype, side))
 
 
-EXPERIMENT: Final = Experiment("error-growth", ("plan", "type", "family"), SIDE, _parts, ("type", "family"))
+EXPERIMENT: Final = Experiment("error-growth", ("plan", "type", "family"), SIDE, _growth_parts, ("type", "family"))
 
 
 def _worst_family(results: Results) -> Numbers:
@@ -253,12 +253,13 @@ def draw_contract(axes: Any, results: Results) -> None:
     axes.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-SAYS_GROWTH: Final = (
-    "What is expected of independent random numbers, or of ones of one sign if that is more (column expected), is not "
-    "exceeded by more than 3 percent on normal and uniform numbers and on low rank; on graded matrices it is by half, "
-    "on Kaporin's up to ten times. On positive numbers Winograd's levels err much less. "
-    f"{PROMISE_MARGIN:g} times what is expected on the data, and at least the vendor's error (column promised), is "
-    "never below what is measured, and at most eight times above."
+GROWTH_COMMENTARY: Final = (
+    "The column `expected` has the error expected on independent random numbers, or on numbers of one sign if that "
+    "error is larger. On normal, uniform and low-rank matrices the measured error is at most 3 percent above the "
+    "expected error. On graded matrices the measured error is up to 1.5 times, on Kaporin's matrices up to ten times "
+    "the expected error. On positive numbers Winograd's levels have much smaller errors. The column `promised` is "
+    f"{PROMISE_MARGIN:g} times the error expected on the data, and at least the vendor's error. The promised error is "
+    "never below the measured error, and at most eight times above."
 )
 
 
@@ -268,12 +269,12 @@ FIGURES: Final = (
         "The error contract: growth over the vendor's error, by plan, type and family of data",
         EXPERIMENT,
         {
-            "expected": quantity("expected"),
-            "on data": quantity("on data"),
-            "promised": lambda results: {key: promised(x) for key, x in results.numbers("on data").items()},
-            "measured": quantity("growth"),
+            "expected": quantity_column("expected"),
+            "on data": quantity_column("on data"),
+            "promised": lambda results: {key: promised_growth(x) for key, x in results.numbers("on data").items()},
+            "measured": quantity_column("growth"),
         },
-        SAYS_GROWTH,
+        GROWTH_COMMENTARY,
         x="plan",
         unit="error over the vendor's",
         draw=draw_contract,
@@ -287,7 +288,7 @@ FIGURES: Final = (
             "least": _best_family,
             "measured": _worst_family,
         },
-        SAYS_GROWTH,
+        GROWTH_COMMENTARY,
         keys=("plan", "type"),
         x="plan",
         unit="error over the vendor's",

@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.error_growth import SEEDS, SHORTEST_LEAF, SIDE, frobenius, growth_rows, type_parts
+from benchmarks.papers.error_growth import SEEDS, SHORTEST_LEAF, SIDE, frobenius_norm, growth_rows, type_parts
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
-from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.matrices import FAMILIES, Array, graded_inside, reference
+from benchmarks.papers.figure import Figure, quantity_column
+from benchmarks.papers.matrices import FAMILIES, Array, inner_graded_matrices, reference_product
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import classical_error_bound, error_bound
@@ -61,11 +61,11 @@ def _variant_cells(results: Results) -> list[tuple[Key, str, str, int]]:
 
 def _walked_bounds(results: Results) -> Numbers:
     """Return the bound of the plan, as the walk of its steps gives it, over the bound of the classical product."""
-    return {key: _bound(_variant_plan(name, k)) for key, name, _, k in _variant_cells(results)}
+    return {key: _error_bound_of_plan(_variant_plan(name, k)) for key, name, _, k in _variant_cells(results)}
 
 
 @lru_cache(maxsize=64)
-def _bound(plan: str) -> float:
+def _error_bound_of_plan(plan: str) -> float:
     return error_bound(Plan.parse(plan), SIDE, SIDE, SIDE) / classical_error_bound(SIDE)
 
 
@@ -82,16 +82,16 @@ VARIANT_FIGURES: Final = (
         "Strassen's, Winograd's and Dumas, Pernet and Sedoglavic's variants by levels, on six families",
         VARIANTS_EXPERIMENT,
         {
-            "expected": quantity("expected"),
-            "on data": quantity("on data"),
-            "measured": quantity("growth"),
+            "expected": quantity_column("expected"),
+            "on data": quantity_column("on data"),
+            "measured": quantity_column("growth"),
             "walked bound": _walked_bounds,
             "Higham's": _closed_form_bounds(HIGHAM_FACTORS),
             "Brent's": _closed_form_bounds(BRENT_FACTORS),
         },
-        "On independent random numbers dps is the most accurate of the three, then Strassen's, then Winograd's; on "
-        "numbers in [0, 1] Winograd's is the most accurate, since its sums cancel the mean. Bounds are of the largest "
-        "norm and far above all of them.",
+        "On independent random numbers dps is the most accurate variant, followed by Strassen's and Winograd's. On "
+        "numbers in [0, 1] Winograd's variant is the most accurate, since its sums cancel the mean. The bounds are "
+        "in the maximum norm and far above all errors.",
         x="levels",
         is_drawn=lambda key: key[1:3] == ("float32", "normal"),
         unit="error over the vendor's",
@@ -112,7 +112,7 @@ SCALED_DATA: Final = {
     "normal": FAMILIES["normal"],
     "Kaporin": FAMILIES["Kaporin"],
     "graded outside": FAMILIES["graded"],
-    "graded inside": graded_inside,
+    "graded inside": inner_graded_matrices,
 }
 
 
@@ -140,12 +140,12 @@ def _scaled_rows(bench: Bench, data: str, dtype: str, side: int) -> Iterator[Row
     pair = SCALED_DATA[data](bench.xp, bench.generator(1), side)
     a, b = (x.astype(dtype) for x in pair)
     left, right = (bench.widened(x, dtype) for x in (a, b))
-    exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+    exact = reference_product(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
     entry_bounds = abs(a).astype("float64") @ abs(b).astype("float64")
 
     def errors(c: Array) -> tuple[float, float]:
         off = exact.distance(c.astype("float64"))
-        return frobenius(off), float((off / entry_bounds).max())
+        return frobenius_norm(off), float((off / entry_bounds).max())
 
     vendor = errors(bench.multiply(VENDOR, a, b))
     for text, (name, scaling) in product(SCALED_PLANS, SCALINGS.items()):
@@ -162,11 +162,12 @@ SCALED_FIGURES: Final = (
         "error-scaled",
         "Exact scaling by powers of two before a fast product: the error over the vendor's",
         SCALED_EXPERIMENT,
-        {"measured": quantity("norm"), "measured, by entries": quantity("entry")},
-        "Scaling inside lowers the error on matrices that are graded along k from tens of thousands of times the "
-        "vendor's to a few times, in norm and by entries. Scaling outside does so by entries where rows and columns "
-        "are graded, from 1e9 times to ten, and may raise the error in norm by three times; Kaporin's matrices gain a "
-        "factor of three to forty by entries. On normal numbers inside does nothing, outside a tenth more error.",
+        {"measured": quantity_column("norm"), "measured, by entries": quantity_column("entry")},
+        "On matrices that are graded along k, scaling inside lowers the error from tens of thousands of times to a "
+        "few times the vendor's error, in norm and by entries. If rows and columns are graded, scaling outside "
+        "lowers the error by entries from 1e9 times to ten times the vendor's, but may triple the error in norm. On "
+        "Kaporin's matrices the error by entries falls by a factor of three to forty. On normal numbers scaling "
+        "inside changes nothing, and scaling outside adds a tenth to the error.",
         x="scaling",
         unit="error over the vendor's",
     ),

@@ -26,7 +26,7 @@ Numbers = Mapping[Key, float]
 # "key": the key as a list; "run": the number of the run, if it is not the first; and the quantities
 Row = dict[str, Any]
 Products = tuple[tuple[Plan, Problem], ...]
-PACKED = ".gz"
+PACKED_SUFFIX = ".gz"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def write_results(results: Results, experiment: Experiment, path: Path) -> None:
     rows = ",\n".join(json.dumps(row) for row in found.rows.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
-    packed(path).unlink(missing_ok=True)
+    packed_path(path).unlink(missing_ok=True)
 
 
 class DamagedSamplesError(ValueError):
@@ -125,7 +125,7 @@ class DamagedSamplesError(ValueError):
 def read_results(path: Path) -> Results:
     """Read a file of samples, or the file packed by `gzip`."""
     try:
-        text = path.read_bytes() if path.is_file() else gzip.decompress(packed(path).read_bytes())
+        text = path.read_bytes() if path.is_file() else gzip.decompress(packed_path(path).read_bytes())
         found = json.loads(text)
         rows = {tuple(row["key"]): row for row in found["rows"]}
         return Results((found["environment"], *found.get("later runs", ())), found["scale"], rows)
@@ -133,13 +133,13 @@ def read_results(path: Path) -> Results:
         raise DamagedSamplesError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-def packed(path: Path) -> Path:
+def packed_path(path: Path) -> Path:
     """Return the name of the packed file."""
-    return path.with_name(path.name + PACKED)
+    return path.with_name(path.name + PACKED_SUFFIX)
 
 
 def has_results(path: Path) -> bool:
-    return path.is_file() or packed(path).is_file()
+    return path.is_file() or packed_path(path).is_file()
 
 
 # ---- measuring part by part

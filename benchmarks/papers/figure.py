@@ -38,7 +38,7 @@ class Figure:
         return self.keys or self.experiment.keys
 
 
-def quantity(name: str) -> Callable[[Results], Numbers]:
+def quantity_column(name: str) -> Callable[[Results], Numbers]:
     """Return the column of one quantity of the rows."""
     return lambda results: results.numbers(name)
 
@@ -55,7 +55,7 @@ def figure_table(figure: Figure, results: Results | None = None) -> PaperTable:
     keys = list(dict.fromkeys(key for numbers in columns.values() for key in numbers))
     if all(len(key) == 1 and _is_number(key[0]) for key in keys):
         keys.sort()
-    rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
+    rows = tuple((*key, *(_number_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
     notes = (
         *(() if rows else (_no_rows_note(figure),)),
@@ -75,7 +75,7 @@ def _no_rows_note(figure: Figure) -> str:
     )
 
 
-def _cell(x: float | None) -> Cell:
+def _number_cell(x: float | None) -> Cell:
     return None if x is None else float(x)
 
 
@@ -99,7 +99,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "published": {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markersize": 6},
     "measured": {"linestyle": "-", "marker": "o", "markersize": 3.5, "linewidth": 1.2},
 }
-OTHER: Mapping[str, Any] = {"linestyle": "--", "linewidth": 0.9}
+OTHER_STYLE: Mapping[str, Any] = {"linestyle": "--", "linewidth": 0.9}
 
 
 def draw_figure(figure: Figure, results: Results | None = None) -> Any:
@@ -123,15 +123,15 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
     rows = [row for row in table.rows if figure.is_drawn(row[:keys])]  # type: ignore[arg-type]
     labels = list(dict.fromkeys(row[at] for row in rows))
     places = {x: x if _is_number(x) else i for i, x in enumerate(labels)}
-    curves = list(dict.fromkeys(_curve(row[:keys], at) for row in rows))
+    curves = list(dict.fromkeys(_curve_points(row[:keys], at) for row in rows))
     for i, curve in enumerate(curves):
-        own = [row for row in rows if _curve(row[:keys], at) == curve]
+        own = [row for row in rows if _curve_points(row[:keys], at) == curve]
         named = False
         for column, name in enumerate(table.columns[keys:], keys):
             points = [(places[row[at]], row[column]) for row in own if row[column] is not None]
             label = None if named or not points else ", ".join(map(str, curve))
             named = named or bool(points)
-            style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER))
+            style = dict(STYLES.get(name, STYLES["measured"] if name in figure.measured else OTHER_STYLE))
             if "marker" in style:
                 style["marker"] = MARKERS[i // len(COLOURS) % len(MARKERS)]
             axes.plot(
@@ -168,7 +168,7 @@ MAX_LABELS = 24  # most names along an axis; more names are omitted
 LOGARITHMIC = frozenset({"n", "k", "m=n", "tau2"})
 
 
-def _curve(key: Sequence[Cell], at: int) -> tuple[Cell, ...]:
+def _curve_points(key: Sequence[Cell], at: int) -> tuple[Cell, ...]:
     return tuple(x for i, x in enumerate(key) if i != at)
 
 

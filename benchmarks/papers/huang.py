@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
-from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.figure import Figure, quantity_column
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import huang
@@ -149,7 +149,7 @@ def _machine_rates(bench: Bench, scale: float) -> Iterator[Row]:
 PRINTED_9: Final[Numbers] = {("tau_flop",): 15.67, ("tau_gmop",): 1.08, ("tau_smop",): 15.30}
 
 
-def _of_datasheet(name: str) -> Numbers:
+def _datasheet_rates(name: str) -> Numbers:
     on = datasheet_of(name)
     rates = (on.fp32_peak_flops, on.global_memory_bandwidth, on.shared_memory_bandwidth)
     return {(row,): rate / 1e12 for row, rate in zip(("tau_flop", "tau_gmop", "tau_smop"), rates, strict=True)}
@@ -195,10 +195,11 @@ FIGURES: Final = (
         "huang-fig8",
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
         SWEEP_EXPERIMENT,
-        {"measured": quantity("tflops")},
-        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. On an H200 the three "
-        "sweeps end alike: the hybrid is the fastest, 1.20 to 1.29 times cuBLAS at best, one level has 1.13 to 1.21. "
-        "Of a processor, which has no products with sums inside, there are the vendor's and both references.",
+        {"measured": quantity_column("tflops")},
+        "Figure 8 is a plot without numbers; the numbers in the paper's text are in the table of Figure 1. On an "
+        "H200 the three sweeps have the same ranking: the hybrid is the fastest, at best 1.20 to 1.29 times as fast "
+        "as cuBLAS, and one level is 1.13 to 1.21 times as fast. A CPU has no products with sums inside, so only the "
+        "vendor and both references are measured there.",
         unit="effective TFLOPS",
         logarithmic=False,
         is_drawn=lambda key: key[0] == SWEEPS[0],
@@ -208,10 +209,10 @@ FIGURES: Final = (
         "Huang et al., Figure 1: from which square on a code is faster than cuBLAS, and by how much at best",
         SWEEP_EXPERIMENT,
         {"measured": _break_even},
-        "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
-        "largest of them. The paper's reference forms each sum by a call of the library, ours all sums of a level in "
-        "one pass. On an H200 one level is faster at 1536 already, as on a V100, but not at 2048, where cuBLAS is at "
-        "its best.",
+        "A break-even point is one of the measured sizes. A code without a break-even point is slower than the "
+        "vendor at the largest measured size. The paper's reference forms each sum by a call of the library; fmm's "
+        "reference forms all sums of a level in one pass. On an H200 one level is faster from 1536 on, as on a V100, "
+        "except at 2048, where cuBLAS is fastest.",
         PRINTED_1,
         keys=("number", "code"),
         x="code",
@@ -222,12 +223,12 @@ FIGURES: Final = (
         "huang-fig9",
         "Huang et al., Figure 9: the machine's rates",
         Experiment("huang-fig9", ("rate",), 8192, one_part(_machine_rates)),
-        {"measured": quantity("rate")},
-        "tau_gmop is printed with a fifth more than the V100's bandwidth, for the second-level cache; tau_smop with "
-        "2 percent less than footnote 13 gives. tau_gmop is measured by an addition of matrices that no cache holds, "
-        "tau_smop by reads of 16 bytes a thread.",
+        {"measured": quantity_column("rate")},
+        "The printed tau_gmop is a fifth larger than the V100's bandwidth, because of the second-level cache. The "
+        "printed tau_smop is 2 percent smaller than the number in footnote 13. tau_gmop is measured by an addition "
+        "of matrices that exceed all caches, and tau_smop by threads that read 16 bytes at a time.",
         PRINTED_9,
-        {"V100": partial(_of_datasheet, "V100"), "H200": partial(_of_datasheet, "H200")},
+        {"V100": partial(_datasheet_rates, "V100"), "H200": partial(_datasheet_rates, "H200")},
         x="rate",
         unit="TFLOPS, TB/s",
     ),
@@ -235,10 +236,11 @@ FIGURES: Final = (
         "huang-fig10",
         "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
         STRATEGY_EXPERIMENT,
-        {"measured": quantity("tflops")},
-        "The column V100 is the paper's model of its machine, by which one level with Huge blocks beats none and two "
-        "levels at once are below both. On an H200 one level beats none from 6144 on, by 9 to 11 percent, and so do "
-        "two from 8192 on, by 2 to 3; with Small blocks none is the best, as modelled.",
+        {"measured": quantity_column("tflops")},
+        "The column V100 has the paper's model. In this model one level with Huge blocks is faster than no level, "
+        "and two levels at once are slower than both. On an H200 one level is 9 to 11 percent faster than no level "
+        "from 6144 on, and two levels are 2 to 3 percent faster from 8192 on. With Small blocks no level is the "
+        "fastest, as in the model.",
         computed={"V100, modelled": _modelled_tflops},
         unit="effective TFLOPS",
         logarithmic=False,

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part, products_of
-from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.li_codes import CPU, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan
-from benchmarks.papers.matrices import kaporin, precise_product, uniform
+from benchmarks.papers.matrices import kaporin_matrices, precise_product, uniform_matrices
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import error_bound, expected_error_growth
@@ -81,11 +81,11 @@ def _size_parts(bench: Bench, scale: float) -> Iterator[Part]:
         side = max(int(n * scale), 16)
         plans = [plan for code, tau2 in CODES if (plan := code_plan(code, code_depth(n, tau2), bench)) is not None]
         products = products_of(dict.fromkeys(plans), side, "float32")
-        yield Part((n,), partial(_of_size, bench, n, side), products, 2.0 * side**3 * len(CODES))
+        yield Part((n,), partial(_size_rows, bench, n, side), products, 2.0 * side**3 * len(CODES))
 
 
-def _of_size(bench: Bench, n: int, side: int) -> Iterator[Row]:
-    pair = kaporin(bench.xp, side, "float32")
+def _size_rows(bench: Bench, n: int, side: int) -> Iterator[Row]:
+    pair = kaporin_matrices(bench.xp, side, "float32")
     for code, tau2 in CODES:
         if not (code == GPU8 and bench.on_host):
             yield {"key": [code, tau2, n], **code_errors(bench, code, code_depth(n, tau2), pair)}
@@ -126,7 +126,7 @@ def _size_bounds() -> Numbers:
     return found
 
 
-def _expected(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numbers:
+def _expected_errors(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numbers:
     """Return the errors expected on random data: the printed classical error times the expected growth."""
     return {
         key: base[key]
@@ -139,22 +139,23 @@ def _expected_by_size(columns: Mapping[Key, tuple[float, ...]]) -> Numbers:
     printed = _printed_numbers(columns, SIZES)
     base = {key: printed[SGEMM, "-", key[2]] for key in printed}
     depth = {key: code_depth(int(key[2]), key[1]) for key in printed}
-    return _expected(printed, base, depth)
+    return _expected_errors(printed, base, depth)
 
 
-SAYS_KAPORIN: Final = (
-    "The errors of both codes grow by a factor of three and more a level: rows of A differ by a factor of n, and sums "
-    "of blocks carry the errors of the largest into the smallest, so that the growth is far above that on random data "
-    "(column expected), and far below the bound. On an H200 the largest errors of both codes, where they do a level, "
-    "are within 7 percent of those printed for a C1060, and all mean errors within a third of them."
+KAPORIN_COMMENTARY: Final = (
+    "The errors of both codes grow by a factor of at least three with each level. The rows of A differ by a factor of "
+    "n, and sums of blocks carry the errors of the largest rows into the smallest rows. The growth is therefore far "
+    "above the growth on random data (column `expected`), and far below the bound. On an H200 the largest errors of "
+    "both codes with levels are within 7 percent of the errors printed for a C1060, and all mean errors within a "
+    "third."
 )
 FIGURES_BY_SIZE: Final = tuple(
     Figure(
         f"li-fig{number}",
         f"Li et al., Figure {number}: {what} errors on Kaporin's matrix",
         BY_SIZE,
-        {"measured": quantity(what)},
-        SAYS_KAPORIN,
+        {"measured": quantity_column(what)},
+        KAPORIN_COMMENTARY,
         _printed_numbers(columns, SIZES),
         {
             "expected": partial(_expected_by_size, columns),
@@ -184,29 +185,30 @@ def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
     side = max(int(SIZES[-1] * scale), 32)
     for code, depth in product(SCHEME_OF_CODE, DEPTHS):
         products = products_of([li_plan(code, depth)], side, "float32")
-        yield Part((code, depth), partial(_of_levels, bench, side, code, depth), products, 2.0 * side**3)
+        yield Part((code, depth), partial(_level_rows, bench, side, code, depth), products, 2.0 * side**3)
 
 
-def _of_levels(bench: Bench, side: int, code: str, depth: int) -> Iterator[Row]:
-    yield {"key": [code, depth], **code_errors(bench, code, depth, kaporin(bench.xp, side, "float32"))}
+def _level_rows(bench: Bench, side: int, code: str, depth: int) -> Iterator[Row]:
+    yield {"key": [code, depth], **code_errors(bench, code, depth, kaporin_matrices(bench.xp, side, "float32"))}
 
 
 BY_LEVELS: Final = Experiment("li-fig32", ("code", "levels"), SIZES[-1], _level_parts, ("code", "levels"))
-SAYS_32: Final = (
-    "Printed are Winograd's errors below Strassen's at levels 1 and 2, against theory and the text. They are so: an "
-    "H200 has all ten numbers, to 2 percent. On a processor, at a quarter of the size, Winograd's are 1.6 and 2.6 "
-    "times Strassen's at these levels."
+FIGURE_32_COMMENTARY: Final = (
+    "At levels 1 and 2, the printed errors of Winograd's variant are smaller than those of Strassen's method, unlike "
+    "in theory and in the text. The printed errors are correct: an H200 has all ten numbers, to 2 percent. On a CPU, "
+    "at a quarter of the size, Winograd's errors are 1.6 and 2.6 times Strassen's at these levels."
 )
-SAYS_34: Final = (
-    "Printed at level 0 is 6.6e-8, which is Figure 31's value at n = 2048; at n = 16384 Figure 31 has 3.3e-8, from "
-    "which the text's ratio of 425 follows. On an H200 level 0 has 4.1e-8, all others 1.2 to 1.4 times what is "
-    "printed, and four levels of Strassen's 450 times as much as none."
+FIGURE_34_COMMENTARY: Final = (
+    "The printed error at level 0 is 6.6e-8, which is the value of Figure 31 at n = 2048. At n = 16384 Figure 31 has "
+    "3.3e-8, from which the text's ratio of 425 follows. On an H200 the error at level 0 is 4.1e-8, all other errors "
+    "are 1.2 to 1.4 times the printed errors, and four levels of Strassen's method have 450 times the error of level "
+    "0."
 )
 
 
 def _expected_by_levels(columns: Mapping[Key, tuple[float, ...]], base: float) -> Numbers:
     printed = _printed_numbers(columns, DEPTHS)
-    return _expected(printed, dict.fromkeys(printed, base), {key: int(key[1]) for key in printed})
+    return _expected_errors(printed, dict.fromkeys(printed, base), {key: int(key[1]) for key in printed})
 
 
 def _level_bounds() -> Numbers:
@@ -218,7 +220,7 @@ FIGURES_BY_LEVELS: Final = tuple(
         f"li-fig{number}",
         f"Li et al., Figures {number} and {number + 1}: {what} errors by levels, n = 16384",
         BY_LEVELS,
-        {"measured": quantity(what)},
+        {"measured": quantity_column(what)},
         says,
         _printed_numbers(columns, DEPTHS),
         {
@@ -229,8 +231,8 @@ FIGURES_BY_LEVELS: Final = tuple(
         unit=f"{what} |C - I|",
     )
     for number, what, columns, base, says in (
-        (32, "maximum", FIGURE_32, 3.9e-4, SAYS_32),
-        (34, "average", FIGURE_34, 3.3e-8, SAYS_34),
+        (32, "maximum", FIGURE_32, 3.9e-4, FIGURE_32_COMMENTARY),
+        (34, "average", FIGURE_34, 3.3e-8, FIGURE_34_COMMENTARY),
     )
 )
 
@@ -247,7 +249,7 @@ MATRIX_COUNT: Final = 10
 
 
 def _double_rows(bench: Bench, scale: float) -> Iterator[Row]:
-    pair = kaporin(bench.xp, max(int(DOUBLE_SIDE * scale), 16), "float64")
+    pair = kaporin_matrices(bench.xp, max(int(DOUBLE_SIDE * scale), 16), "float64")
     for code, method in DOUBLE_CODES.items():
         found = code_errors(bench, CPU if code == CPU else method, DOUBLE_DEPTH, pair)
         yield from ({"key": [what, code], "error": found[what]} for what in ("maximum", "average"))
@@ -261,11 +263,13 @@ def _random_errors(bench: Bench, scale: float) -> Iterator[Row]:
     n = max(int(DOUBLE_SIDE * scale), 16)
     found: dict[tuple[str, str, str], list[float]] = {}
     for seed in range(MATRIX_COUNT):
-        a, b = uniform(bench.xp, bench.generator(seed), n)
+        a, b = uniform_matrices(bench.xp, bench.generator(seed), n)
         rows, classical = bench.row_by_column(a, b)
         size = float(abs(classical).mean())
         exact = precise_product(bench.xp, a[rows], b)
-        results = {code: _product(bench, method, a, b)[rows] for code, method in DOUBLE_CODES.items() if code != CPU}
+        results = {
+            code: _method_product(bench, method, a, b)[rows] for code, method in DOUBLE_CODES.items() if code != CPU
+        }
         for code, c in {CPU: classical, **results}.items():
             for against, off in (("classical", abs(c - classical)), ("exact", exact.distance(c))):
                 for what, value in (("maximum", off.max()), ("average", off.mean())):
@@ -273,7 +277,7 @@ def _random_errors(bench: Bench, scale: float) -> Iterator[Row]:
     for what, code, against in found:
         values = found[what, code, against]
         if against == "classical":
-            worst = max if what == "maximum" else _mean
+            worst = max if what == "maximum" else _mean_magnitude
             yield {
                 "key": [what, code],
                 "error": worst(values),
@@ -282,22 +286,22 @@ def _random_errors(bench: Bench, scale: float) -> Iterator[Row]:
             }
 
 
-def _mean(values: list[float]) -> float:
+def _mean_magnitude(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _product(bench: Bench, method: str, a: Any, b: Any) -> Any:
+def _method_product(bench: Bench, method: str, a: Any, b: Any) -> Any:
     return bench.multiply(li_plan(method, DOUBLE_DEPTH) if method else VENDOR, a, b)
 
 
-def _two_rows(maximum: tuple[float, ...], average: tuple[float, ...]) -> Numbers:
+def _error_rows_of_methods(maximum: tuple[float, ...], average: tuple[float, ...]) -> Numbers:
     codes = list(DOUBLE_CODES)[-len(maximum) :]
     rows = {"maximum": maximum, "average": average}
     return {(what, code): x for what, values in rows.items() for code, x in zip(codes, values, strict=True)}
 
 
-FIGURE_43: Final = _two_rows((6.5e-13, 6.5e-13, 4.3e-12, 7.5e-12), (1.2e-16, 1.2e-16, 1.3e-15, 3.1e-15))
-FIGURE_44: Final = _two_rows((8.9e-16, 3.5e-14, 1.4e-14), (5.3e-17, 3.0e-15, 1.8e-15))
+FIGURE_43: Final = _error_rows_of_methods((6.5e-13, 6.5e-13, 4.3e-12, 7.5e-12), (1.2e-16, 1.2e-16, 1.3e-15, 3.1e-15))
+FIGURE_44: Final = _error_rows_of_methods((8.9e-16, 3.5e-14, 1.4e-14), (5.3e-17, 3.0e-15, 1.8e-15))
 
 
 def _expected_double(printed: Numbers) -> Numbers:
@@ -312,23 +316,23 @@ def _not_the_reference(results: Results) -> Numbers:
     return {key: x for key, x in results.numbers("error").items() if key[1] != CPU}
 
 
-SAYS_43: Final = (
-    "Winograd's variant has about twice Strassen's error on this matrix, printed and measured; on an H200 all eight "
-    "numbers are within a fifth of those printed."
+FIGURE_43_COMMENTARY: Final = (
+    "On this matrix Winograd's variant has about twice Strassen's error, both printed and measured. On an H200 all "
+    "eight numbers are within a fifth of the printed numbers."
 )
-SAYS_44: Final = (
-    "Printed, dStrassen has the larger error, unlike in Figure 43, in theory and here: the two columns look exchanged. "
-    "dgemm against another classical product is the difference of two sums in nearly the same order, and says nothing "
-    "of its error: beside a reference of twice the precision (column exact) dgemm's mean is 4 times as much, and the "
-    "codes' are 2 and 3.4 times dgemm's."
+FIGURE_44_COMMENTARY: Final = (
+    "The paper prints the larger error for dStrassen, unlike in Figure 43, in theory and on this device: the two "
+    "columns look exchanged. The difference of dgemm and another classical product says nothing about dgemm's error, "
+    "since both add up nearly the same sums in the same order. Relative to a reference of twice the precision (column "
+    "`exact`), dgemm's mean error is 4 times as large, and the mean errors of the codes are 2 and 3.4 times dgemm's."
 )
 DOUBLE_FIGURES: Final = (
     Figure(
         "li-fig43",
         "Li et al., Figure 43: errors on Kaporin's matrix in double precision, n = 8192, tau2 = 4096",
         Experiment("li-fig43", ("error", "code"), DOUBLE_SIDE, one_part(_double_rows)),
-        {"measured": quantity("error")},
-        SAYS_43,
+        {"measured": quantity_column("error")},
+        FIGURE_43_COMMENTARY,
         FIGURE_43,
         {"expected": partial(_expected_double, FIGURE_43)},
         x="code",
@@ -338,8 +342,8 @@ DOUBLE_FIGURES: Final = (
         "li-fig44",
         "Li et al., Figure 44: errors of ten random matrices over mean |C|, n = 8192, tau2 = 4096",
         Experiment("li-fig44", ("error", "code"), DOUBLE_SIDE, one_part(_random_errors)),
-        {"measured": _not_the_reference, "measured, exact": quantity("exact")},
-        SAYS_44,
+        {"measured": _not_the_reference, "measured, exact": quantity_column("exact")},
+        FIGURE_44_COMMENTARY,
         FIGURE_44,
         {"expected": partial(_expected_double, FIGURE_44)},
         x="code",

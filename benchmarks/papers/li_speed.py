@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
-from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.li_codes import FMM_CHOICE, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37_SPEEDUPS, reduction_curve
@@ -95,7 +95,7 @@ def _printed_36() -> Numbers:
     return found
 
 
-def _speedups(seconds: Numbers) -> Numbers:
+def _time_savings(seconds: Numbers) -> Numbers:
     """Return the percent of time that is saved over sgemm and over GPU8."""
     found: dict[Key, float] = {}
     for (code, n, k), x in seconds.items():
@@ -152,16 +152,18 @@ def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
     return found
 
 
-SAYS_TIME: Final = (
-    "On a C1060 three to four levels pay at 16384, and time follows the volume. An H200 multiplies 145 times as fast "
-    "and its memory is 47 times as fast, so that sums weigh three times as much: two and three levels save 10 to 14 "
-    "percent at 16384 and 4 at 8192, none pays at 4096, four levels never. With the paper's block (up to 4096) "
-    "products are over 30 times slower, and one and two levels save 31 and 37 percent."
+TIME_COMMENTARY: Final = (
+    "On a C1060 three to four levels save time at 16384, and the time is proportional to the volume. An H200 "
+    "multiplies 145 times as fast and its memory is 47 times as fast, so sums take a share of the time that is three "
+    "times as large. Two and three levels save 10 to 14 percent at 16384 and 4 percent at 8192. At 4096 no level "
+    "saves time, and four levels never save time. With the paper's block (up to 4096) products are over 30 times "
+    "slower, and one and two levels save 31 and 37 percent."
 )
-SAYS_37: Final = (
-    "Printed percents follow from Figure 36's seconds. Here the parts of GPU8 and of texture memory are played by our "
-    "own kernel and by loads of the read-only path; with the paper's block all of them are many times slower. At 16384 "
-    "an H200 saves half of what a C1060 did, 13 and 14 percent of GPU8's time by three levels instead of 28."
+FIGURE_37_COMMENTARY: Final = (
+    "The printed percentages follow from the seconds of Figure 36. In this measurement fmm's own kernel replaces "
+    "GPU8, and loads of the read-only path replace texture memory. With the paper's block all codes are many times "
+    "slower. At 16384 an H200 saves half as much as a C1060: three levels save 13 and 14 percent of GPU8's time "
+    "instead of 28."
 )
 
 
@@ -180,7 +182,7 @@ SINGLE_FIGURES: Final = (
         "Li et al., Figures 24 and 25: run time by size, tau1 = tau2/2",
         EXPERIMENT,
         {"measured": _seconds_24},
-        SAYS_TIME,
+        TIME_COMMENTARY,
         _printed_24(),
         keys=("code", "tau2", "n"),
         unit="seconds",
@@ -191,7 +193,7 @@ SINGLE_FIGURES: Final = (
             f"Li et al., Figure {number}: percent less than GPU8, {code}, tau2 = {tau2}",
             EXPERIMENT,
             {"measured": partial(_measured_curve, code, tau2)},
-            SAYS_TIME,
+            TIME_COMMENTARY,
             _printed_curve(code, tau2),
             _counted_columns(partial(_counted_curve, code, tau2)),
             keys=("n",),
@@ -204,8 +206,8 @@ SINGLE_FIGURES: Final = (
         "li-fig36",
         "Li et al., Figure 36: run time by levels; printed are those of n = 16384",
         EXPERIMENT,
-        {"measured": quantity("seconds")},
-        SAYS_TIME,
+        {"measured": quantity_column("seconds")},
+        TIME_COMMENTARY,
         _printed_36(),
         x="levels",
         unit="seconds",
@@ -215,8 +217,8 @@ SINGLE_FIGURES: Final = (
         "li-fig37",
         "Li et al., Figures 37 to 39: percent less time than sgemm and GPU8, by levels",
         EXPERIMENT,
-        {"measured": lambda results: _speedups(results.numbers("seconds"))},
-        SAYS_37,
+        {"measured": lambda results: _time_savings(results.numbers("seconds"))},
+        FIGURE_37_COMMENTARY,
         _printed_37(),
         {what: partial(_counted_37, what) for what in li_counts.QUANTITIES},
         keys=("over", "code", "n", "levels"),
@@ -261,11 +263,11 @@ PRINTED_TAU2: Final[Numbers] = {
 }
 
 
-SAYS_TAU2: Final = (
-    "On a C1060 four levels pay with texture memory and three without, so tau2 is 2048 and 4096. Today an operation of "
-    "a sum costs as much as tens of those of a product, and in these codes each sum is a pass of its own. So fewer "
-    "levels pay, tau2 is larger, or no level pays at all (then twice n is told). On an H200 tau2 is 4096, or 8192, at "
-    "16384, and at 8192 two levels pay without texture's loads alone."
+TAU2_COMMENTARY: Final = (
+    "On a C1060 four levels save time with texture memory and three levels without, so tau2 is 2048 and 4096. On "
+    "today's chips one operation of a sum takes as long as tens of operations of a product, and in these codes each "
+    "sum is a separate pass. Fewer levels therefore save time and tau2 is larger; if no level saves time, the table "
+    "shows 2 n. On an H200 tau2 is 4096 or 8192 at 16384. At 8192 two levels save time only without texture loads."
 )
 THRESHOLD_FIGURES: Final = (
     Figure(
@@ -273,7 +275,7 @@ THRESHOLD_FIGURES: Final = (
         "Li et al., section 8.1.1: run time by threshold, tau1 = tau2/2",
         EXPERIMENT,
         {"measured": _seconds_by_tau2},
-        SAYS_TAU2,
+        TAU2_COMMENTARY,
         keys=("code", "n", "tau2"),
         x="tau2",
         unit="seconds",
@@ -284,7 +286,7 @@ THRESHOLD_FIGURES: Final = (
         "Li et al., section 8.1.1: the threshold of least time",
         EXPERIMENT,
         {"measured": _best_tau2},
-        SAYS_TAU2,
+        TAU2_COMMENTARY,
         PRINTED_TAU2,
         keys=("code", "n"),
         unit="tau2",
@@ -325,8 +327,8 @@ DOUBLE_FIGURES: Final[tuple[Figure, ...]] = (
         "li-fig40",
         "Li et al., Figures 40 and 41: double precision, tau2 = 4096",
         DOUBLE_EXPERIMENT,
-        {"measured": quantity("seconds")},
-        "On a C2050 both codes save 20 percent at 8192; here see Figure 42.",
+        {"measured": quantity_column("seconds")},
+        "On a C2050 both codes save 20 percent at 8192. Figure 42 has the savings on this device.",
         _printed_40(),
         unit="seconds",
     ),
@@ -335,9 +337,9 @@ DOUBLE_FIGURES: Final[tuple[Figure, ...]] = (
         "Li et al., Figure 42: double precision, percent less time than dgemm",
         DOUBLE_EXPERIMENT,
         {"measured": lambda results: _over_dgemm(results.numbers("seconds"))},
-        "The paper's step tables run one product after the other, each sum a pass of its own; what fmm chooses (row "
-        "fmm, without emulation) forms all sums of several levels in one pass. On an H200 the tables take 1 to 9 "
-        "percent longer than dgemm, and fmm's choice 6 and 19 percent less time.",
+        "The paper's step tables run one product after the other, and each sum is a separate pass. The plan that fmm "
+        "chooses (row fmm, without emulation) forms all sums of several levels in one pass. On an H200 the step "
+        "tables take 1 to 9 percent longer than dgemm, and fmm's choice takes 6 and 19 percent less time.",
         _over_dgemm(_printed_40()),
         unit="percent",
         logarithmic=False,

@@ -21,7 +21,7 @@ GRADED_RATIO = 1e-6  # ratio of the last row of a graded matrix to the first
 LOW_RANK, LOW_RANK_NOISE = 8, 1e-3  # rank of a matrix of low rank, and the size of its noise
 
 
-def kaporin(xp: Any, n: int, dtype: str) -> MatrixPair:
+def kaporin_matrices(xp: Any, n: int, dtype: str) -> MatrixPair:
     """Return A = I + u v^T and B = I - u v^T/(1 + v^T u), inverses of each other, formed in working precision.
 
     u_i = 1/(n + 1 - i), v_i = sqrt(i), i from 1 to n (Kaporin 1999; Li, Ranka and Sahni, section 8.1.2).
@@ -35,34 +35,34 @@ def kaporin(xp: Any, n: int, dtype: str) -> MatrixPair:
     return a, b
 
 
-def _normal(xp: Any, rng: Any, n: int) -> MatrixPair:
+def _normal_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     return rng.standard_normal((n, n)), rng.standard_normal((n, n))
 
 
-def _positive(xp: Any, rng: Any, n: int) -> MatrixPair:
+def _positive_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     return rng.random((n, n)), rng.random((n, n))
 
 
-def uniform(xp: Any, rng: Any, n: int) -> MatrixPair:
+def uniform_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     """Return two matrices of numbers uniform in [-1, 1]."""
     return 2 * rng.random((n, n)) - 1, 2 * rng.random((n, n)) - 1
 
 
-def _graded(xp: Any, rng: Any, n: int) -> MatrixPair:
+def _graded_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED_RATIO."""
     falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
-    a, b = _normal(xp, rng, n)
+    a, b = _normal_matrices(xp, rng, n)
     return a * falls[:, None], b * falls[None, :]
 
 
-def graded_inside(xp: Any, rng: Any, n: int) -> MatrixPair:
+def inner_graded_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     """Return A with columns that fall from 1 to GRADED_RATIO, and B with rows that rise by the same factor."""
     falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
-    a, b = _normal(xp, rng, n)
+    a, b = _normal_matrices(xp, rng, n)
     return a * falls[None, :], b / falls[:, None]
 
 
-def _low_rank(xp: Any, rng: Any, n: int) -> MatrixPair:
+def _low_rank_matrices(xp: Any, rng: Any, n: int) -> MatrixPair:
     """Return two matrices of rank LOW_RANK with noise."""
     return _low_rank_matrix(rng, n), _low_rank_matrix(rng, n)
 
@@ -72,23 +72,23 @@ def _low_rank_matrix(rng: Any, n: int) -> Array:
     return left @ right / LOW_RANK**0.5 + LOW_RANK_NOISE * rng.standard_normal((n, n))
 
 
-def _kaporins(xp: Any, rng: Any, n: int) -> MatrixPair:
-    return kaporin(xp, n, "float64")
+def _kaporin_family(xp: Any, rng: Any, n: int) -> MatrixPair:
+    return kaporin_matrices(xp, n, "float64")
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "normal": _normal,
-        "uniform [0,1]": _positive,
-        "uniform [-1,1]": uniform,
-        "Kaporin": _kaporins,
-        "graded": _graded,
-        "low rank": _low_rank,
+        "normal": _normal_matrices,
+        "uniform [0,1]": _positive_matrices,
+        "uniform [-1,1]": uniform_matrices,
+        "Kaporin": _kaporin_family,
+        "graded": _graded_matrices,
+        "low rank": _low_rank_matrices,
     }
 )
 
 
-def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> MatrixPair:
+def matrices_of_family(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> MatrixPair:
     """Return two float64 matrices of a family; real and imaginary parts of complex128 ones are drawn separately."""
     a, b = family(xp, rng, n)
     if complex_numbers:
@@ -114,11 +114,11 @@ def two_sum(x: Array, y: Array) -> tuple[Array, Array]:
 def two_product(x: Array, y: Array) -> tuple[Array, Array]:
     """Return the rounded product and its rounding error; their sum is exactly x y without under- or overflow."""
     product = x * y
-    (a, b), (c, d) = _halves(x), _halves(y)
+    (a, b), (c, d) = _split_mantissa(x), _split_mantissa(y)
     return product, b * d - (((product - a * c) - b * c) - a * d)
 
 
-def _halves(x: Array) -> tuple[Array, Array]:
+def _split_mantissa(x: Array) -> tuple[Array, Array]:
     """Return two numbers of at most 26 bits each with the sum x."""
     scaled = SPLITTER * x
     high = scaled - (scaled - x)
@@ -166,7 +166,7 @@ def priest_product(a: Array, b: Array) -> Array:
 # ---- whole products
 
 
-class Precise(NamedTuple):
+class PreciseProduct(NamedTuple):
     """A product as the sum of two float64 (or complex128) parts; the second part is far smaller."""
 
     high: Array
@@ -181,7 +181,7 @@ class Precise(NamedTuple):
         return int(self.high.shape[0])
 
 
-def precise_product(xp: Any, a: Array, b: Array) -> Precise:
+def precise_product(xp: Any, a: Array, b: Array) -> PreciseProduct:
     """Return A B to about twice the precision of float64.
 
     The error is relative to the largest numbers of a row of A and a column of B. With A = A1 + A2 + A3 and B = B1 + B2
@@ -191,14 +191,14 @@ def precise_product(xp: Any, a: Array, b: Array) -> Precise:
         return _complex_product(xp, a, b)
     a, b = a.astype(np.float64), b.astype(np.float64)
     bits = (MANTISSA_BITS - ceil(log2(max(a.shape[1], 2)))) // 2
-    a1, a2, a3 = _slices(xp, a, bits, 1)
-    b1, b2, b3 = _slices(xp, b, bits, 0)
+    a1, a2, a3 = _leading_bit_slices(xp, a, bits, 1)
+    b1, b2, b3 = _leading_bit_slices(xp, b, bits, 0)
     total, lost = two_sum(a1 @ b2, a2 @ b1)
     high, more = two_sum(a1 @ b1, total)
-    return Precise(high, more + (lost + (a1 @ b3 + (a2 @ (b2 + b3) + a3 @ b))))
+    return PreciseProduct(high, more + (lost + (a1 @ b3 + (a2 @ (b2 + b3) + a3 @ b))))
 
 
-def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Array]:
+def _leading_bit_slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Array]:
     """Return the leading bits of each number relative to the largest along the axis, the next bits, and the rest."""
     found, rest = [], x
     for _ in range(2):
@@ -210,20 +210,20 @@ def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Arra
     return found[0], found[1], rest
 
 
-def _complex_product(xp: Any, a: Array, b: Array) -> Precise:
+def _complex_product(xp: Any, a: Array, b: Array) -> PreciseProduct:
     """Return a complex product by one real product of matrices with twice the sides."""
     left = xp.concatenate((xp.hstack((a.real, -a.imag)), xp.hstack((a.imag, a.real))))
     high, low = precise_product(xp, left, xp.concatenate((b.real, b.imag)))
     m = a.shape[0]
-    return Precise(high[:m] + 1j * high[m:], low[:m] + 1j * low[m:])
+    return PreciseProduct(high[:m] + 1j * high[m:], low[:m] + 1j * low[m:])
 
 
-def reference(xp: Any, a: Array, b: Array, unit_roundoff: float) -> Precise:
+def reference_product(xp: Any, a: Array, b: Array, unit_roundoff: float) -> PreciseProduct:
     """Return a product of float64 or complex128 matrices that can judge a product with this unit roundoff."""
     if unit_roundoff < COARSE_ROUNDOFF:
         return precise_product(xp, a, b)
     high = a @ b
-    return Precise(high, xp.zeros((1, 1), high.dtype))
+    return PreciseProduct(high, xp.zeros((1, 1), high.dtype))
 
 
 COARSE_ROUNDOFF = 2.0**-40  # unit roundoffs from here on show against a plain float64 product

@@ -14,7 +14,7 @@ from typing import Any, Final
 import fmm
 from benchmarks.papers.bench import Bench, Call, time_in_rounds
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
-from benchmarks.papers.figure import Figure, quantity
+from benchmarks.papers.figure import Figure, quantity_column
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.papers import sforza as paper
 
@@ -34,16 +34,16 @@ def depth_of_algorithm(dtype: str) -> Mapping[str, int]:
     return {ONE_LEVEL: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
-def _parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _sforza_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each type and size; odd sides stay odd."""
     for dtype, n in product(paper.CUTOFF_ROWS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
         calls = len(triangle_plans(dtype, n, scale)) + 2
-        rows = partial(_rows, bench, dtype, n, side, scale)
+        rows = partial(_sforza_rows, bench, dtype, n, side, scale)
         yield Part((dtype, n), rows, work=2.0 * side**3 * calls * (ROUNDS + 1))
 
 
-def _rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
+def _sforza_rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
     """Yield the seconds of gemm, of syrk and of every plan, or the reason why a plan failed."""
     x = bench.stored(bench.generator(n).standard_normal((side, side)), dtype)
     left = bench.xp.ascontiguousarray(x.T)  # a copy, so that no library recognises x's transpose
@@ -66,7 +66,7 @@ def triangle_call(x: Any, plan: Plan) -> Call:
     return partial(multiply, out=multiply())
 
 
-EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _parts, ("type", "n"))
+EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _sforza_parts, ("type", "n"))
 
 
 def _speedups_over(base: str, results: Results) -> dict[Key, float]:
@@ -136,14 +136,15 @@ def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.FIGURE_2_SIDE}
 
 
-def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
+def _computed_columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
     return {name: partial(make, find) for name, find in paper.COMPUTED_SPEEDUPS.items()}
 
 
 COMMENTARY: Final = (
-    "Published are the best values, which the text tells; the figures are plots. At most: the inverse of the share of "
-    "multiplications that is left. Predicted for a GTX 1050, whose double precision runs at 1/32 of its single one, so "
-    "that sums cost nothing beside such products; today's chips have no such ratio, and sums take what is saved."
+    "The figures are plots; the published values are the best values in the text. The column `at most` is the inverse "
+    "of the share of multiplications that remain. Speedups are predicted for a GTX 1050. Its rate in double precision "
+    "is 1/32 of the rate in single precision, so sums take a negligible share of the time. On today's chips the rates "
+    "differ less, and sums take as long as the saved multiplications."
 )
 FIGURES: Final = (
     Figure(
@@ -152,11 +153,11 @@ FIGURES: Final = (
         EXPERIMENT,
         {"measured": partial(_by_size, GEMM), "measured, over syrk": partial(_by_size, SYRK)},
         COMMENTARY,
-        computed=_columns(_computed_by_size),
+        computed=_computed_columns(_computed_by_size),
         keys=("type", "n", "algorithm"),
         unit="speed-up",
         logarithmic=False,
-        notes=("Odd sides cost a product of one row, and a sum of products of two: `dynamic peeling`.",),
+        notes=("An odd side adds a product of one row, and a sum of two products (`dynamic peeling`).",),
     ),
     Figure(
         "sforza-depths",
@@ -164,7 +165,7 @@ FIGURES: Final = (
         EXPERIMENT,
         {"measured": partial(_by_depth, GEMM), "measured, over syrk": partial(_by_depth, SYRK)},
         COMMENTARY,
-        computed=_columns(_computed_by_depth),
+        computed=_computed_columns(_computed_by_depth),
         keys=("type", "depth"),
         x="depth",
         unit="speed-up",
@@ -177,19 +178,19 @@ FIGURES: Final = (
         {"measured": _best_speedups},
         COMMENTARY,
         PRINTED_BEST,
-        _columns(_computed_best),
+        _computed_columns(_computed_best),
         keys=("type", "number"),
         x="number",
         unit="speed-up, or depth",
         logarithmic=False,
-        notes=("Published and measured are the largest at any size, computed are those of n = 10000.",),
+        notes=("Published and measured speedups are the largest at any size; computed speedups are for n = 10000.",),
     ),
     Figure(
         "sforza-seconds",
         "Sforza, Figure 3: run time by size",
         EXPERIMENT,
-        {"measured": quantity("seconds")},
-        "Figure 3 is a plot without numbers. syrk is the vendor's, which computes one half too.",
+        {"measured": quantity_column("seconds")},
+        "Figure 3 is a plot without numbers. syrk is the vendor's function, which also computes one triangle only.",
         unit="seconds",
     ),
 )

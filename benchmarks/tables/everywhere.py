@@ -10,7 +10,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.outside import SUITES
-from benchmarks.tables.markdown import Row, digits, load, loaded, paired, table, times
+from benchmarks.tables.markdown import (
+    Row,
+    load_result,
+    loaded_results,
+    median_ratio,
+    rounded_text,
+    size_text,
+    table_lines,
+)
 
 # Products on several GPUs
 
@@ -29,33 +37,35 @@ SEVERAL_COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup ove
 
 def several_gpus(results: Path) -> Iterator[str]:
     """Yield a row for each sharded product and caller: milliseconds, the prediction, and the speedup over torch's."""
-    yield from table(SEVERAL_COLUMNS, _several_rows(results))
+    yield from table_lines(SEVERAL_COLUMNS, _several_rows(results))
 
 
 def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
-    for _, environment, rows in loaded(results, "*/distributed.json"):
+    for _, environment, rows in loaded_results(results, "*/distributed.json"):
         where = f"{environment['gpus']} x {environment['device']}"
         for row in rows:
             taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}
             for who, seconds in taken.items():
                 has_own_part = "alone" in taken and who in ("hook", "shared", "shared-level")
-                own = f"{paired(taken['alone'], seconds):.2f}" if has_own_part else ""
-                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
+                own = f"{median_ratio(taken['alone'], seconds):.2f}" if has_own_part else ""
+                speedup = (
+                    f"**{median_ratio(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
+                )
                 expected = _predicted_milliseconds(row["ways"].get(who, ()))
-                time = digits(1e3 * median(seconds))
+                time = rounded_text(1e3 * median(seconds))
                 yield where, row["dtype"], _sharded_size(row), CALLERS[who], time, expected, speedup, own
 
 
 def _predicted_milliseconds(way: Sequence[str]) -> str:
     """Return the predicted milliseconds that an explanation names."""
     found = PREDICTED_SECONDS.search("\n".join(way))
-    return digits(1e3 * float(found[1])) if found else ""
+    return rounded_text(1e3 * float(found[1])) if found else ""
 
 
 def _sharded_size(row: Row) -> str:
     """Return the side of the square matrices, and the mesh if they are sharded in blocks."""
     mesh = row.get("mesh", ())
-    return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])
+    return f"{row['n']} in blocks on {size_text(mesh)}" if len(mesh) > 1 else str(row["n"])
 
 
 # Contractions
@@ -64,13 +74,13 @@ CONTRACTION_COLUMNS = ("on", "program", "type", "contraction", "best other", "it
 FAST_CONTRACTION, SLOW_CONTRACTION = 1.2, 0.95  # speedups: those between are counted, and not shown
 
 
-def contractions(results: Path) -> Iterator[str]:
+def contraction_speedups(results: Path) -> Iterator[str]:
     """Yield the contractions that fmm.einsum makes faster or slower, and the number of all."""
-    for _, environment, rows in loaded(results, "*/contractions.json"):
+    for _, environment, rows in loaded_results(results, "*/contractions.json"):
         rows = [row for row in rows if not row["failure"]]
         shown = [row for row in rows if not SLOW_CONTRACTION <= row["speedup"] < FAST_CONTRACTION]
         device = environment.get("device") or environment["processor"]
-        yield from table(CONTRACTION_COLUMNS, ((device, *_contraction_cells(row)) for row in shown))
+        yield from table_lines(CONTRACTION_COLUMNS, ((device, *_contraction_cells(row)) for row in shown))
         yield ""
         yield f"{len(rows)} contractions in all; the others have a speedup of {SLOW_CONTRACTION} to {FAST_CONTRACTION}."
 
@@ -78,7 +88,7 @@ def contractions(results: Path) -> Iterator[str]:
 def _contraction_cells(row: Row) -> tuple[str, ...]:
     """Return a contraction's program, type, subscripts, fastest other library, both times and the speedup."""
     own = min(median(seconds) for name, seconds in row["samples"].items() if name.startswith("fmm"))
-    times = digits(1e3 * median(row["samples"][row["best"]])), digits(1e3 * own)
+    times = rounded_text(1e3 * median(row["samples"][row["best"]])), rounded_text(1e3 * own)
     subscripts = row["subscripts"].replace(",", ", ")
     return row["program"], row["dtype"], f"`{subscripts}`", row["best"], *times, f"**{row['speedup']:.2f}**"
 
@@ -88,15 +98,15 @@ def _contraction_cells(row: Row) -> tuple[str, ...]:
 SOLVER_COLUMNS = ("on", "function", "type", "n", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's")
 
 
-def solvers(results: Path) -> Iterator[str]:
+def solver_speedups(results: Path) -> Iterator[str]:
     """Yield a row for each solver, type and size: both times, the speedup, and both backward errors."""
-    yield from table(SOLVER_COLUMNS, _solver_rows(results))
+    yield from table_lines(SOLVER_COLUMNS, _solver_rows(results))
 
 
 def _solver_rows(results: Path) -> Iterator[tuple[object, ...]]:
-    for _, environment, rows in loaded(results, "*/solvers.json"):
+    for _, environment, rows in loaded_results(results, "*/solvers.json"):
         for row in (row for row in rows if not row["failure"]):
-            times = [digits(1e3 * median(row["samples"][name])) for name in ("torch", "fmm")]
+            times = [rounded_text(1e3 * median(row["samples"][name])) for name in ("torch", "fmm")]
             errors = [f"{row['errors'][name]:.1e}" for name in ("fmm", "torch")]
             speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
             yield environment["device"], f"`{row['function']}`", row["dtype"], row["side"], *times, speedup, *errors
@@ -108,20 +118,20 @@ GAINED_COLUMNS = ("what", "where", "as it is", "with fmm", "gained")
 OUTSIDE_COLUMNS = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
 
 
-def gained(results: Path) -> Iterator[str]:
+def unchanged_programs(results: Path) -> Iterator[str]:
     """Yield a row for each program: the median times without and with fmm, and the speedup or the extra time."""
     rows = [*_sharded_rows(results), *_training_rows(results), *_addend_rows(results), *_declined_rows(results)]
     rows += [*_dask_rows(results), *_streamed_rows(results)]
-    yield from table(GAINED_COLUMNS, iter(rows))
+    yield from table_lines(GAINED_COLUMNS, iter(rows))
 
 
 def _sharded_rows(results: Path) -> Iterator[Sequence[object]]:
-    for _, environment, rows in loaded(results, "*/distributed.json"):
+    for _, environment, rows in loaded_results(results, "*/distributed.json"):
         for row in rows:
             plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
             if plain and hooked:
                 what = f"DTensor's `a @ b`, {row['dtype']} {_sharded_size(row)}"
-                yield what, f"{environment['gpus']} x {environment['device']}", *_before_and_after(plain, hooked)
+                yield what, f"{environment['gpus']} x {environment['device']}", *_time_cells(plain, hooked)
 
 
 def _training_rows(results: Path) -> Iterator[Sequence[object]]:
@@ -130,7 +140,7 @@ def _training_rows(results: Path) -> Iterator[Sequence[object]]:
         for run in content["runs"]:
             plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
             what = f"training a small transformer, {run['dtype']}, losses {_loss_difference(run)}"
-            yield what, _program_machine(content["environment"]), *_before_and_after([plain], [ours])
+            yield what, _program_machine(content["environment"]), *_time_cells([plain], [ours])
 
 
 def _loss_difference(run: dict[str, Any]) -> str:
@@ -140,15 +150,15 @@ def _loss_difference(run: dict[str, Any]) -> str:
 
 def _addend_rows(results: Path) -> Iterator[Sequence[object]]:
     """Yield products with a bias, as in nn.Linear."""
-    for _, environment, rows in loaded(results, "*/added.json"):
+    for _, environment, rows in loaded_results(results, "*/added.json"):
         for row in rows:
             if row["added"] == "row":
                 what = f"`torch.addmm` of a bias, {row['dtype']} {row['n']}"
-                yield what, environment["device"], *_before_and_after(row["seconds"]["torch"], row["seconds"]["fmm"])
+                yield what, environment["device"], *_time_cells(row["seconds"]["torch"], row["seconds"]["fmm"])
 
 
 def _declined_rows(results: Path) -> Iterator[Sequence[object]]:
-    for _, environment, rows in loaded(results, "*/host-declined.json"):
+    for _, environment, rows in loaded_results(results, "*/host-declined.json"):
         for row in rows:
             plain, ours = median(row["without"]), median(row["with"])
             what = f"a small `torch.{row['operator']}`, which is torch's own, the host's time"
@@ -167,7 +177,7 @@ def _dask_rows(results: Path) -> Iterator[Sequence[object]]:
             }  # each worker has one thread
             # A stopped run has an incomplete round.
             plain, ours = zip(*zip(run["seconds"]["dask"], run["seconds"]["fmm"], strict=False), strict=True)
-            yield what, _program_machine(workers), *_before_and_after(plain, ours)
+            yield what, _program_machine(workers), *_time_cells(plain, ours)
 
 
 def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
@@ -178,20 +188,20 @@ def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
-                yield what, _card_name(path.parent), *_before_and_after(plain, ours)
+                yield what, _card_name(path.parent), *_time_cells(plain, ours)
 
 
 def _card_name(folder: Path) -> str:
     """Return the name of the folder's device."""
     found = folder / "calls.json"
-    return str(load(found)[0]["device"]) if found.exists() else folder.name
+    return str(load_result(found)[0]["device"]) if found.exists() else folder.name
 
 
-def _before_and_after(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
+def _time_cells(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
     both = median(plain), median(ours)
     unit, scale = ("s", 1.0) if max(both) > 1 else ("ms", 1e3)
-    before, after = (f"{digits(scale * x)} {unit}" for x in both)
-    return before, after, f"**{paired(plain, ours):.2f}**"
+    before, after = (f"{rounded_text(scale * x)} {unit}" for x in both)
+    return before, after, f"**{median_ratio(plain, ours):.2f}**"
 
 
 def _program_machine(environment: dict[str, Any]) -> str:
@@ -201,9 +211,9 @@ def _program_machine(environment: dict[str, Any]) -> str:
 # Other projects' tests
 
 
-def outside(results: Path) -> Iterator[str]:
+def outside_tests(results: Path) -> Iterator[str]:
     """Yield a row for each suite of `python -m benchmarks outside`."""
-    yield from table(OUTSIDE_COLUMNS, _outside_rows(results))
+    yield from table_lines(OUTSIDE_COLUMNS, _outside_rows(results))
 
 
 def _outside_rows(results: Path) -> Iterator[Sequence[object]]:

@@ -20,20 +20,20 @@ OLD_KERNEL_FOLDERS = ("cpu-amd-epyc-2t",)
 SOURCE_COLUMNS = ("samples", "commit")  # last columns of a CSV file; a page names the CSV file instead
 
 
-def load(path: Path) -> tuple[Row, list[Row]]:
+def load_result(path: Path) -> tuple[Row, list[Row]]:
     """Return the environment and the rows of a result file, packed or not."""
     raw = path.read_bytes()
     content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     return content["environment"], content["rows"]
 
 
-def loaded(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]:
+def loaded_results(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]:
     """Yield the path, the environment and the rows of each result file that matches the pattern.
 
     Files with an old kernel of BLAS are left out: their baseline is too slow.
     """
     for path in sorted(results.glob(pattern)):
-        environment, rows = load(path)
+        environment, rows = load_result(path)
         if not has_old_kernel(path, environment):
             yield path, environment, rows
 
@@ -62,7 +62,7 @@ class LongTable(NamedTuple):
         """Yield the table of the rows that the page shows, and a link to the CSV file."""
         rows = list(self.all_rows(results))
         width = len(self.columns)
-        yield from table(self.columns, (row[:width] for row in rows if is_shown(row)))
+        yield from table_lines(self.columns, (row[:width] for row in rows if is_shown(row)))
         yield ""
         yield f"All {len(rows)} rows, with samples and commits: {self.link}."
 
@@ -72,22 +72,24 @@ class LongTable(NamedTuple):
         return f"[{self.name}.csv](../results/tables/{self.name}.csv)"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def heading(path: Path, environment: Row, *more: str) -> Iterator[str]:
+def heading_lines(path: Path, environment: Row, *more: str) -> Iterator[str]:
     """Yield the device, the file of the samples and its commit, between empty lines."""
-    where = ", ".join((f"`results/{path.parent.name}/{path.name}`", f"commit {short(environment['commit'])}", *more))
+    where = ", ".join(
+        (f"`results/{path.parent.name}/{path.name}`", f"commit {short_commits(environment['commit'])}", *more)
+    )
     yield from ("", f"**{machine_name(environment)}** ({where})", "")
 
 
-def source(path: Path, environment: Row) -> tuple[str, str]:
+def source_cells(path: Path, environment: Row) -> tuple[str, str]:
     """Return the cells of SOURCE_COLUMNS."""
-    return f"results/{path.parent.name}/{path.name}", short(environment["commit"])
+    return f"results/{path.parent.name}/{path.name}", short_commits(environment["commit"])
 
 
 def machine_name(environment: Row) -> str:
@@ -102,7 +104,7 @@ def short_name(device: str) -> str:
     return re.sub(r"\(R\)|^NVIDIA | Processor| \d+GB.*", "", device)
 
 
-def short(commit: str) -> str:
+def short_commits(commit: str) -> str:
     """Return the first twelve digits of every commit in the text."""
     return COMMIT.sub(lambda found: found[0][:12], commit)
 
@@ -110,32 +112,32 @@ def short(commit: str) -> str:
 # Formats of numbers
 
 
-def times(size: Sequence[int]) -> str:
+def size_text(size: Sequence[int]) -> str:
     """Return the sides of a matrix or product, such as "8 x 9 x 10"; of a cube, "8³"."""
     return f"{size[0]}³" if len(size) == 3 and len(set(size)) == 1 else " x ".join(map(str, size))
 
 
-def digits(number: float, count: int = 3) -> str:
+def rounded_text(number: float, count: int = 3) -> str:
     """Return some significant digits, never as a power of ten."""
     rounded = float(f"{number:.{count}g}")
     return f"{rounded:.0f}" if abs(rounded) >= 1e5 else f"{rounded:g}"
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return seconds from one second on, else milliseconds."""
-    return f"{digits(seconds)} s" if seconds > 1 else f"{digits(1e3 * seconds)} ms"
+    return f"{rounded_text(seconds)} s" if seconds > 1 else f"{rounded_text(1e3 * seconds)} ms"
 
 
-def space(nbytes: int) -> str:
+def gibibytes_text(nbytes: int) -> str:
     """Return bytes in GiB."""
     return f"{nbytes / 2**30:.2f} GiB"
 
 
-def paired(baseline: Sequence[float], own: Sequence[float]) -> float:
+def median_ratio(baseline: Sequence[float], own: Sequence[float]) -> float:
     """Return the median of the ratios of each round: larger than 1 if `own` is faster."""
     return float(median(other / x for other, x in zip(baseline, own, strict=True)))
 
 
-def speedup(baseline: Sequence[float], own: Sequence[float]) -> str:
+def speedup_text(baseline: Sequence[float], own: Sequence[float]) -> str:
     """Return the paired speedup in bold."""
-    return f"**{paired(baseline, own):.2f}**"
+    return f"**{median_ratio(baseline, own):.2f}**"

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.declines import BUDGET as DECLINE_BUDGET
+from benchmarks.declines import BUDGET_MICROSECONDS as DECLINE_BUDGET
 from benchmarks.tables.markdown import (
     LONG_MILLISECONDS,
     LongTable,
     Row,
-    digits,
-    duration,
-    heading,
-    load,
-    loaded,
+    duration_text,
+    gibibytes_text,
+    heading_lines,
+    load_result,
+    loaded_results,
     machine_name,
-    paired,
-    source,
-    space,
-    speedup,
-    table,
-    times,
+    median_ratio,
+    rounded_text,
+    size_text,
+    source_cells,
+    speedup_text,
+    table_lines,
 )
 
 # Default calls, and the largest products
@@ -46,22 +46,27 @@ def is_measured(row: Row) -> bool:
 
 
 def _call_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded(results, "*/calls.json"):
+    for path, environment, rows in loaded_results(results, "*/calls.json"):
         for row in filter(is_measured, rows):
-            cells = row["dtype"], times(row["size"]), *_call_cells(row), f"`{row['plan']}`"
-            yield machine_name(environment), *cells, *source(path, environment)
+            cells = row["dtype"], size_text(row["size"]), *_call_cells(row), f"`{row['plan']}`"
+            yield machine_name(environment), *cells, *source_cells(path, environment)
 
 
 def _call_cells(row: Row) -> Sequence[str]:
     """Return the times of vendor and fmm, the speedup, the error and the workspace."""
-    both = (duration(median(row[name])) for name in ("vendor_seconds", "seconds"))
-    return *both, speedup(row["vendor_seconds"], row["seconds"]), f"{row['error']:.2f}", space(row["workspace"])
+    both = (duration_text(median(row[name])) for name in ("vendor_seconds", "seconds"))
+    return (
+        *both,
+        speedup_text(row["vendor_seconds"], row["seconds"]),
+        f"{row['error']:.2f}",
+        gibibytes_text(row["workspace"]),
+    )
 
 
 CALLS = LongTable("calls", CALL_COLUMNS, _call_rows)
 
 
-def calls(results: Path) -> Iterator[str]:
+def default_calls(results: Path) -> Iterator[str]:
     """Yield default calls of fmm.matmul on some products."""
 
     def is_shown(row: Sequence[object]) -> bool:
@@ -74,16 +79,16 @@ LARGE_COLUMNS = ("on", "type", "n", "taken", "vendor", "fmm", "speedup", "error"
 
 
 def _large_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded(results, "*/large*.json"):
+    for path, environment, rows in loaded_results(results, "*/large*.json"):
         for row in filter(is_measured, rows):
             cells = row["dtype"], row["size"][0], f"{row['taken']:.0%}", *_call_cells(row), f"`{row['plan']}`"
-            yield machine_name(environment), *cells, *source(path, environment)
+            yield machine_name(environment), *cells, *source_cells(path, environment)
 
 
 LARGE = LongTable("large", LARGE_COLUMNS, _large_rows)
 
 
-def large(results: Path) -> Iterator[str]:
+def largest_products(results: Path) -> Iterator[str]:
     """Yield the largest products; with taken memory, only the default types."""
     return LARGE.page_lines(results, lambda row: row[3] == "0%" or not str(row[1]).endswith("-ieee"))
 
@@ -98,13 +103,20 @@ SHOWN_INTEGERS = {
 
 def _integer_rows(results: Path) -> Iterator[Sequence[object]]:
     """Yield exact products; the vendor's time is scaled up from `rows` rows of C, which all take the same time."""
-    for path, environment, rows in loaded(results, "*/integers.json"):
+    for path, environment, rows in loaded_results(results, "*/integers.json"):
         for row in (row for row in rows if row["equal"]):
             vendor, own = median(row["vendor"]) * row["side"] / row["rows"], median(row["candidate"])
             numbers = f"below 2^{row['bits']}" if row["bits"] else "whole range"
-            cells = row["dtype"], row["side"], numbers, duration(vendor), duration(own), f"**{vendor / own:.1f}**"
-            memory = space(row["workspace"]), f"`{row['plan']}`"
-            yield machine_name(environment), *cells, *memory, *source(path, environment)
+            cells = (
+                row["dtype"],
+                row["side"],
+                numbers,
+                duration_text(vendor),
+                duration_text(own),
+                f"**{vendor / own:.1f}**",
+            )
+            memory = gibibytes_text(row["workspace"]), f"`{row['plan']}`"
+            yield machine_name(environment), *cells, *memory, *source_cells(path, environment)
 
 
 INTEGERS = LongTable(
@@ -112,7 +124,7 @@ INTEGERS = LongTable(
 )
 
 
-def integers(results: Path) -> Iterator[str]:
+def integer_products(results: Path) -> Iterator[str]:
     """Yield some exact products of integers."""
     seen: set[tuple[object, ...]] = set()
 
@@ -134,16 +146,23 @@ PEER_NAMES = (
 
 
 def _emulation_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded(results, "*/emulation*.json"):
+    for path, environment, rows in loaded_results(results, "*/emulation*.json"):
         for row in rows:
             for name in (name for name in row["samples"] if name != "cublas"):
                 own, base = row["samples"][name], row["samples"]["cublas"]
                 errors = (row["errors"].get(data, {}).get(name) for data in ("normal", "uniform"))
-                shown = ("" if x is None else digits(x, 2) for x in errors)
+                shown = ("" if x is None else rounded_text(x, 2) for x in errors)
                 what = "lower triangle of a a^T" if row["half"] else "product"
-                head = machine_name(environment), what, row["dtype"], times(row["size"]), name
+                head = machine_name(environment), what, row["dtype"], size_text(row["size"]), name
                 plan = f"`{row['plan']}`" if name == "fmm" else ""
-                yield *head, duration(median(own)), speedup(base, own), *shown, plan, *source(path, environment)
+                yield (
+                    *head,
+                    duration_text(median(own)),
+                    speedup_text(base, own),
+                    *shown,
+                    plan,
+                    *source_cells(path, environment),
+                )
 
 
 EMULATION = LongTable(
@@ -153,7 +172,7 @@ EMULATION = LongTable(
 )
 
 
-def emulation(results: Path) -> Iterator[str]:
+def emulated_products(results: Path) -> Iterator[str]:
     """Yield the speedup and the errors, on normal and on uniform numbers, of fmm and its peers in float32."""
     rows: dict[str, dict[str, str]] = {}
     for row in _emulation_rows(results):
@@ -161,7 +180,7 @@ def emulation(results: Path) -> Iterator[str]:
             errors = ", ".join(str(x) for x in row[7:9] if x)
             rows.setdefault(str(row[3]), {})[str(row[4])] = f"{str(row[6]).strip('*')} ({errors})"
     shown = {size: cells for size, cells in rows.items() if len(cells) > 1}
-    yield from table(
+    yield from table_lines(
         ("m x k x n", *PEER_NAMES),
         ((size, *(cells.get(name, "") for name in PEER_NAMES)) for size, cells in shown.items()),
     )
@@ -180,12 +199,17 @@ TRIANGLE_KINDS = {
 
 
 def _triangle_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded(results, "*/gram*.json"):
+    for path, environment, rows in loaded_results(results, "*/gram*.json"):
         for row in (row for row in rows if row["kind"] in TRIANGLE_KINDS and not row["failure"]):
             dtype = row["dtype"] + "-ieee" * row.get("ieee", False)
-            cells = TRIANGLE_KINDS[row["kind"]], dtype, times(row["size"]), duration(median(row["candidate"]) / 1e3)
-            ratio = speedup(row["vendor"], row["candidate"])
-            yield machine_name(environment), *cells, ratio, f"`{row['plan']}`", *source(path, environment)
+            cells = (
+                TRIANGLE_KINDS[row["kind"]],
+                dtype,
+                size_text(row["size"]),
+                duration_text(median(row["candidate"]) / 1e3),
+            )
+            ratio = speedup_text(row["vendor"], row["candidate"])
+            yield machine_name(environment), *cells, ratio, f"`{row['plan']}`", *source_cells(path, environment)
 
 
 TRIANGLES = LongTable("triangles", ("on", "what", "type", "size", "time", "speedup", "plan"), _triangle_rows)
@@ -201,7 +225,7 @@ SHOWN_TRIANGLES = {
 }
 
 
-def triangles(results: Path) -> Iterator[str]:
+def triangle_products(results: Path) -> Iterator[str]:
     """Yield some products of a matrix and its transpose."""
     shown = {(TRIANGLE_KINDS[kind], dtype, f"{n} x {n}") for kind, dtype, n in SHOWN_TRIANGLES}
     return TRIANGLES.page_lines(
@@ -209,10 +233,10 @@ def triangles(results: Path) -> Iterator[str]:
     )
 
 
-def structured(results: Path) -> Iterator[str]:
+def structured_products(results: Path) -> Iterator[str]:
     """Yield a row for each kind of structured product that was measured on random shapes."""
     rows: list[Sequence[object]] = []
-    for _, environment, found in loaded(results, "*/structured.json"):
+    for _, environment, found in loaded_results(results, "*/structured.json"):
         good = [row for row in found if "ratio" in row]
         for kind in dict.fromkeys(row["kind"] for row in good):
             own = [row for row in good if row["kind"] == kind]
@@ -222,14 +246,14 @@ def structured(results: Path) -> Iterator[str]:
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append((machine_name(environment), name, len(own), fast, spread, len(long), f"{min(long):.2f}"))
     columns = ("on", "what", "shapes", "by plans", "speedups", f"over {LONG_MILLISECONDS} ms", "least of these")
-    yield from table(columns, rows)
+    yield from table_lines(columns, rows)
 
 
 def complex_products(results: Path) -> Iterator[str]:
     """Yield complex squares: default calls, and the fastest of the named plans without emulation."""
-    for path, environment, rows in loaded(results, "*/complex.json"):
-        yield from heading(path, environment)
-        yield from table(("type", "n", "speedup", "plan", "error", "named", "plan"), map(_complex_row, rows))
+    for path, environment, rows in loaded_results(results, "*/complex.json"):
+        yield from heading_lines(path, environment)
+        yield from table_lines(("type", "n", "speedup", "plan", "error", "named", "plan"), map(_complex_row, rows))
 
 
 def _complex_row(row: Row) -> Sequence[object]:
@@ -253,10 +277,10 @@ HOST_WAYS = {
 SHOWN_SMALL_SIZES = {1, 128, 512, 1024}
 
 
-def host(results: Path) -> Iterator[str]:
+def host_times(results: Path) -> Iterator[str]:
     """Yield microseconds from Python to the last launch, and the extra time of small products' calls."""
-    for path, environment, rows in loaded(results, "*/host.json"):
-        yield from heading(path, environment, f"torch {environment['torch']}", f"CuPy {environment['cupy']}")
+    for path, environment, rows in loaded_results(results, "*/host.json"):
+        yield from heading_lines(path, environment, f"torch {environment['torch']}", f"CuPy {environment['cupy']}")
         yield from _host_table([row for row in rows if row["table"] == "host"])
         yield ""
         yield from _small_table([row for row in rows if row["table"] == "small"])
@@ -266,7 +290,7 @@ def _host_table(rows: list[Row]) -> Iterator[str]:
     keys = sorted({(row["library"], row["n"]) for row in rows})
     found = {(row["way"], row["library"], row["n"]): f"{median(row['microseconds']):.0f} µs" for row in rows}
     columns = ("host time of a call, float32", *(f"{library}, n = {n}" for library, n in keys))
-    yield from table(columns, ((words, *(found[way, *key] for key in keys)) for way, words in HOST_WAYS.items()))
+    yield from table_lines(columns, ((words, *(found[way, *key] for key in keys)) for way, words in HOST_WAYS.items()))
 
 
 def _small_table(rows: list[Row]) -> Iterator[str]:
@@ -276,56 +300,64 @@ def _small_table(rows: list[Row]) -> Iterator[str]:
     def extra_time(n: int, library: str) -> str:
         own = [row for row in rows if (row["n"], row["library"]) == (n, library)]
         extra = [median(f - v for f, v in zip(row["fmm"], row["vendor"], strict=True)) for row in own]
-        ratio = [paired(row["vendor"], row["fmm"]) for row in own]
+        ratio = [median_ratio(row["vendor"], row["fmm"]) for row in own]
         return f"{min(extra):+.1f} to {max(extra):+.1f} µs, ratio {min(ratio):.2f} to {max(ratio):.2f}"
 
     columns = ("small products, whole calls: n", *(f"fmm over {library}, all types" for library in libraries))
     sizes = sorted({row["n"] for row in rows} & SHOWN_SMALL_SIZES)
-    yield from table(columns, ((n, *(extra_time(n, library) for library in libraries)) for n in sizes))
+    yield from table_lines(columns, ((n, *(extra_time(n, library) for library in libraries)) for n in sizes))
 
 
 # CPUs
 
 
-def cpu(results: Path) -> Iterator[str]:
+def cpu_products(results: Path) -> Iterator[str]:
     """Yield large products, and a line for each other suite, of every CPU."""
-    for path, environment, rows in loaded(results, "*/speed.json"):
+    for path, environment, rows in loaded_results(results, "*/speed.json"):
         versions = f"NumPy {environment['numpy']}", environment["blas"]
-        yield from heading(path, environment, *versions)
+        yield from heading_lines(path, environment, *versions)
         columns = ("m x k x n", "type", "NumPy", "fmm", "speedup (95 % interval)", "workspace", "plan")
-        yield from table(columns, map(_cpu_row, rows))
+        yield from table_lines(columns, map(_cpu_row, rows))
         yield ""
         for suite, sentence in CPU_SENTENCES.items():
             if (path.parent / f"{suite}.json").exists():
-                yield f"- {sentence(load(path.parent / f'{suite}.json')[1])}."
+                yield f"- {sentence(load_result(path.parent / f'{suite}.json')[1])}."
 
 
 def _cpu_row(row: Row) -> Sequence[object]:
     vendor, own = (f"{median(row[name]):.3g} s" for name in ("vendor", "candidate"))
     interval = f"**{row['speedup']:.2f}** ({row['low']:.3f} to {row['high']:.3f})"
-    return times(row["size"]), row["dtype"], vendor, own, interval, space(row["workspace"]), f"`{row['plan']}`"
+    return (
+        size_text(row["size"]),
+        row["dtype"],
+        vendor,
+        own,
+        interval,
+        gibibytes_text(row["workspace"]),
+        f"`{row['plan']}`",
+    )
 
 
-def _never_slower(rows: list[Row]) -> str:
+def _random_shape_sentence(rows: list[Row]) -> str:
     ratios = [row["speedup"] for row in rows]
     return f"{len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}"
 
 
-def _small_calls(rows: list[Row]) -> str:
+def _small_call_sentence(rows: list[Row]) -> str:
     calls = (f"{row['extra_microseconds']:.2f} µs at {row['side']} x {row['side']}" for row in rows)
     return f"Extra time of a small call: {', '.join(calls)}"
 
 
-def _errors(rows: list[Row]) -> str:
+def _error_sentence(rows: list[Row]) -> str:
     worst = max(rows, key=lambda row: float(row["ratio"]))
     where = f"{worst['dtype']}, {worst['data']}, n = {worst['side']}"
     return f"Largest error: {worst['ratio']:.1f} times NumPy's ({where})"
 
 
 CPU_SENTENCES: dict[str, Callable[[list[Row]], str]] = {
-    "never_slower": _never_slower,
-    "small_calls": _small_calls,
-    "errors": _errors,
+    "never_slower": _random_shape_sentence,
+    "small_calls": _small_call_sentence,
+    "errors": _error_sentence,
     "memory": lambda rows: f"Peak memory over the predicted workspace: {max(row['ratio'] for row in rows):.4f}",
     "guard": lambda rows: f"The overflow check takes at most {max(row['share'] for row in rows):.2%} of a product",
 }
@@ -336,13 +368,13 @@ NO_RESULTS = "No results yet."
 
 
 def _decline_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded(results, "*/declines.json"):
+    for path, environment, rows in loaded_results(results, "*/declines.json"):
         for row in (row for row in rows if not row["failure"] and not row.get("plan")):
             function = row["function"] + ", fmm installed" * row["hooked"]
             times_shown = (f"{row[name]:.2f}" for name in ("vendor_microseconds", "fmm_microseconds"))
             extra = f"{row['extra_microseconds']:+.2f}"
             head = machine_name(environment), row["library"], function, row["dtype"], row["side"]
-            yield *head, *times_shown, extra, *source(path, environment)
+            yield *head, *times_shown, extra, *source_cells(path, environment)
 
 
 DECLINES = LongTable(
@@ -350,7 +382,7 @@ DECLINES = LongTable(
 )
 
 
-def declines(results: Path) -> Iterator[str]:
+def declined_calls(results: Path) -> Iterator[str]:
     """Yield the extra time of declined calls: the median and the largest one of each function."""
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in _decline_rows(results):
@@ -358,7 +390,7 @@ def declines(results: Path) -> Iterator[str]:
     if not groups:
         yield NO_RESULTS
         return
-    yield from table(
+    yield from table_lines(
         ("on", "library", "function", "cases", "extra, µs: median", "largest", f"above {DECLINE_BUDGET:g} µs"),
         (
             (*key, len(extra), f"{median(extra):+.2f}", f"{max(extra):+.2f}", sum(x > DECLINE_BUDGET for x in extra))
@@ -368,17 +400,17 @@ def declines(results: Path) -> Iterator[str]:
     yield from ("", f"By type and size: {DECLINES.link}.")
 
 
-def threads(results: Path) -> Iterator[str]:
+def concurrent_products(results: Path) -> Iterator[str]:
     """Yield the time of products on many threads at once over the time of the same products one after the other."""
-    found = list(loaded(results, "*/threads.json"))
+    found = list(loaded_results(results, "*/threads.json"))
     if not found:
         yield NO_RESULTS
     for path, environment, rows in found:
         good = [row for row in rows if not row["failure"]]
-        yield from heading(path, environment)
+        yield from heading_lines(path, environment)
         counts = sorted({row["threads"] for row in good})
         ratios = {(row["plan"], row["dtype"], row["side"], row["threads"]): row["ratio"] for row in good}
-        yield from table(
+        yield from table_lines(
             ("plan", "type", "n", *(f"{count} threads" for count in counts)),
             (
                 (*key, *(f"{ratios[*key, n]:.2f}" if (*key, n) in ratios else "" for n in counts))
@@ -389,6 +421,16 @@ def threads(results: Path) -> Iterator[str]:
 
 LONG_TABLES = (CALLS, LARGE, INTEGERS, EMULATION, TRIANGLES, DECLINES)
 SECTIONS = (
-    *(calls, large, emulation, complex_products, integers, triangles, structured, host, cpu),
-    *(declines, threads),
+    *(
+        default_calls,
+        largest_products,
+        emulated_products,
+        complex_products,
+        integer_products,
+        triangle_products,
+        structured_products,
+        host_times,
+        cpu_products,
+    ),
+    *(declined_calls, concurrent_products),
 )

@@ -28,12 +28,12 @@ class TropicalRing:
     """A min-plus or max-plus semiring on a device: its number type, and the C++ class that chooses the better sum."""
 
     name: str
-    cpp_type: str  # C++ class of the ring in the device code
+    cpp: str  # C++ class of the ring in the device code
     word: str  # C++ type of a word, which holds `per_word` entries
     word_bytes: int
     code: str  # format character of a word in Python's module struct
     per_word: int = 1  # number of entries of B or C in a word; a word of A contains one entry `per_word` times
-    tile_cpp: str = ""  # C++ class of the ring for the closure of a tile, if it differs from `cpp_type`
+    tile_cpp: str = ""  # C++ class of the ring for the closure of a tile, if it differs from `cpp`
     stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
     @property

@@ -41,7 +41,7 @@ def test_a_config_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([one, one]) == 0
     shapes = len(SIDES) ** 3
     printed = capsys.readouterr().out
-    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in printed
+    assert f"{shapes} of {shapes} choices are equal (100.0%); others differ by up to 0.0%" in printed
     assert printed.splitlines()[-1].startswith("they choose alike: ")
     other = config(tmp_path / "other", 4e10)
     assert main([one, other]) == 1

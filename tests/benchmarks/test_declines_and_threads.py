@@ -79,10 +79,10 @@ def test_the_table_of_declines_has_the_median_and_the_largest_extra_time(tmp_pat
         {**decline_row(MATMUL, {"vendor": [1.0], "fmm": [1.0 + extra]}), "failure": ""} for extra in (0.5, 1.0, 2.5)
     ]
     write_rows(tmp_path / "machine" / "declines.json", [*rows, {"failure": "not declined"}])
-    _, _, line, *_ = products.declines(tmp_path)
+    _, _, line, *_ = products.declined_calls(tmp_path)
     assert line == "| a processor, 2 threads | numpy | fmm.matmul | 3 | +1.00 | +2.50 | 1 |"
     assert len(products.DECLINES.csv_text(tmp_path).splitlines()) == 4
-    assert list(products.declines(tmp_path / "nothing")) == ["No results yet."]
+    assert list(products.declined_calls(tmp_path / "nothing")) == ["No results yet."]
 
 
 # Threads
@@ -90,7 +90,7 @@ def test_the_table_of_declines_has_the_median_and_the_largest_extra_time(tmp_pat
 
 def test_the_calls_of_all_threads_run_at_once() -> None:
     both = threading.Barrier(3, timeout=60)
-    with threads.waiting_threads([both.wait] * 3) as at_once:
+    with threads.concurrent_call([both.wait] * 3) as at_once:
         at_once()
         at_once()
 
@@ -99,7 +99,7 @@ def test_an_error_of_a_thread_is_raised() -> None:
     def fail() -> None:
         raise ValueError("wrong")
 
-    with threads.waiting_threads([fail, lambda: None]) as at_once, pytest.raises(ValueError, match="wrong"):
+    with threads.concurrent_call([fail, lambda: None]) as at_once, pytest.raises(ValueError, match="wrong"):
         at_once()
 
 
@@ -113,5 +113,5 @@ def test_the_ratio_of_threads_is_compared_with_the_goal(at_once: float, within: 
     row = threads.thread_row(case, {"one by one": [1.0, 2.0], "at once": [at_once, 2 * at_once]})
     assert row["ratio"] == pytest.approx(at_once) and row["within_goal"] is within
     write_rows(tmp_path / "machine" / "threads.json", [{**row, "failure": ""}])
-    assert list(products.threads(tmp_path))[-1] == f"| winograd > vendor | float64 | 16 | {at_once:.2f} |"
+    assert list(products.concurrent_products(tmp_path))[-1] == f"| winograd > vendor | float64 | 16 | {at_once:.2f} |"
     assert ("above" in threads.text_line({**row, "failure": ""})) is not within

@@ -18,13 +18,13 @@ from benchmarks.compile_ahead import with_cache, xdist_options
 from benchmarks.gpu_check import (
     EXIT_STEPS_LEFT,
     Checks,
-    batches,
     chosen_steps,
     code_digest,
     merged_checks,
     parsed_options,
     report_outcomes,
     run_steps,
+    step_batches,
 )
 from benchmarks.gpu_steps import (
     FEW_LAUNCHES,
@@ -37,8 +37,8 @@ from benchmarks.gpu_steps import (
     Step,
     parallel_pytest_options,
     run_together,
-    several_steps,
-    steps,
+    several_device_steps,
+    single_device_steps,
 )
 
 PLACES = CheckFolders(Path("results/device"), Path("notes"))
@@ -47,7 +47,7 @@ MEASURED = ["regret", "default calls", "halves", "random structures", "complex",
 
 
 def found_steps(sanitizer: str | None = None, **more: Any) -> dict[str, Step]:
-    return {step.name: step for step in steps(sanitizer, PLACES, **{"checkouts": {}, **more})}
+    return {step.name: step for step in single_device_steps(sanitizer, PLACES, **{"checkouts": {}, **more})}
 
 
 # ---- which steps
@@ -57,7 +57,7 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
     found = found_steps(sanitizer="/opt/compute-sanitizer")
     assert [*found] == ["kernels", *CHECKS, "threads", "timed tests", *MEASURED, "kernels of papers", "papers"]
     assert [name for name, step in found.items() if not step.alone] == CHECKS
-    together = next(batch for batch in batches(found.values()) if len(batch) > 1)
+    together = next(batch for batch in step_batches(found.values()) if len(batch) > 1)
     assert [step.name for step in together] == CHECKS
     assert found["memcheck"].command == (
         *("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
@@ -100,11 +100,11 @@ def test_other_projects_tests_run_where_their_checkouts_are_named() -> None:
 
 
 def test_steps_for_several_devices_are_left_out_on_one_device() -> None:
-    tests, benchmark = several_steps(2, PLACES._replace(results=Path("results/device-x2")))
+    tests, benchmark = several_device_steps(2, PLACES._replace(results=Path("results/device-x2")))
     assert tests.command[-1] == SEVERAL_GPU_TESTS and not tests.missing
     assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
     assert benchmark.command[-1] == os.path.join("results", "device-x2", "distributed.json")
-    assert {step.missing for step in several_steps(1, PLACES)} == {"there is one device"}
+    assert {step.missing for step in several_device_steps(1, PLACES)} == {"there is one device"}
 
 
 @pytest.mark.parametrize("name", [*MEASURED, "papers"])
@@ -119,7 +119,7 @@ def test_commands_of_benchmarks_are_understood(name: str) -> None:
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
-    first = next(steps(None, PLACES))
+    first = next(single_device_steps(None, PLACES))
     assert first.command[1:] == ("-m", "benchmarks", "compile_ahead")
     assert with_cache({})["CUPY_CACHE_DIR"].endswith(".cupy-cache")
     assert with_cache({"CUPY_CACHE_DIR": "elsewhere"}) == {"CUPY_CACHE_DIR": "elsewhere"}

@@ -31,7 +31,7 @@ from benchmarks.harness import (
     speedup_interval,
     write_result,
 )
-from benchmarks.tables.markdown import loaded
+from benchmarks.tables.markdown import loaded_results
 from tests.support import ROOT
 
 NEEDS_DEVICE = {"gpu_calls", "gpu_complex", "gpu_emulation", "gram"}
@@ -194,4 +194,4 @@ def test_nothing_is_measured_with_an_old_kernel_unless_the_user_insists(
 def test_tables_leave_out_what_was_measured_with_an_old_kernel(tmp_path: Path) -> None:
     for name, environment in {"good": {}, "old": {"blas_warning": "old kernel"}, "cpu-amd-epyc-2t": {}}.items():
         write_result(tmp_path / name / "speed.json", environment, [{"side": 8}])
-    assert [path.parent.name for path, *_ in loaded(tmp_path, "*/speed.json")] == ["good"]
+    assert [path.parent.name for path, *_ in loaded_results(tmp_path, "*/speed.json")] == ["good"]

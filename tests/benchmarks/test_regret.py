@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks.held_out import (
-    FILE,
     GOAL_MEAN_SHARE,
+    HELD_OUT_FILE_NAME,
     TYPES,
     Row,
     Run,
@@ -26,10 +26,17 @@ from benchmarks.held_out import (
     recorded_rows,
     recorded_runs,
     representative_run,
-    summary,
+    rows_summary,
 )
-from benchmarks.regret import SAMPLE_SECONDS, WARM_UP_CALLS, comparable_plans, first_samples, plan_family, shortlist
-from benchmarks.replay import main, recorded_limits, replayed, tuned_model
+from benchmarks.regret import (
+    SAMPLE_SECONDS,
+    WARM_UP_CALLS,
+    comparable_plans,
+    first_samples,
+    plan_family,
+    plans_by_family,
+)
+from benchmarks.replay import main, recorded_limits, replayed_choice, tuned_model
 from benchmarks.shipped import MAX_FITTED_RATIO, SHORTEST_REPLAYED_SECONDS, SHORTEST_SECONDS, whole_calls
 from benchmarks.timed_machines import Cpu
 from fmm.config.files import SHIPPED_CONFIG
@@ -54,21 +61,21 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
     key = cpu_device(blas_threads()).identity.key
     path = tuned.write(tmp_path / "config.json", key, "float64", tuned.section())
     nothing = run(tmp_path, "--count", "1", "--time-limit", "-1")
-    assert nothing.returncode == 0 and recorded_rows(tmp_path / FILE, config_number(path)) == []
+    assert nothing.returncode == 0 and recorded_rows(tmp_path / HELD_OUT_FILE_NAME, config_number(path)) == []
     first = run(tmp_path, "--count", "1")
     assert first.returncode == 0, first.stderr
-    rows = recorded_rows(tmp_path / FILE, config_number(path))
+    rows = recorded_rows(tmp_path / HELD_OUT_FILE_NAME, config_number(path))
     assert sorted(row.kind for row in rows) == ["gram", "large", "middle", "thin"]
     assert all({"vendor", "default"} < row.seconds.keys() for row in rows), "no plan beside the call"
     assert all(len(own) == 2 for row in rows if row.kind != "gram" for own in row.seconds.values())
     assert all(row.complete_calls[:2] == ["vendor", "default"] for row in rows), "slow plans of tiny halves leave"
     assert len([line for line in first.stdout.splitlines() if "of the best plan's speed" in line]) == 4
-    with (tmp_path / FILE).open("a") as file:
+    with (tmp_path / HELD_OUT_FILE_NAME).open("a") as file:
         file.write('{"config": ')  # a line that an interrupt cut short
     again = run(tmp_path, "--count", "1", "--kind", "large")
     assert again.returncode == 0, again.stderr
-    assert recorded_rows(tmp_path / FILE, config_number(path)) == rows
-    text = (tmp_path / FILE).read_text()
+    assert recorded_rows(tmp_path / HELD_OUT_FILE_NAME, config_number(path)) == rows
+    text = (tmp_path / HELD_OUT_FILE_NAME).read_text()
     number = config_number(path)
     assert json.loads(text.splitlines()[0])["settings"] == {"seed": number, "config": number}
 
@@ -76,7 +83,7 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_without_a_config_there_is_nothing_to_judge(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert found.returncode == 2 and "fmm-tune --device cpu" in found.stderr
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / HELD_OUT_FILE_NAME).exists()
 
 
 @pytest.mark.parametrize("kind", ["large", "middle", "thin"])
@@ -98,7 +105,7 @@ def test_what_samples_come_to() -> None:
     lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**recorded, "default": vendor})
     assert (best.best, best.speedup, best.share_of_best) == ("one", 2.0, 1.0)
     assert (lost.best, lost.speedup, lost.share_of_best, lost.is_poor) == ("one", 1.0, 0.5, True)
-    found = summary([best, lost])
+    found = rows_summary([best, lost])
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
 
 
@@ -125,15 +132,15 @@ BOTH, ONE = {"float32": 5, "float64": 5}, {"float64": 9}
     ],
 )
 def test_a_page_shows_one_run(tmp_path: Path, runs: Any, expected: tuple[int, int]) -> None:
-    write_runs(tmp_path / FILE, *runs)
-    found = representative_run(recorded_runs(tmp_path / FILE))
+    write_runs(tmp_path / HELD_OUT_FILE_NAME, *runs)
+    found = representative_run(recorded_runs(tmp_path / HELD_OUT_FILE_NAME))
     assert (found.config, found.seed) == expected
     assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[expected].values()), "rows of another run"
 
 
 def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
-    write_runs(tmp_path / FILE, (1, 1, BOTH), (2, 2, ONE), (1, 1, ONE))
-    found = recorded_runs(tmp_path / FILE)
+    write_runs(tmp_path / HELD_OUT_FILE_NAME, (1, 1, BOTH), (2, 2, ONE), (1, 1, ONE))
+    found = recorded_runs(tmp_path / HELD_OUT_FILE_NAME)
     assert [(run.config, len(run.rows), run.environment["commit"]) for run in found] == [(1, 19, "2"), (2, 9, "1")]
 
 
@@ -185,7 +192,7 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
         line(1024, vendor=[SHORTEST_SECONDS / 2] * 2, tile=[SHORTEST_SECONDS / 2]),
         line(256, vendor=[SHORTEST_REPLAYED_SECONDS / 2] * 2),
     ]
-    (tmp_path / FILE).write_text("\n".join(rows))
+    (tmp_path / HELD_OUT_FILE_NAME).write_text("\n".join(rows))
     found = [(o.problem.m, str(o.run.plan)) for o in whole_calls(tmp_path, "float32")]
     assert found == [(2048, "vendor"), (2048, "tile"), (2047, "vendor"), (1024, "vendor")]
 
@@ -199,13 +206,15 @@ def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     choice = choose(Problem(*size, "float32"), shipped, recorded_limits(held_out_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
-    recorded = replayed(held_out_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
+    recorded = replayed_choice(
+        held_out_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped
+    ).as_chosen
     assert recorded is not None and (recorded.chosen, recorded.speedup, recorded.share_of_best) == (plan, 2.0, 0.5)
-    slow = replayed(held_out_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
+    slow = replayed_choice(held_out_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
     assert slow is not None and (slow.speedup, slow.is_poor) == (0.75, True), "of one round"
-    unknown = replayed(held_out_row("float32", size), shipped)
+    unknown = replayed_choice(held_out_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
-    own = replayed(held_out_row("float32-ieee", size), shipped).plan
+    own = replayed_choice(held_out_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.emulates
 
 
@@ -216,15 +225,15 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
         return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
 
     size = (8192, 8192, 8192)
-    plan = str(replayed(held_out_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
+    plan = str(replayed_choice(held_out_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
     is_poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
     untried = held_out_row("float64", size)
     text = [
         *lines(1, held_out_row("float32", size), untried),
         *lines(2, held_out_row("float32", size, **is_poor), untried),
     ]
-    (tmp_path / FILE).write_text("\n".join(text))
-    assert main([str(tmp_path / FILE)]) == 0
+    (tmp_path / HELD_OUT_FILE_NAME).write_text("\n".join(text))
+    assert main([str(tmp_path / HELD_OUT_FILE_NAME)]) == 0
     before, between, after = capsys.readouterr().out.partition("The last run alone:\n")
     assert "1 of 4 timed: 1.000 of the best plan's speed" in before
     float32, float64 = after.splitlines()
@@ -234,9 +243,9 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
     )
     assert float64.endswith("now: none timed, 1 not timed")
     whole = before + between + after
-    packed = tmp_path / f"{FILE}.gz"
-    packed.write_bytes(gzip.compress((tmp_path / FILE).read_bytes()))
-    (tmp_path / FILE).unlink()
+    packed = tmp_path / f"{HELD_OUT_FILE_NAME}.gz"
+    packed.write_bytes(gzip.compress((tmp_path / HELD_OUT_FILE_NAME).read_bytes()))
+    (tmp_path / HELD_OUT_FILE_NAME).unlink()
     assert main([str(packed)]) == 0 and capsys.readouterr().out == whole
 
 
@@ -256,7 +265,7 @@ def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
     may = dtype in ("float32", "float64", "complex64", "complex128")
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
-    found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
+    found = plans_by_family(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
     assert found[0] == everything[-1], "the chosen plan comes first"
     families = {plan_family(plan) for plan in everything if plan != Plan()}
     assert {plan_family(plan) for plan in found} >= families and len(found) <= len(families) + 3
@@ -267,9 +276,9 @@ def test_the_model_says_which_plan_of_a_family() -> None:
     one, other, deep = (Plan.parse(f"{x} > vendor") for x in ("strassen", "winograd", "strassen^2"))
     assert plan_family(one) == plan_family(other) != plan_family(deep)
     recorded, three = {other: 1.0, deep: 1.2, one: 1.3}, [one, other, deep]
-    assert shortlist(Plan(), recorded, three) == [other, deep, one], "two more of the first family"
-    assert shortlist(deep, {}, [one, deep]) == [deep, one], "the model says nothing"
-    assert shortlist(Plan(), {**recorded, deep: 2.0}, three) == [other, one], "far behind"
+    assert plans_by_family(Plan(), recorded, three) == [other, deep, one], "two more of the first family"
+    assert plans_by_family(deep, {}, [one, deep]) == [deep, one], "the model says nothing"
+    assert plans_by_family(Plan(), {**recorded, deep: 2.0}, three) == [other, one], "far behind"
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -278,9 +287,13 @@ def test_few_known_choices_in_tf32_are_poor(half: int) -> None:
 
     The others are copied to aligned rows and slower than the vendor (tried-choices.md).
     """
-    rows = [row for row in recorded_rows(ROOT / "results" / "nvidia-h200" / FILE) if row.dtype == "tf32"][half::2]
+    rows = [row for row in recorded_rows(ROOT / "results" / "nvidia-h200" / HELD_OUT_FILE_NAME) if row.dtype == "tf32"][
+        half::2
+    ]
     recorded = [
-        again for row in rows if (again := replayed(row, tuned_model(SHIPPED_CONFIG, row.dtype)).as_chosen) is not None
+        again
+        for row in rows
+        if (again := replayed_choice(row, tuned_model(SHIPPED_CONFIG, row.dtype)).as_chosen) is not None
     ]
     is_poor = [row for row in recorded if row.is_poor]
     assert len(recorded) > 20 and len(is_poor) <= len(recorded) / 50

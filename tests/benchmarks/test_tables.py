@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.held_out import FILE
+from benchmarks.held_out import HELD_OUT_FILE_NAME
 from benchmarks.tables import everywhere, products, shortest, unseen_shapes
-from benchmarks.tables.markdown import digits, duration, short, short_name, times
+from benchmarks.tables.markdown import duration_text, rounded_text, short_commits, short_name, size_text
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], device: str = "a card") -> None:
@@ -28,13 +28,13 @@ def a_call(**more: Any) -> dict[str, Any]:
 def test_default_calls_are_in_the_csv_file_and_some_of_them_on_the_page(tmp_path: Path) -> None:
     rows = [a_call(), a_call(size=[2048] * 3), a_call(dtype="float64", failure="out of memory")]
     write_rows(tmp_path / "nvidia-h200" / "calls.json", rows, device="NVIDIA H200")
-    (shown,) = [line for line in products.calls(tmp_path) if "float" in line]
+    (shown,) = [line for line in products.default_calls(tmp_path) if "float" in line]
     assert shown == "| H200 | float32 | 16384³ | 6 s | 1.5 s | **4.00** | 0.50 | 1.00 GiB | `f16x3` |"
     head, *lines = products.CALLS.csv_text(tmp_path).splitlines()
     assert head.endswith("plan,samples,commit") and len(lines) == 2, "a failed call is left out"
     assert lines[0] == "H200,float32,16384³,6 s,1.5 s,4.00,0.50,1.00 GiB,f16x3,results/nvidia-h200/calls.json,abc"
     write_rows(tmp_path / "a-card" / "large.json", [a_call(taken=2 / 3)])
-    assert any("| 67% |" in line for line in products.large(tmp_path))
+    assert any("| 67% |" in line for line in products.largest_products(tmp_path))
 
 
 def test_shapes_that_no_fit_saw_are_summarised_by_kind(tmp_path: Path) -> None:
@@ -44,22 +44,22 @@ def test_shapes_that_no_fit_saw_are_summarised_by_kind(tmp_path: Path) -> None:
     row = {"config": 1, "dtype": "float64", "kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "entry"}
     begins = {"environment": {"device": "a card", "commit": "abc"}, "settings": {"config": 1, "seed": 1}}
     lines = [begins, {**row, "seconds": seconds}]
-    (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert "| a card | thin | 1 | 0 | 80.0%, 80.0% | 2.00, 2.00 | 1 |" in list(unseen_shapes.held_out(tmp_path))
+    (folder / HELD_OUT_FILE_NAME).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert "| a card | thin | 1 | 0 | 80.0%, 80.0% | 2.00, 2.00 | 1 |" in list(unseen_shapes.held_out_choices(tmp_path))
 
     later = {**begins, "settings": {"config": 1, "seed": 20261124}}
     lines += [later, *[{**row, "seconds": {**seconds, "default": [0.8, 0.8]}}] * 2]
-    (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    shown = list(unseen_shapes.held_out(tmp_path))
+    (folder / HELD_OUT_FILE_NAME).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    shown = list(unseen_shapes.held_out_choices(tmp_path))
     assert "| a card | thin | 2 | 0 | 100.0%, 100.0% | 2.50, 2.50 | 0 |" in shown, "the later run has enough shapes"
     assert any("run 2 of 2" in line for line in shown)
     assert len(unseen_shapes.HELD_OUT.csv_text(tmp_path).splitlines()) == 3, "the CSV file has both runs"
 
 
 def test_numbers_and_names_are_short() -> None:
-    assert [times(size) for size in ((8, 8, 8), (8, 9, 10), (4, 4))] == ["8³", "8 x 9 x 10", "4 x 4"]
-    assert [duration(x) for x in (0.0123456, 12.3456)] == ["12.3 ms", "12.3 s"]
-    assert (digits(1234567.0), digits(129.07, 2)) == ("1230000", "130")
+    assert [size_text(size) for size in ((8, 8, 8), (8, 9, 10), (4, 4))] == ["8³", "8 x 9 x 10", "4 x 4"]
+    assert [duration_text(x) for x in (0.0123456, 12.3456)] == ["12.3 ms", "12.3 s"]
+    assert (rounded_text(1234567.0), rounded_text(129.07, 2)) == ("1230000", "130")
     names = ["NVIDIA H100 80GB HBM3", "Intel(R) Xeon(R) Processor", "AMD EPYC"]
     assert [short_name(name) for name in names] == ["H100", "Intel Xeon", "AMD EPYC"]
 
@@ -69,7 +69,7 @@ def test_numbers_and_names_are_short() -> None:
     [("0123456789abcdef", "0123456789ab"), ("46e3f2e0, bfloat16 5a72a7e3", "46e3f2e0, bfloat16 5a72a7e3")],
 )
 def test_a_commit_is_cut_short_and_never_in_the_middle_of_a_word(commit: str, said: str) -> None:
-    assert short(commit) == said
+    assert short_commits(commit) == said
 
 
 def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import fmm
 import fmm.distributed
 from benchmarks import forced_plan
-from benchmarks.forced_plan import force
+from benchmarks.forced_plan import force_plan
 from fmm.kernels.plans.plan import PlanError
 
 GROUP_TIMEOUT = timedelta(minutes=4)  # of processes that all multiply: only ends a hang, whatever the machine's load
@@ -245,7 +245,7 @@ def under_autocast(device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     a, b = drawn(40, 30).to(torch.float32), drawn(30, 20, seed=2).to(torch.float32)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
-    force("winograd > vendor")
+    force_plan("winograd > vendor")
     with torch.autocast(device, dtype=torch.bfloat16):
         ours = [fmm.distributed.matmul(x, y, plan=plan) for plan in (None, "winograd")]
     assert forced_plan.decided > 0

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import fmm
 import fmm.distributed
 from benchmarks import forced_plan
-from benchmarks.forced_plan import force
+from benchmarks.forced_plan import force_plan
 from fmm.distributed import predict_sharing, sharded_tensors
 from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, MeshLayout
 from fmm.distributed.predict_sharing import layouts_in_pieces, rectangle_layouts
@@ -266,7 +266,7 @@ def fully_sharded(device: str) -> None:
         return found
 
     theirs = losses()
-    force("winograd > vendor")
+    force_plan("winograd > vendor")
     with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
         ours = losses()
     assert forced_plan.decided > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers import error_budget
-from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised
+from benchmarks.papers.error_growth import HOST_TYPES, growth_rows, host_plans, plans_on, promised_growth
 from benchmarks.papers.experiment import Results, read_results
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
@@ -28,7 +28,7 @@ def test_the_contract_holds_on_small_products(dtype: str) -> None:
     found = {tuple(row["key"]): row for row in rows}
     assert len(found) == 4 * len(plans)
     for row in found.values():
-        assert row["growth"][0] <= promised(row["on data"]) <= 12 * row["growth"][0]
+        assert row["growth"][0] <= promised_growth(row["on data"]) <= 12 * row["growth"][0]
 
 
 def test_the_contract_holds_in_all_samples() -> None:
@@ -39,7 +39,7 @@ def test_the_contract_holds_in_all_samples() -> None:
         measured, on_data = results.numbers("growth"), results.numbers("on data")
         assert len(on_data) > 1000
         for key, x in on_data.items():
-            assert measured[key] <= promised(x) <= 10 * measured[key], key
+            assert measured[key] <= promised_growth(x) <= 10 * measured[key], key
 
 
 # Factors by which measured growth exceeds the growth expected without the data, as the figure states.
@@ -53,7 +53,7 @@ def test_what_the_contracts_figure_says() -> None:
         for key, x in measured.items():
             excess[str(key[2])] = max(excess.get(str(key[2]), 0), x / expected[key])
         assert set(excess) == set(EXCESS) and all(x <= EXCESS[family] for family, x in excess.items()), excess
-        assert max(promised(x) / measured[key] for key, x in on_data.items()) < 8
+        assert max(promised_growth(x) / measured[key] for key, x in on_data.items()) < 8
         assert {key[1] for key in measured} == set(HOST_TYPES)
 
 

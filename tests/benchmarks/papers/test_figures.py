@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
-from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
+from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity_column
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory_table, table_names
 from fmm.tuner.commands.paper import PAPER_TABLES
@@ -107,7 +107,7 @@ def test_experiments_have_rows_under_their_keys(name: str) -> None:
 
 def made(**more: Any) -> Figure:
     experiment = Experiment("e", ("code", "n"), 100, lambda bench, scale: ())
-    return Figure("e", "A title", experiment, {"measured": quantity("error")}, "It says.", **more)
+    return Figure("e", "A title", experiment, {"measured": quantity_column("error")}, "It says.", **more)
 
 
 RESULTS = Results(({"processor": "P"},), 0.5, {("a", 10): {"error": [3.0, 1.0, 2.0]}, ("b", 10): {"failed": "no"}})

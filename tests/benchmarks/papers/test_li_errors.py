@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.papers import li_errors
 from benchmarks.papers.li_codes import CPU, SCHEME_OF_CODE, SGEMM, li_plan
-from benchmarks.papers.matrices import kaporin
+from benchmarks.papers.matrices import kaporin_matrices
 from tests.support.laboratory import BENCH, measured_small
 
 
 def test_errors_of_kaporins_matrix_grow_with_levels_and_more_by_winograds_variant() -> None:
-    pair = kaporin(np, 256, "float32")
+    pair = kaporin_matrices(np, 256, "float32")
     errors = {
         (code, depth): li_errors.errors_from_identity(np, BENCH.multiply(li_plan(code, depth), *pair))["maximum"]
         for code in SCHEME_OF_CODE

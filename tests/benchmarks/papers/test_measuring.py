@@ -27,7 +27,7 @@ from benchmarks.papers.experiment import (
     experiment_progress,
     measured_parts,
     missing_of,
-    packed,
+    packed_path,
     planned_parts,
     read_results,
     write_results,
@@ -128,13 +128,13 @@ def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> Non
     experiment, path = counted_experiment(2), tmp_path / "counted.json"
     measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False))
     results = read_results(path)
-    packed(path).write_bytes(gzip.compress(path.read_bytes()))
+    packed_path(path).write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert (
         read_results(path) == results and not experiment_progress(experiment, BENCH, tmp_path, None, anew=False).missing
     )
     write_results(results, experiment, path)
-    assert path.is_file() and not packed(path).exists()
+    assert path.is_file() and not packed_path(path).exists()
 
 
 def test_the_papers_figures_come_first_and_the_shortest_of_them(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 
 def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise KeyboardInterrupt during the next part."""
-    measure, done = li_errors._of_levels, [0]
+    measure, done = li_errors._level_rows, [0]
 
     def rows(*arguments: Any) -> Iterator[Any]:
         yield from measure(*arguments)
@@ -186,7 +186,7 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if done[0] > parts:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(li_errors, "_of_levels", rows)
+    monkeypatch.setattr(li_errors, "_level_rows", rows)
 
 
 @pytest.mark.slow

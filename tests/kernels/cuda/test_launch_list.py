@@ -130,8 +130,8 @@ CASES = (
     Case("tile", "bfloat16", ("cuBLAS, not tile, because only compute capability 9.0 has its instructions",), on=A100),
     Case("tile", "float16", ("cuBLAS, not tile, because an operand does not begin at",), alignment=(2, 256, 256, 256)),
     Case("tile", "float16", ("gemm_wgmma float16: ",), given=(("beta", 2),)),
-    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot do this product",), given=(("beta", 2j),)),
-    Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot do this product",)),
+    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot compute this product",), given=(("beta", 2j),)),
+    Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot compute this product",)),
     Case("tile", "tf32", ("gemm_wgmma tf32: ",), given=(("layouts", TURNED),)),
     Case("strassen.batched.pad16 > tile.inner", "tf32", (*SPLITS, "gemm_wgmma tf32: ", "block_sums, join: ")),
     # float32 by three float16 products: splitting, then multiplying; by the vendor where there are no warpgroups,
@@ -162,7 +162,7 @@ CASES = (
         Case(
             name,
             found.float_type,
-            ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
+            ("residue_planes: norms of", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
         for name, found in residue_leaves().items()
         if found.float_type
@@ -197,7 +197,7 @@ CASES = (
     Case(
         "winograd > vendor",  # GEMMs write blocks of C, and raise no flag
         "float32",
-        (*SPLITS, "7 x cuBLAS", "block_sums, join: ", "recompute_simple: looks for", "recompute_tiled: "),
+        (*SPLITS, "7 x cuBLAS", "block_sums, join: ", "recompute_simple: scans C for", "recompute_tiled: "),
         flagged=True,
     ),
     Case("strassen.fused.pad8 > tile", "float32", ("gemm_tma Long: ", "recompute_tiled: "), flagged=True),

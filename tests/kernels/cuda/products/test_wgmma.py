@@ -218,7 +218,7 @@ def test_it_raises_no_flag() -> None:
         labels = [
             x.label for x in record_launches(plan, Problem(256, 64, 64, dtype), on).launches if x.does == "recompute"
         ]
-        assert sum("looks for" in label for label in labels) == scans
+        assert sum("scans C" in label for label in labels) == scans
 
 
 def test_the_entry_point() -> None:
