@@ -89,7 +89,7 @@ def test_what_has_ended_is_not_run_again_and_failures_count(tmp_path: Path) -> N
     file.write_text(TESTS.format(last="added"))
     status, said = run(tmp_path)
     assert status == 1 and "1 passed, 5 deselected" in said.replace("\n", " "), said
-    assert "with those that had ended before: 3 passed, 2 failed, 2 skipped" in said
+    assert "with the tests of earlier runs: 3 passed, 2 failed, 2 skipped" in said
 
 
 def test_nothing_left_is_no_failure_if_none_has_failed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Products of arrays of which each process holds its parts, NumPy's or on GPUs CuPy's: cases of
+"""Products of distributed NumPy or CuPy arrays, of which each process holds parts: cases of
 tests/support/sharded_ranks.py."""
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def drawn(rows: int, cols: int, seed: int, dtype: str = "float64") -> Any:
 
 
 def part(whole: Any, mesh: Any, places: Any) -> Any:
-    """What this process holds, by slices of NumPy's: torch.chunk's parts, dimension after dimension of the mesh."""
+    """Return the part of a NumPy array that this process holds, cut as by torch.chunk along each dimension of
+    the mesh."""
     for place, side, mine in zip(places, mesh.mesh.shape, mesh.get_coordinate(), strict=True):
         if isinstance(place, Shard):
             each = -(-whole.shape[place.dim] // side) or 1
@@ -59,7 +60,8 @@ def near(found: Any, expected: Any, dtype: str = "float64") -> bool:
 
 
 def arrays(device: str) -> None:
-    """All placements, even and uneven sizes, levels above; the same kind of array comes back."""
+    """Check products with all placements, even and uneven sizes and outer levels, and that the array's type
+    is kept."""
     xp, count = library(device), dist.get_world_size()
     for mesh in meshes(device):
         pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=3))
@@ -77,7 +79,8 @@ def arrays(device: str) -> None:
 
 
 def usual_places(device: str) -> None:
-    """Nothing is said but who holds the parts: rows, or blocks; a group is a mesh of one dimension."""
+    """Check products whose caller passes only the mesh: rows on a mesh of one dimension (or a group), else
+    blocks."""
     xp, count = library(device), dist.get_world_size()
     a, b = drawn(12 * count, 8 * count, 3), drawn(8 * count, 4 * count, 4)
     for mesh in (*meshes(device), dist.group.WORLD):
@@ -98,7 +101,8 @@ def usual_places(device: str) -> None:
 
 
 def same_memory(device: str) -> None:
-    """Nothing is copied on the way in or out; what DLPack cannot tell is, and is right all the same."""
+    """Check that no operand or result is copied, except arrays that DLPack cannot describe, and that those
+    are right too."""
     xp, mesh = library(device), next(meshes(device))
     count, rank = mesh.size(), mesh.get_local_rank()
     x, y = (xp.asarray(drawn(6, 6 * count, seed + rank)) for seed in (10, 20))
@@ -119,7 +123,7 @@ def same_memory(device: str) -> None:
     turned = xp.asarray(x.T.copy())
     odd = [xp.ascontiguousarray(x[::-1])[::-1], turned.T, xp.repeat(x, 2, axis=1)[:, ::2]]
     if xp is np:
-        found[0, 0] += 0  # it is no one's but the caller's
+        found[0, 0] += 0  # it belongs to the caller alone
         with tempfile.NamedTemporaryFile() as file:
             np.memmap(file, x.dtype, "w+", shape=x.shape)[:] = x
             odd += [np.memmap(file, x.dtype, mode, shape=x.shape) for mode in ("r", "c")]
@@ -133,7 +137,7 @@ def same_memory(device: str) -> None:
 
 
 def refused_arrays(device: str) -> None:
-    """In words, by each process alone."""
+    """Check that each process alone refuses wrong arguments with a message."""
     xp, mesh = library(device), next(meshes(device))
     count = mesh.size()
     x, tensor = xp.ones((4, 4 * count)), distribute_tensor(torch.ones(4, 4, device=device), mesh, [Shard(0)])
@@ -170,12 +174,12 @@ def refused_arrays(device: str) -> None:
         except error as reported:
             assert words in str(reported), (words, str(reported))
             continue
-        raise AssertionError(f"{words}: it was not refused")
+        raise AssertionError(f"{words}: no error was raised")
     assert near(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
 
 
 def other_stream(device: str) -> None:
-    """CuPy works on a stream of its own, and has just written the operands there."""
+    """Check a product whose operands CuPy has just written on another stream."""
     xp, mesh = library(device), next(meshes(device))
     rows = 2048
     n = rows * mesh.size()

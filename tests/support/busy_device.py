@@ -1,8 +1,7 @@
-"""A device that others use too, in a world whose clock is its own: the truth is known, and no time passes.
-
-Times are the formula's, each plan on each shape off by a few per cent that no model knows. Other work comes and goes in
-slices of milliseconds, for as long as it is there; it slows down the vendor's product more or less than plans. Short
-products sometimes fall between two slices, long ones never.
+"""A simulated device that other programs use too. Its clock is simulated: true times are known, and no time
+passes. The time of a plan is the model's, times a random factor of a few per cent for each plan and shape.
+Other programs' work comes in slices of milliseconds and slows down the vendor's product more or less than
+plans. Short products sometimes fall between two slices, long ones never.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import ProductSize
 
-UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
+UNKNOWN = 0.015  # standard deviation of the true times of a plan, and of the vendor's product, around the model's
 OVERHEAD = 0.002  # seconds between samples
 
 
 @dataclass(frozen=True)
 class Load:
-    """Others' work: from when to when, for which share of the time, in slices of how many seconds; how many times as
-    long the vendor's product takes meanwhile, and a plan."""
+    """Other programs' work: its first and last second, its share of the time, the seconds of a slice, and the
+    factors by which the vendor's product and a plan take longer meanwhile."""
 
     begin: float = 0.0
     end: float = 0.0
@@ -42,7 +41,7 @@ class Load:
 
 @dataclass
 class BusyDevice(SimulatedDevice):
-    """A fake device beside others' work."""
+    """A simulated device that also runs other programs' work."""
 
     load: Load = field(default_factory=Load)
     now: float = 0.0
@@ -51,11 +50,11 @@ class BusyDevice(SimulatedDevice):
         return self.now
 
     def true_seconds(self, plan: Plan, problem: Problem) -> float:
-        """On a quiet device."""
+        """Return the seconds of a plan on a quiet device."""
         return predict(plan, problem, self.truth).predicted_seconds * self.unknown(plan, problem)
 
     def unknown(self, plan: Plan, problem: Problem) -> float:
-        """By what its time is off from the formula's."""
+        """Return the factor between the plan's true time and the model's."""
         return exp(random.Random(repr((str(plan), problem.size, problem.dtype))).gauss(0.0, UNKNOWN))
 
     def true_speedup(self, plan: Plan, problem: Problem) -> float:
@@ -68,7 +67,7 @@ class BusyDevice(SimulatedDevice):
 
 @dataclass
 class BusySession(SimulatedSession):
-    """Samples that take their time by the device's clock."""
+    """Samples during which the simulated clock advances."""
 
     def prepare_run(self, run: TimedRun) -> None:
         super().prepare_run(run)
@@ -97,7 +96,8 @@ class BusySession(SimulatedSession):
 
 
 def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
-    """What the runtime would run by a section of a config; the vendor where the section is not trusted."""
+    """Return the plan that the runtime chooses by a section of a config: the vendor's if the section has
+    doubts."""
     if section is None:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
@@ -107,7 +107,8 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
 
 
 def random_load(rng: random.Random, seconds: float) -> Load:
-    """None, for a while, or all the time; it may favour plans."""
+    """Return no load, a load for some time, or a load for the whole time; it may slow down plans less than
+    the vendor."""
     if rng.random() < 0.25:
         return Load()
     begin, end = sorted(rng.uniform(-0.5 * seconds, 1.5 * seconds) for _ in range(2))
@@ -120,5 +121,5 @@ def random_load(rng: random.Random, seconds: float) -> Load:
 
 
 def random_shapes(rng: random.Random, count: int, largest: int) -> list[ProductSize]:
-    """Sides spread evenly by logarithm."""
+    """Return random shapes whose sides are spread evenly by logarithm."""
     return [(*(round(largest ** rng.uniform(0.72, 1.0)) for _ in range(3)),) for _ in range(count)]

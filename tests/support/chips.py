@@ -1,4 +1,4 @@
-"""Chips from the datasheets, for tests of what is chosen on them."""
+"""Chips from the datasheets, for tests of the plans chosen on them."""
 
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip

@@ -1,4 +1,4 @@
-"""A GPU of which no kernel is compiled when its tuning begins, in a world whose clock is its own."""
+"""A simulated GPU for which no kernel is compiled when its tuning begins. Its clock is simulated, too."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CANDIDATES: tuple[Plan, ...] = probed_plans("cuda")
 
 
 def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
-    """Another card of that kind."""
+    """Return the calibration of another card, with scaled rates."""
     rates = {name: replace(rate, flops=flops * rate.flops) for name, rate in known.rates.items()}
     return replace(known, rates=rates, stream=stream * known.stream)
 
 
 def compile_seconds(job: CompileJob) -> float:
-    """What NVRTC takes for a job, on the host of an H200."""
+    """Return the seconds that NVRTC takes for a job, on the host of an H200."""
     plan = Plan.parse(job.plan)
     return (
         5.0
@@ -49,7 +49,8 @@ def compile_seconds(job: CompileJob) -> float:
 
 
 def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
-    """When all jobs that make something are done, by the workers that take one after the other."""
+    """Return the seconds after which all jobs of each kernel are done, if workers take one job after the
+    other."""
     free, found = [STARTED] * WORKERS, dict[Any, float]()
     for job in jobs:
         end = heapq.heappop(free) + compile_seconds(job)
@@ -61,7 +62,7 @@ def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
 
 @dataclass
 class ColdGpu(BusyDevice):
-    """A GPU with all its types of which no kernel is compiled when the tuning begins."""
+    """A simulated GPU with all its types, for which no kernel is compiled when the tuning begins."""
 
     ready: Mapping[Any, float] = field(
         default_factory=lambda: ready_times(list(tuning_compile_jobs(STORED, CANDIDATES)))
@@ -92,7 +93,7 @@ class ColdGpu(BusyDevice):
 
 
 class ShortSession(BusySession):
-    """Short products are repeated to be measurable."""
+    """Samples in which short products are repeated so that they can be measured."""
 
     def sample_seconds(self, run: TimedRun) -> float:
         assert isinstance(self.device, BusyDevice)

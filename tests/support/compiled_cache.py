@@ -1,6 +1,5 @@
-"""A folder that keeps what compilers made, under a hash of all that went into it: each source is compiled once.
-
-Tests in several processes share it, and so does the next run; `make clean` empties it.
+"""A folder of compiled files, under a hash of everything that they were made from: each source is compiled
+once. Tests in several processes share it, and so does the next run; `make clean` empties it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ FOLDER = Path(os.environ.get("FMM_TEST_CACHE") or ROOT / ".test-cache")
 
 
 def cached_file(name: str, inputs: tuple[str, ...], make: Callable[[Path], None]) -> Path:
-    """The file `name` that `make` writes, once for the same `inputs`: all that its content depends on."""
+    """Return the path of a file that `make` writes, once for the same `inputs`: everything that its content
+    depends on."""
     digest = hashlib.sha256("\0".join((name, *inputs)).encode()).hexdigest()
     path = FOLDER / digest[:32] / name
     if not path.exists():
@@ -26,5 +26,5 @@ def cached_file(name: str, inputs: tuple[str, ...], make: Callable[[Path], None]
             made = Path(folder) / name
             make(made)
             path.parent.mkdir(exist_ok=True)
-            made.replace(path)  # at once: another process finds a whole file, or none
+            made.replace(path)  # atomic: another process finds the whole file or none
     return path

@@ -20,7 +20,7 @@ MODULES = "cupy", "cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api
 
 @contextmanager
 def compiler_on_a_mock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield the module, which no other test sees."""
+    """Yield a copy of the module that no other test uses."""
     for name in MODULES:
         monkeypatch.setitem(sys.modules, name, MagicMock())
     package = ModuleType(COMPILE.rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""What the tests of configs and of the tuner share: sections, configs, and small tunings of a fake device."""
+"""Sections, configs and small tunings of a fake device, which the tests of configs and of the tuner share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def entry(size: tuple[int, int, int] = (96, 96, 96), plan: str = "winograd > ven
 
 
 def section(*entries: Entry, **more: Any) -> dict[str, JsonValue]:
-    """A section in which products are slow and sums cost nothing: the model chooses plans for everything."""
+    """Return a section in which products are slow and sums cost nothing, so that the model chooses plans for
+    all products."""
     free: dict[str, JsonValue] = {
         **schema.empty_section(VERSIONS),
         "calibration": {"stream": 1e18, "margin": 0.02, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}},
@@ -36,7 +37,8 @@ def write(path: Path, key: str, dtype: str = "float64", found: dict[str, JsonVal
 
 
 def raw_thresholds(taus: Mapping[str, float | None], **others: Any) -> dict[str, Any]:
-    """The thresholds of a section, tau1 to tau3 by their values; nothing was measured of them unless it is given."""
+    """Return the thresholds of a section with these values of tau1 to tau3; measured ones only if `others`
+    has them."""
     spreads = {name: {"value": side, "low": side, "high": side} for name, side in taus.items()}
     mappings: dict[str, Any] = {"block_strategy": {}, "one_level": {}, "intervals": {}, "without_emulation": {}}
     return {"n1_measured": None, "epsilon": None, **mappings, **spreads, **others}

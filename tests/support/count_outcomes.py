@@ -11,7 +11,7 @@ import pytest
 
 passed: list[str] = []
 failed: list[str] = []
-more: dict[str, Any] = {}  # what other plugins have to say
+more: dict[str, Any] = {}  # lines that other plugins add
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""Is there a CUDA device?"""
+"""Whether there is a CUDA device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 
 @cache
 def no_device() -> str | None:
-    """Why no CUDA device can be used, or None when device 0 answers."""
+    """Return the reason why no CUDA device can be used, or None if device 0 works."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import cupy
 
             cupy.cuda.Device(0).synchronize()
-    except Exception as error:  # whatever the driver or the import raises, the answer is the same
+    except Exception as error:  # whatever the driver or the import raises, there is no device
         return f"no CUDA device: {type(error).__name__}: {error}"
     return None

@@ -12,7 +12,7 @@ EPS |= {"complex64": EPS["float32"], "complex128": EPS["float64"]}
 
 
 class CupyLibrary:
-    """What the tests need of CuPy: arrays from NumPy's, and back in double precision."""
+    """The functions of CuPy that tests need: arrays made from NumPy's, and read back in double precision."""
 
     name = "cupy"
 
@@ -36,7 +36,7 @@ class CupyLibrary:
         return self.xp.matmul(a, b, out=out)
 
     def spoil(self, nbytes: int) -> None:
-        """Leaves NaN in what the pool hands out next."""
+        """Leave NaN in the memory that the pool returns next."""
         del_me = self.xp.full(nbytes // 8 + 1, np.nan)
         del del_me
 
@@ -72,8 +72,8 @@ def draw(shape: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> Any:
 
 
 def close(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float = 1.0) -> None:
-    """Within a few times the error that the type allows a sum of products, norm-wise, of what was really multiplied; so
-    many times as much where the plan's own error grows so."""
+    """Check that errors are below `growth` times the error that the type's rounding allows, plus that of the
+    result's own rounding."""
     x, y = library.host(a), library.host(b)
     expected = np.matmul(x, y)
     got = library.host(found)
@@ -85,13 +85,13 @@ def close(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float = 
 
 
 def allowed_error(inner: int, left: Any, right: Any, dtype: str, growth: float) -> float:
-    """Of sums of so many products of numbers up to these."""
+    """Return the error allowed for sums of `inner` products of numbers up to `left` and `right`."""
     return float(growth * (inner**0.5 + 16) * 16 * EPS[dtype] * float(left) * float(right))
 
 
 def close_in_parts(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float) -> None:
-    """The same of a large product, on the device: rows that are drawn entry by entry, and of every row the sum of its
-    entries with signs that are drawn."""
+    """Check a large product on the device as `close` does: random rows entry by entry, and for every row a
+    sum of its entries with random signs."""
     assert tuple(found.shape) == (a.shape[0], b.shape[1])
     x, y, got = (z.double() if hasattr(z, "double") else z.astype(np.float64) for z in (a, b, found))
     rng = np.random.default_rng(list(found.shape))
@@ -143,16 +143,16 @@ extern "C" __global__ void spin(const volatile int* opened, long long cycles) {
     while (!*opened && clock64() - start < cycles) {}
 }
 """
-PATIENCE = 20.0  # seconds, about, after which a gate opens by itself: who waits for it fails, and does not hang
+PATIENCE = 20.0  # about so many seconds after its start a gate opens by itself, so that no test hangs
 
 
 class Gate:
-    """Keeps streams busy until it is opened, however long the host takes."""
+    """A kernel that keeps streams busy until the host opens the gate."""
 
     def __init__(self) -> None:
         import cupy
 
-        self.memory = cupy.cuda.alloc_pinned_memory(4)  # which the device reads in place
+        self.memory = cupy.cuda.alloc_pinned_memory(4)  # host memory that the device reads
         self.opened: Any = np.frombuffer(self.memory, np.int32, 1)
         self.kernel = cupy.RawKernel(SPIN, "spin")
         self.open()
@@ -163,7 +163,7 @@ class Gate:
         self.opened[0] = 1
 
     def close(self, library: Any, stream: Any) -> None:
-        """The stream goes on when the gate is opened."""
+        """Keep the stream busy until the gate is opened."""
         import cupy
 
         self.opened[0] = 0

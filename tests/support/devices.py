@@ -1,4 +1,4 @@
-"""Devices as the runtime knows them, without any being there."""
+"""The runtime's descriptions of devices that are not there."""
 
 from fmm.runtime.devices import gpu_from_description
 from tests.support import chips

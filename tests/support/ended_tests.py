@@ -1,8 +1,9 @@
 """A plugin of pytest for long runs that may be ended: `-p tests.support.ended_tests --ended-tests FILE`.
 
-How each test ends is a line of the file, and what stands there is not run again; but a failure that stands there makes
-this run fail too. A launch that reads where nothing is leaves its process without a device, and all tests that follow
-there would fail: such a process ends itself, and pytest-xdist begins another.
+The outcome of each test is a line of the file, and tests that it names are not run again; but a failure in
+the file makes this run fail too. After a launch that reads unmapped memory its process has no device any
+more, and all later tests of the process would fail: such a process ends itself, and pytest-xdist begins
+another.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import pytest
 
 OPTION = "ended_tests"
-BEGUN, HANGS = "begun", 3  # a test that has begun so often and never ended has failed
+BEGUN, HANGS = "begun", 3  # a test that has begun so often without ending has failed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ended-tests", dest=OPTION, type=Path, help="a file of how tests ended")
+    parser.addoption("--ended-tests", dest=OPTION, type=Path, help="a file with the outcome of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def recorded(path: Path) -> dict[str, str]:
-    """How tests ended, by their names."""
+    """Return the outcomes of tests, by their names."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     noted = [(name, outcome) for outcome, _, name in (line.partition(" ") for line in lines) if name]
     ended = {name: outcome for name, outcome in noted if outcome != BEGUN}
@@ -38,13 +39,13 @@ def recorded(path: Path) -> dict[str, str]:
 
 
 def lost_device() -> str:
-    """Why this process has no device any more; empty as long as it has one, or never had."""
+    """Return the reason why this process has lost its device, or "" if it has one or never had one."""
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return ""
     try:
         cupy.cuda.runtime.deviceSynchronize()
-    except Exception as error:  # whatever it is called, the next test would meet it
+    except Exception as error:  # an error of any kind would also fail the next test
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -60,7 +61,8 @@ class _EndedTests:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Every process, one that begins late too, is told the same: all must find the same tests."""
+        """Pass the same outcomes to every process, also to one that begins late: all must collect the same
+        tests."""
         node.workerinput[OPTION] = self.before
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,11 +108,11 @@ class _EndedTests:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         found = self.before | self.now
         if self.before:
-            terminalreporter.write_line(f"with those that had ended before: {counted(found)}")
+            terminalreporter.write_line(f"with the tests of earlier runs: {counted(found)}")
 
 
 def counted(found: dict[str, str]) -> str:
-    """In words: how many ended how, and which failed."""
+    """Return the counts of the outcomes and the names of the tests that failed, as text."""
     counts = Counter(found.values())
     failed = sorted(name for name, outcome in found.items() if outcome == "failed")
     text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if counts[outcome])

@@ -12,7 +12,8 @@ TOP, CHUNK, BELOW, FURTHEST = 14, 64, 2048, 80
 
 
 class Split(NamedTuple):
-    """Rows of a matrix: hi and lo, exponents, shares of large numbers, and whether no number is small."""
+    """The split rows of a matrix: hi and lo, exponents, shares of large numbers, and for each row whether it
+    has no small number."""
 
     hi: Array
     lo: Array

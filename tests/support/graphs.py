@@ -1,4 +1,4 @@
-"""Graphs as matrices of edges' lengths, zero where there is no edge."""
+"""Graphs as matrices of their edges' lengths, zero where there is no edge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 def random_graph(n: int, rng: np.random.Generator) -> Matrix:
-    """About eight edges a node."""
+    """Return a graph with about eight edges at each node."""
     return np.where(rng.random((n, n)) < min(1, 8 / max(n, 1)), rng.integers(1, 60, (n, n)), 0)
 
 
@@ -20,20 +20,22 @@ def dense_graph(n: int, rng: np.random.Generator) -> Matrix:
 
 
 def grid_graph(n: int, rng: np.random.Generator) -> Matrix:
-    """Nodes in rows of ten; edges to the neighbours, each way with its own length."""
+    """Return a grid with ten nodes in a row. Edges connect neighbours; both directions have lengths of their
+    own."""
     place = np.arange(n)
     apart = abs(place[:, None] // 10 - place // 10) + abs(place[:, None] % 10 - place % 10)
     return np.where(apart == 1, rng.integers(1, 9, (n, n)), 0)
 
 
 def disconnected_graph(n: int, rng: np.random.Generator) -> Matrix:
-    """No edges between even and odd nodes."""
+    """Return a graph without edges between even and odd nodes."""
     place = np.arange(n)
     return np.where((place[:, None] + place) % 2 == 0, rng.integers(1, 60, (n, n)), 0)
 
 
 def negative_graph(n: int, rng: np.random.Generator) -> Matrix:
-    """Edges downhill are negative; no cycle is, since heights cancel around it."""
+    """Return a graph with negative edges and no negative cycle: each node has a height, and heights cancel
+    around a cycle."""
     heights, edges = rng.integers(-40, 40, n), random_graph(n, rng)
     return np.where(edges > 0, edges + heights[:, None] - heights, 0)
 
@@ -48,14 +50,14 @@ GRAPHS: dict[str, Callable[[int, np.random.Generator], Matrix]] = {
 
 
 def of_type(edges: Matrix, dtype: str, rng: np.random.Generator) -> Matrix:
-    """With lengths that are no whole numbers, in types that have such."""
+    """Return the lengths in another type, with fractions if the type has them."""
     if dtype[0] != "f":
         return edges.astype(dtype)
     return (edges * rng.uniform(0.5, 1, edges.shape) if (edges >= 0).all() else edges * 0.5).astype(dtype)
 
 
 def as_lengths(found: Matrix) -> Matrix:
-    """In float64, inf where there is no path."""
+    """Return lengths in float64, with inf where there is no path."""
     lengths = found.astype(np.float64)
     if found.dtype.kind == "i":
         lengths[found == np.iinfo(found.dtype).max] = np.inf
@@ -63,7 +65,8 @@ def as_lengths(found: Matrix) -> Matrix:
 
 
 def check_predecessors(found: Matrix, nodes: Matrix, edges: Matrix, tolerance: float) -> None:
-    """Each is the node before the end of a shortest path, and -9999 stands where there is none."""
+    """Check that each entry is the node before the end of a shortest path, or -9999 where there is no
+    path."""
     lengths, n = as_lengths(found), len(edges)
     i, j = np.nonzero(np.isfinite(lengths) & ~np.eye(n, dtype=bool))
     before = nodes[i, j]
@@ -74,7 +77,7 @@ def check_predecessors(found: Matrix, nodes: Matrix, edges: Matrix, tolerance: f
 
 
 def _check_trees(nodes: Matrix) -> None:
-    """From every end, the nodes lead back to the beginning in less than n steps."""
+    """Check that from every end the predecessors lead back to the beginning in less than n steps."""
     n = len(nodes)
     begin, at = np.arange(n)[:, None], np.broadcast_to(np.arange(n), nodes.shape).copy()
     at[(nodes < 0)] = np.broadcast_to(begin, nodes.shape)[nodes < 0]

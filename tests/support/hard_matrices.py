@@ -1,4 +1,5 @@
-"""Pairs of float32 matrices of every kind on which products by float16 numbers might go wrong, and what is promised."""
+"""Pairs of float32 matrices of every kind on which products by float16 numbers might go wrong, and the
+promised error bounds."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ def _sparse(rng: np.random.Generator, a: Array, b: Array) -> dict[str, Pair]:
 
 
 def _structured(n: int) -> dict[str, Pair]:
-    """Kaporin's, whose product is the identity (Li, Ranka and Sahni use it, 8.1.2); Hilbert's and a Vandermonde
-    matrix."""
+    """Return Kaporin's matrices, whose product is the identity (Li, Ranka and Sahni, 8.1.2), and Hilbert and
+    Vandermonde matrices."""
     i = np.arange(1, n + 1)
     u, v = 1 / (n + 1 - i), np.sqrt(i)
     outer, hilbert = np.outer(u, v), 1 / (i[:, None] + i - 1)
@@ -107,8 +108,8 @@ def _without_partners(a: Array, b: Array) -> Pair:
 
 
 def beside(a: Array, b: Array, c: Array) -> tuple[float, float]:
-    """The largest error beside the norms of rows and columns, and beside |A| |B|; what is below the smallest number is
-    none."""
+    """Return the largest errors relative to the norms of rows and columns, and to |A| |B|. An error below the
+    smallest number counts as zero."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     off = np.maximum(np.abs(c.astype(np.float64) - x @ y) - 2.0**-149, 0)
     norms = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=0))
@@ -116,6 +117,6 @@ def beside(a: Array, b: Array, c: Array) -> tuple[float, float]:
 
 
 def _largest(off: Array, size: Array) -> float:
-    """(Where the size is zero, any error is too large.)"""
+    """Return the largest error relative to `size`; where the size is zero, any error is infinitely large."""
     shares = np.divide(off, size, out=np.where(off > 0, np.inf, 0.0), where=size > 0)
     return float(shares.max())

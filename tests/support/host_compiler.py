@@ -1,4 +1,5 @@
-"""Compiling kernels' sources with the host's C++ compiler, with headers in the place of what a GPU has."""
+"""Compiles kernels' sources with the host's C++ compiler; headers replace the functions that only a GPU
+has."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def _version() -> str:
 
 
 def compiled_file(name: str, text: str, flags: tuple[str, ...]) -> Path:
-    """A program or a shared library of that name, from the cache if it was made before."""
+    """Return the path of a compiled program or shared library, from the cache if it was made before."""
 
     def compiled(path: Path) -> None:
         source = path.with_suffix(".cpp")
@@ -47,5 +48,6 @@ def compiled_file(name: str, text: str, flags: tuple[str, ...]) -> Path:
 
 
 def shared_library(text: str, flags: tuple[str, ...], mode: int = ctypes.DEFAULT_MODE) -> Any:
-    """Linked with no library, which would take two fifths of the time: all it needs is C's, which Python has loaded."""
+    """Compile and load a shared library. It is linked with no other library, which saves two fifths of the
+    time: Python has already loaded the C library that it needs."""
     return ctypes.CDLL(str(compiled_file("kernel.so", text, ("-shared", "-fPIC", "-nostdlib", *flags))), mode)

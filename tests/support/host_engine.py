@@ -1,7 +1,6 @@
-"""An engine of schedules that is no device: NumPy multiplies, in memory of its own, as slowly as it is told to.
-
-Copies are noted, sent ones come only when somebody waits for them, and nothing may be read that has not come: so a step
-that does not wait for what it needs is seen.
+"""A simulated device that runs schedules: NumPy multiplies, in separate memory, as slowly as a test wants.
+Copies are only recorded; data that was sent arrives when a step waits for it, and reading data that has not
+arrived is an error. So a step that does not wait for its data is found.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def all_over(events: Iterable[HostEvent]) -> None:
 
 
 def _after(other: HostEvent, begin: Callable[[], object]) -> HostEvent:
-    """What begins when the other is over."""
+    """Return an event that calls `begin` after the other event has happened."""
 
     def both() -> None:
         other.wait()
@@ -62,11 +61,11 @@ def _after(other: HostEvent, begin: Callable[[], object]) -> HostEvent:
 
 @dataclass
 class HostEngine:
-    """`fails`: is asked with the name of each thing that is done, and may raise."""
+    """The simulated engine. `fails` is called with the name of each operation, and may raise."""
 
     fails: Callable[[str], None] = lambda what: None
     workspaces: list[int] = field(default_factory=list)
-    products: list[tuple[int, int, int, bool]] = field(default_factory=list)  # sizes, and whether it is added to C
+    products: list[tuple[int, int, int, bool]] = field(default_factory=list)  # sizes, and if the product is added to C
     allocated: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
@@ -75,7 +74,7 @@ class HostEngine:
     fetched_bytes: int = 0
     latest: HostEvent = field(default_factory=HostEvent)  # of the products
     finished: bool = False
-    late: int = 0  # what was sent after that, to memory that may be another's
+    late: int = 0  # what was sent after that, to memory that may have another owner by then
     lock: Any = field(default_factory=threading.Lock)
 
     def prepare_thread(self) -> None: ...
@@ -143,7 +142,7 @@ RATES = CopyRates(40e9, 40e9)
 
 @dataclass(frozen=True)
 class HostMachine:
-    """An H200 of so much memory, on which a host engine multiplies."""
+    """A simulated H200 with a given amount of memory, on which a host engine multiplies."""
 
     memory: int
     made: HostEngine = field(default_factory=HostEngine)

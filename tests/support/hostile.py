@@ -1,5 +1,6 @@
-"""What hostile use of the host and of a device have in common: rounds of attacks, what is looked at after each, and the
-command, which ends with the counts of what was done, one line; or with what was wrong, and status 1."""
+"""The common parts of hostile use of the host and of a device: rounds of attacks, checks after each attack,
+and the command. It prints one line with the counts of attacks; if a check fails, it prints the error and
+exits with status 1."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ UNTOUCHED = 7.25
 
 
 class Wrong(Exception):  # noqa: N818
-    """A product, or what was left behind, was not as promised."""
+    """A product, or the state after an attack, was not as promised."""
 
 
 def check_place(read: Callable[[], Any], right: Any, done: bool, what: str) -> None:
-    """What `read` finds is complete, or (unless the call is done) untouched; and it stays so."""
+    """Check that a result is complete, or (unless the call is done) untouched, and that it does not change
+    afterwards."""
     before = read()
     if not (before == right).all() and (done or not (before == UNTOUCHED).all()):
         raise Wrong(f"{what}: neither complete nor untouched")
@@ -33,20 +35,22 @@ def check_place(read: Callable[[], Any], right: Any, done: bool, what: str) -> N
 
 
 class HostileUse(ABC):
-    """Attacks on products, at random until the time is up. A watchdog ends what hangs, with all threads' tracebacks."""
+    """Random attacks on products until the time is up. A watchdog ends a process that hangs, with all
+    threads' tracebacks."""
 
-    hangs = 60  # seconds after which it is called a hang
+    hangs = 60  # seconds after which a round counts as a hang
 
     def __init__(self, seed: int) -> None:
         self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
 
     @abstractmethod
     def attacks(self) -> Sequence[Callable[[], None]]:
-        """One of these at a time; what stands here more often is done more often."""
+        """Return the attacks, of which one at a time is drawn; an attack that is listed twice is drawn twice
+        as often."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Signals in the middle of a call."""
+        """Send signals in the middle of a call."""
 
     def attack(self) -> None:
         self.chance.choice(self.attacks())()
@@ -58,7 +62,7 @@ class HostileUse(ABC):
                 self.attack()
 
     def interrupt_among(self, works: Iterable[Callable[[], None]], times: int) -> None:
-        """So often, while other threads do their work, in which nothing may go wrong."""
+        """Interrupt `times` calls while other threads work; no other thread may fail."""
         wrong: list[BaseException] = []
 
         def work(own: Callable[[], None]) -> None:
@@ -83,7 +87,7 @@ def main(attacker: Callable[[int], HostileUse], arguments: Sequence[str], second
     parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args(arguments)
-    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
+    gc.disable()  # exceptions in the collector's callbacks are lost
     use = attacker(told.seed)
     use.rounds(told.seconds)
     print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))

@@ -1,6 +1,6 @@
 """Hostile use of a CUDA device: interrupts, threads and faults at random moments, each product checked.
 
-`python -m tests.support.hostile_device --seconds 60`. Operands are whole numbers, so that every plan is exact.
+`python -m tests.support.hostile_device --seconds 60`. Operands are whole numbers, so every plan is exact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHAPES = (
 
 
 def libraries() -> list[Any]:
-    """CuPy, and torch if it is there."""
+    """Return CuPy, and torch if it is installed."""
     found: list[Any] = [CupyLibrary()]
     with suppress(pytest.skip.Exception):
         found.append(TorchLibrary())
@@ -47,7 +47,7 @@ def libraries() -> list[Any]:
 
 
 class Operands:
-    """Kept, so that calls recur and are replayed as graphs."""
+    """Operands that are kept, so that calls recur and are replayed as graphs."""
 
     def __init__(self, library: Any, shapes: Any, dtype: str, plan: str, seed: int, op: str = "product") -> None:
         rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ class Operands:
         return fmm.matmul(self.a, self.b, out, plan=self.plan)
 
     def check(self, found: Any, done: bool) -> None:
-        """It is read once the device has come so far."""
+        """Check the result, which is read once the device has computed it."""
         check_place(lambda: self.library.host(found), self.right, done, f"{self.op} by {self.plan}, {self.dtype}")
 
 
@@ -89,14 +89,14 @@ class HostileDevice(HostileUse):
             for library in libraries()
             for op, plan in (("gemm", PLANS[0]), ("gemm", PLANS[1]), *(("gram", plan) for plan in HALF_PLANS))
         ]
-        for each in self.operands:  # compiled before the interrupts begin
+        for each in self.operands:  # kernels are compiled before the interrupts begin
             each.check(each.multiply(), True)
 
     def attacks(self) -> list[Callable[[], None]]:
         return [self.interrupt] * 40 + [self.fault] * 8 + [self.among_threads]
 
     def interrupt(self) -> None:
-        """Some of the calls go to graphs, to one place or to changing ones."""
+        """Interrupt calls; some replay graphs, into one array or into changing ones."""
         each = self.chance.choice(self.operands)
         outs = [each.new_out() for _ in range(self.chance.choice((1, 3)))]
         for i in range(self.chance.choice((1, 1, 8))):
@@ -104,14 +104,15 @@ class HostileDevice(HostileUse):
             out[...] = UNTOUCHED
             again, times = self.chance.choice(((1.0, 1), (1e-6, 3), (2e-5, 50)))
             hit = self.fire.interrupted(partial(each.multiply, out), 10 ** self.chance.uniform(-5.3, -3), again, times)
-            self.counts["interrupted calls" if hit else "calls that were quicker"] += 1
+            self.counts["interrupted calls" if hit else "calls that ended before the signal"] += 1
             each.check(out, not hit)
         if not self.chance.randrange(8):
             other = self.chance.choice(self.operands)
             other.check(other.multiply(), True)
 
     def fault(self) -> None:
-        """A launch fails, sometimes one call of many: the next product is right, and `out` is complete all the same."""
+        """Let a launch fail, in some cases only in one of many calls; `out` must be complete, and the next
+        product right."""
         each, at = self.chance.choice(self.operands), self.chance.randrange(1, 30)
         out, count, make = each.new_out(), 0, operator.call
 
@@ -134,7 +135,7 @@ class HostileDevice(HostileUse):
         each.check(each.multiply(), True)
 
     def among_threads(self) -> None:
-        """Other threads multiply while this one is interrupted."""
+        """Interrupt this thread while other threads multiply."""
 
         def work(some: list[Operands]) -> None:
             for each in some:

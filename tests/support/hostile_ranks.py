@@ -1,4 +1,5 @@
-"""What processes of a mesh may do wrong together, or torch may hand them: cases of tests/support/sharded_ranks.py."""
+"""Wrong use of fmm.distributed by several processes, and odd arguments that torch may pass: cases of
+tests/support/sharded_ranks.py."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def right(found: Any, expected: Any, bound: float = 1e-12) -> None:
 
 
 def disagree(device: str) -> None:
-    """Each process is told, at once and in the same words, and the next product is right."""
+    """Check that requests that differ raise the same error in every process at once, and that the next
+    product is right."""
     mesh, second = init_device_mesh(device, (dist.get_world_size(),)), dist.get_rank() == 1
     rows = [Shard(0)]
     single, double = (distribute_tensor(drawn(12, 12, kind), mesh, rows) for kind in (torch.float32, torch.float64))
@@ -70,7 +72,7 @@ def disagree(device: str) -> None:
                 assert len(set(reported)) == 1 or what == "uneven parts", reported
                 assert "different products" in str(error), error
             else:
-                raise AssertionError(f"{what}: nobody was told")
+                raise AssertionError(f"{what}: no process raised an error")
             right(fmm.distributed.matmul(double, double), expected)
         for matrix in (single, double) if not cached else ():
             fmm.distributed.matmul(matrix, matrix)
@@ -81,7 +83,8 @@ def multiplied(a: Any, b: Any, **requested: Any) -> Any:
 
 
 def refused(device: str) -> None:
-    """What all of them ask alike and cannot have is the error that one alone would be given."""
+    """Check that a wrong request that is the same in all processes raises the error that one process would
+    raise."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     x, y = (distribute_tensor(drawn(8, 8, kind), mesh, [Shard(0)]) for kind in (torch.float64, torch.float32))
     wrongs: tuple[tuple[Callable[[], Any], type[Exception]], ...] = (
@@ -108,10 +111,10 @@ def refused(device: str) -> None:
 
 
 def stuck(device: str) -> None:
-    """The second process does not multiply: the first process waits for the time-out of the mesh, no longer.
-
-    The second process stays alive until the first process has reported its error, so that only the time-out ends the
-    wait. Load cannot fail the test: the processes start, and multiply once, under the default time-out of minutes.
+    """Check that the first process waits only for the mesh's time-out if the second process does not
+    multiply. The second process stays alive until the first process has reported its error, so that only the
+    time-out ends the wait. Load cannot fail the test: the processes start, and multiply once, under the
+    default time-out of minutes.
     """
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     store = dist.distributed_c10d._get_default_store()
@@ -136,7 +139,7 @@ def stuck(device: str) -> None:
 
 
 def submeshes(device: str) -> None:
-    """Meshes of a part of the processes, of three dimensions, and slices of a larger one."""
+    """Check meshes of some of the processes, meshes of three dimensions, and slices of a larger mesh."""
     count, rank = dist.get_world_size(), dist.get_rank()
     a, b = drawn(13, 9), drawn(9, 11, seed=2)
     part = DeviceMesh(device, [[0], [count - 1]])  # without names
@@ -160,7 +163,8 @@ def submeshes(device: str) -> None:
 
 
 def again(device: str) -> None:
-    """Groups that were ended and begun anew: an equal mesh is one of the new ones."""
+    """Check that an equal mesh uses the new groups after the process groups were destroyed and created
+    again."""
     for _ in range(2):
         mesh = init_device_mesh(device, (dist.get_world_size(),))
         x = distribute_tensor(drawn(16, 16), mesh, [Shard(0)])
@@ -172,7 +176,7 @@ def again(device: str) -> None:
 
 
 def odd_parts(device: str) -> None:
-    """Parts that lie in any order, with gaps, again and again the same row, or are empty; what is to be added up."""
+    """Check parts in any memory order, with gaps, with one repeated row, empty parts, and partial sums."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     count, rank = dist.get_world_size(), dist.get_rank()
     a, b = drawn(4 * count, 10), drawn(10, 6, seed=2)
@@ -196,7 +200,7 @@ def odd_parts(device: str) -> None:
 
 
 def all_gradients(device: str) -> None:
-    """Of parts, at asked-for places, and gradients of gradients."""
+    """Check gradients of parts, gradients with requested placements, and second derivatives."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     a, b = drawn(10, 7), drawn(7, 5, seed=2)
     for places in ([Shard(0)], [Shard(1)], [Replicate()]):
@@ -219,7 +223,7 @@ def all_gradients(device: str) -> None:
 
 
 def gradients_of_parts(device: str) -> None:
-    """Of operands that are still to be added up: they are those of the sums, and each part has the whole of them."""
+    """Check gradients of operands that are partial sums: each part has the whole gradient of the sum."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     shares = (dist.get_rank() + 1) * 2 / dist.get_world_size() / (dist.get_world_size() + 1)
     for kind in (torch.float64, torch.complex128):
@@ -241,7 +245,7 @@ def gradients_of_parts(device: str) -> None:
 
 
 def under_autocast(device: str) -> None:
-    """The product has the operands' type, and is fmm's, where torch's own would be cast."""
+    """Check that under autocast fmm multiplies in the operands' type, where torch's product would be cast."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     a, b = drawn(40, 30).to(torch.float32), drawn(30, 20, seed=2).to(torch.float32)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
@@ -258,7 +262,7 @@ def under_autocast(device: str) -> None:
 
 
 def alike(device: str) -> None:
-    """What each process would tell of a product is the same."""
+    """Check that every process explains a product in the same words."""
     for shape in ((dist.get_world_size(),), (2, dist.get_world_size() // 2)):
         mesh = init_device_mesh(device, shape)
         x = distribute_tensor(drawn(300, 200, torch.float32), mesh, [Shard(0)] * mesh.ndim)
@@ -269,7 +273,8 @@ def alike(device: str) -> None:
 
 
 def out_of_range(device: str) -> None:
-    """Above the processes' products a level has inf and NaN where the product has them, and overflows no sooner."""
+    """Check that a product with an outer level has inf and NaN where the product has them, and overflows no
+    sooner."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     rows, eye = [Shard(0)], torch.eye(24, dtype=torch.float64)
     one_inf, one_nan, large = drawn(24, 24), drawn(24, 24), torch.full((24, 24), 1.7e308, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""Hostile use: interrupts, forks, threads and faults at random moments, each product checked.
-
-`python -m tests.support.hostile_use --seconds 120`; to products on CUDA device 0, tests.support.hostile_device does it.
+"""Hostile use of the host: interrupts, forks, threads and faults at random moments, each product checked. Run
+it by `python -m tests.support.hostile_use --seconds 120`. tests.support.hostile_device does the same on CUDA
+device 0.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = (
 
 
 class Case:
-    """A random product on the host, one that is its own adjoint or has a factor among them: operands of whole numbers,
-    so that any plan is exact; and a place for it."""
+    """A random product on the host, and an array for its result. It may be its own adjoint or have alpha.
+    Operands are whole numbers, so any plan is exact."""
 
     def __init__(self, chance: random.Random, sides: tuple[int, int, int] | None = None) -> None:
         rng = np.random.default_rng(chance.randrange(1 << 30))
@@ -82,7 +82,8 @@ class Case:
         return fmm.matmul(self.a, self.b, out=self.out, plan=self.plan)
 
     def check(self, done: bool, found: Any = None) -> None:
-        """`out` is complete, or (unless the call is done) untouched; and stays as it is."""
+        """Check that `out` is complete, or (unless the call is done) untouched, and that it does not change
+        afterwards."""
         if self.out is None:
             if done and not np.array_equal(found, self.right):
                 raise Wrong(f"{self.op} by {self.plan}: wrong")
@@ -91,11 +92,11 @@ class Case:
 
 
 def sound(threads: int) -> None:
-    """Nothing is left of what was interrupted: the next product is right, and BLAS has its threads."""
+    """Check the state after an interrupt: the next product is right, and BLAS has its threads again."""
     case = Case(random.Random(1))
     case.check(True, case.multiply())
     if blas_threads() != threads:
-        raise Wrong("BLAS has not its threads back")
+        raise Wrong("BLAS does not have all its threads again")
 
 
 # ---- what is done to them
@@ -106,14 +107,14 @@ class HostileHost(HostileUse):
         super().__init__(seed)
         self.threads = blas_threads()
         for plan in (*PLANS, *HALF_PLANS):
-            Plan.parse(plan)  # whose algorithms are proved on first sight, which takes memory too
+            Plan.parse(plan)  # reading an algorithm for the first time proves it, which takes memory too
 
     def attacks(self) -> list[Callable[[], None]]:
         rare = [self.fork, self.interrupt_among_threads, self.interrupt_large]
         return [self.interrupt] * 60 + [self.fault] * 8 + rare
 
     def attack(self) -> None:
-        """Small products on the caller's thread or on ours, one or two at a time."""
+        """Run small products on the caller's thread or on fmm's, one or two at a time, before an attack."""
         run_host.SMALL_ARRAY_BYTES = self.chance.choice((0, 0, 0, 256 * 1024))
         parallel_products.MIN_CONCURRENT_FLOPS = self.chance.choice((0, 1 << 60))
         numpy_backend.PANEL_BYTES = self.chance.choice((16, 256)) * 1024
@@ -121,20 +122,20 @@ class HostileHost(HostileUse):
         super().attack()
 
     def interrupt(self) -> None:
-        """Once, or again and again, at any moment of a call."""
+        """Interrupt a call at a random moment, once or several times."""
         case = Case(self.chance)
         again, times = self.chance.choice(((1.0, 1), (1e-6, 3), (2e-5, 50), (1e-4, 1000)))
         found: list[Any] = []
         hit = self.fire.interrupted(
             lambda: found.append(case.multiply()), 10 ** self.chance.uniform(-5, -1.5), again, times
         )
-        self.counts["interrupted calls" if hit else "calls that were quicker"] += 1
+        self.counts["interrupted calls" if hit else "calls that ended before the signal"] += 1
         case.check(not hit and bool(found), found[0] if found else None)
         if hit and not self.chance.randrange(8):
             sound(self.threads)
 
     def interrupt_large(self) -> None:
-        """Of a size at which two products run at a time by themselves."""
+        """Interrupt products so large that fmm runs two leaf products at a time."""
         run_host.SMALL_ARRAY_BYTES, parallel_products.MIN_CONCURRENT_FLOPS = SMALL, LEAST_FLOPS
         parallel_products.MIN_PART_ROWS, parallel_products.PART_ROW_UNIT, numpy_backend.PANEL_BYTES = (
             LEAST_ROWS,
@@ -144,12 +145,12 @@ class HostileHost(HostileUse):
         case = Case(self.chance, sides=(1400, 1400, 1400))
         delay = 10 ** self.chance.uniform(-5, -0.5)
         hit = self.fire.interrupted(case.multiply, delay, 1e-3, self.chance.choice((1, 1000)))
-        self.counts["interrupted calls of 1400 a side" if hit else "calls that were quicker"] += 1
+        self.counts["interrupted calls of 1400 a side" if hit else "calls that ended before the signal"] += 1
         if case.out is not None:
             case.check(not hit)
 
     def fault(self) -> None:
-        """No memory, from some allocation on or once, and sometimes an interrupt too."""
+        """Let one allocation, or all from some allocation on, fail; in some cases interrupt the call, too."""
         case, at, ever = Case(self.chance), self.chance.randrange(1, 12), self.chance.random() < 0.5
         count = 0
 
@@ -173,7 +174,7 @@ class HostileHost(HostileUse):
         times = self.chance.choice((0, 3))
 
         def multiply() -> None:
-            with suppress(MemoryError):  # who gives a plan hears of it
+            with suppress(MemoryError):  # a caller's plan raises the error
                 found.append(case.multiply())
 
         try:
@@ -185,9 +186,9 @@ class HostileHost(HostileUse):
         case.check(not hit and bool(found), found[0] if found else None)
 
     def fork(self) -> None:
-        """A child multiplies, sometimes without any address space left, sometimes born while a thread of its parent is
-        in the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but
-        one then.)"""
+        """Let a forked child multiply: in some cases without free address space, in some while a thread of
+        its parent multiplies. (OpenBLAS stops its threads at a fork and hangs if one is at work; it has only
+        one thread then.)"""
         case, other = Case(self.chance), Case(self.chance)
         full, times = self.chance.random() < 0.5, self.chance.choice((0, 20))
         library = loaded_openblas()
@@ -211,7 +212,7 @@ class HostileHost(HostileUse):
             raise Wrong(f"a forked child ended with status {status} (address space full: {full})")
 
     def interrupt_among_threads(self) -> None:
-        """Other threads multiply while this one is interrupted."""
+        """Interrupt this thread while other threads multiply."""
 
         def work(case: Case) -> None:
             for _ in range(10):
@@ -222,13 +223,14 @@ class HostileHost(HostileUse):
 
 
 def _child(case: Case, full: bool) -> None:
-    """Ends the process: 0 if its product is right; NumPy answers if there is no memory for a thread."""
+    """Multiply in the child and end the process, with status 0 if the product is right. Without memory for a
+    thread NumPy multiplies."""
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)
         if full:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Python tells of threads that had no memory to begin
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Python reports threads without memory there
             with open("/proc/self/statm", encoding="ascii") as file:
                 size = int(file.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20), resource.RLIM_INFINITY))

@@ -16,7 +16,7 @@ def spread(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Arr
 
 
 def with_bits(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Of so many bits, with both signs if the type has them."""
+    """Return random integers of up to `bits` bits, with both signs if the type has them."""
     bits, i = int(draw.integers(1, 8 * np.dtype(dtype).itemsize)), np.iinfo(dtype)
     most = min((1 << bits) - 1, int(i.max))
     return draw.integers(max(-most, int(i.min)), most, shape, dtype=dtype, endpoint=True)
@@ -42,7 +42,7 @@ def alternating(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -
 
 
 def powers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Powers of two, one more and one less: where digits carry."""
+    """Return powers of two, one more and one less, at which digits carry."""
     bits = 8 * np.dtype(dtype).itemsize
     found = np.uint64(1) << draw.integers(0, bits, shape).astype(np.uint64)
     return (found + draw.integers(0, 3, shape).astype(np.uint64) - np.uint64(1)).astype(dtype)
@@ -58,7 +58,7 @@ def drawn(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: i
 
 
 def by_python(a: Array, b: Array) -> Array:
-    """With integers that have no end, of which the lowest bits are kept."""
+    """Return the product by Python's unbounded integers, of which the lowest bits are kept."""
     if a.dtype == np.bool_:
         return np.asarray((a.astype(object) @ b.astype(object)) > 0)
     bits = 8 * a.dtype.itemsize
@@ -67,7 +67,7 @@ def by_python(a: Array, b: Array) -> Array:
 
 
 def laid_out(x: Array, how: int) -> Array:
-    """The same numbers, otherwise in memory."""
+    """Return the same numbers in another memory layout."""
     if how == 1:
         return np.asfortranarray(x)
     if how == 2:

@@ -1,5 +1,6 @@
-"""Interrupt a product on the host at every step that runs on its caller's thread: `python -m
-tests.support.interrupted_host every [plan] [type]` (every so many steps) prints how many there were."""
+"""Interrupts a product on the host at every step that runs on its caller's thread. `python -m
+tests.support.interrupted_host every [plan] [type]`, with `every` a number of steps, prints the number of
+interrupts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.support.interrupts import AtStep, watched
 
 MODULES = (worker_threads, thread_pool, host_memory, run_host, exact_product)
 FILES = [os.path.basename(str(module.__file__)) for module in MODULES]
-UNTOUCHED = 100  # no entry of the product
+UNTOUCHED = 100  # a number that no entry of the product equals
 
 
 def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
@@ -50,7 +51,7 @@ def main(every: int, plan: str = "winograd > vendor", kind: str = "float64") -> 
         for given in (True, False)
     ]
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
-    assert threads < 40, f"{threads} threads: each interrupt leaves one behind"
+    assert threads < 40, f"{threads} threads: each interrupt left one thread behind"
     print(*found)
 
 

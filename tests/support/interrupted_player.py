@@ -1,7 +1,6 @@
-"""Play launch lists and replay graphs with an interrupt at every step: `python -m tests.support.interrupted_player
-every` (every so many steps), on a driver that only records its calls; print the number of interrupts.
-
-`failures` in the place of the number: each call of the driver fails once instead.
+"""Plays launch lists and replays graphs with an interrupt at every step, on a driver that only records its
+calls. `python -m tests.support.interrupted_player every`, with `every` a number of steps, prints the number
+of interrupts. With `failures` in place of the number each call of the driver fails once instead.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def patch() -> None:
         (streams, "create_handle", lambda: 78),
         (run_device, "chip_of", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "chip_with_tuned_terms", lambda device: None),  # which no tuning knows
+        (run_device, "chip_with_tuned_terms", lambda device: None),  # a shape that no tuning contains
         (run_device, "UpdatableGraph", Graph),
     ):
         vars(module)[name] = value
@@ -118,7 +117,8 @@ def is_ahead(made: Any, right: list[Note]) -> int:
 
 
 def interrupt_player(every: int) -> int:
-    """Check that all is launched or nothing that writes C, and that the next call has its own addresses."""
+    """Check that either all launches are made or none that writes C, and that the next call has its own
+    addresses."""
     count, steps = 0, AtStep(FILES[:5])
     for text, dtype in LISTS:
         for few in (0, 1000):
@@ -183,7 +183,7 @@ def launched_in_order(found: list[Note], singles: list[list[Note]], ahead: int) 
 
 
 class Graph:
-    """A graph whose kernels have the parameters of the last move."""
+    """A graph whose kernels have the parameters of the last update."""
 
     def __init__(self, graph: Any, kernels: Any) -> None:
         self.executable: list[bytes] = [words_at(x.parameters, x.size) for x in kernels]
@@ -194,7 +194,7 @@ class Graph:
         return True
 
 
-MOVED = [(*bases[:3], BASES[0][3]) for bases in BASES]  # what cuBLAS itself reads and writes stays
+MOVED = [(*bases[:3], BASES[0][3]) for bases in BASES]  # the addresses that cuBLAS reads and writes do not change
 
 
 def interrupt_replay(every: int) -> int:
@@ -234,7 +234,7 @@ def fail_each_call() -> int:
             except RuntimeError:
                 count += 1
             else:
-                raise AssertionError(f"{text}: nobody heard of failure {at}")
+                raise AssertionError(f"{text}: failure {at} raised no error")
             assert log == (right if at > first else right[:at])
             assert set(modes.values()) <= {0}
             assert played(made, BASES[1]) == played(made, BASES[1]) != right
@@ -273,7 +273,7 @@ def refuse_candidates() -> int:
             except PlanError as error:
                 assert "there is no lt7" in str(error)
             else:
-                raise AssertionError("nobody heard of it")
+                raise AssertionError("no error was raised")
             assert not [what for what in log if what[0] in ("kernel", "graph", "cublasLtMatmul")]
             asked.append(sum(what[0] == "cublasLtMatmulAlgoGetHeuristic" for what in log))
     assert asked == [1, 0, 1, 0], asked

@@ -1,6 +1,5 @@
-"""Exceptions at any moment: of signals, at random moments and again and again; and at each step of some code.
-
-Used in processes of their own, by way of the tests: what they find may hang.
+"""Exceptions at any moment: those of signals at random moments, once or several times, and those at each step
+of some code. Tests run them in separate processes, which may hang.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from tests.support import ROOT
 
 
 def printed(*command: str, seconds: float = 240, quiet: bool = True) -> str:
-    """What another interpreter prints; it must end well, in time, and (`quiet`) say nothing of exceptions that were
-    lost."""
+    """Return the output of another interpreter. It must end in time with status 0 and, if `quiet`, report no
+    lost exceptions."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -31,7 +30,7 @@ def printed(*command: str, seconds: float = 240, quiet: bool = True) -> str:
 
 @contextmanager
 def watched(seconds: float) -> Iterator[None]:
-    """Ends the process, with all tracebacks, if the block takes so long."""
+    """End the process, with all tracebacks, if the block takes longer than `seconds`."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -40,15 +39,16 @@ def watched(seconds: float) -> Iterator[None]:
 
 
 class Alarm(BaseException):
-    """What the signal's handler raises."""
+    """The exception that the signal's handler raises."""
 
 
 class Fire:
-    """Signals that raise, again and again, but only while `under` is on the stack: who counts the hits is spared."""
+    """Signals that raise exceptions, but only while `under` is on the stack, so that the code that counts
+    them is not interrupted."""
 
     def __init__(self) -> None:
         self.hits = 0
-        self.left, self.again = 0, 0.0  # of this call's
+        self.left, self.again = 0, 0.0  # exceptions of this call
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
@@ -67,7 +67,8 @@ class Fire:
         return call()
 
     def interrupted(self, call: Callable[[], Any], delay: float, again: float, times: int) -> bool:
-        """Did a signal end the call? One comes after `delay`, and `again` seconds after each another, so many times."""
+        """Return True if a signal ended the call. The first signal comes after `delay` seconds, the others
+        `again` seconds after each other."""
         self.left, self.again = times, again
         signal.setitimer(signal.ITIMER_REAL, delay)
         try:
@@ -85,9 +86,8 @@ class Fire:
 
 class AtStep:
     """Raises KeyboardInterrupt before the n-th step of the interpreter within these files, in this thread.
-
-    That is at more places than a signal's handler can: handlers run where a function begins, a loop goes on, or a call
-    has ended.
+    These are more places than those of a signal's handler, which runs only where a function begins, a loop
+    continues, or a call has ended.
     """
 
     def __init__(self, files: Collection[str]) -> None:
@@ -95,7 +95,7 @@ class AtStep:
         self.left, self.thread = 0, 0
 
     def interrupted(self, call: Callable[[], Any], step: int) -> bool:
-        """Did it end the call? If not, the call has fewer steps."""
+        """Return True if the interrupt ended the call. If not, the call has fewer steps."""
         self.left, self.thread = step, get_ident()
         try:
             with self._monitored() if MONITORING else self._traced():
@@ -114,7 +114,7 @@ class AtStep:
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
-        """Up to Python 3.11."""
+        """Trace the steps up to Python 3.11."""
 
         def within(frame: FrameType, event: str, argument: object) -> Any:
             if event == "opcode":
@@ -154,4 +154,4 @@ class AtStep:
 
 
 MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
-TOOL = 4  # a number that no debugger, profiler or coverage has
+TOOL = 4  # a number that no debugger, profiler or coverage tool uses

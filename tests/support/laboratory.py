@@ -1,4 +1,4 @@
-"""Experiments on this processor: measured at a small size, and the samples that are kept of them."""
+"""Experiments on this processor at a small size, and the recorded samples of experiments."""
 
 from __future__ import annotations
 
@@ -20,5 +20,6 @@ def measured_small(name: str, side: int = 64) -> Results:
 
 
 def samples_of(name: str) -> list[Path]:
-    """The files of an experiment's samples, packed ones under the name that they had."""
+    """Return the files of an experiment's samples; compressed files have the name of the uncompressed
+    file."""
     return [folder / f"{name}.json" for folder in SAMPLES.glob("*/paper") if has_results(folder / f"{name}.json")]

@@ -1,4 +1,5 @@
-"""A reference interpreter of launch lists: every element through its address, one launch after the other."""
+"""A reference interpreter of launch lists, which reads every element by its address and plays one launch
+after the other."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 Memory = dict[str, Matrix]  # base -> bytes
-GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
+GUARD = 64  # bytes beyond the end of every buffer that no launch may read or write
 POISON = 0xFF  # bytes of NaN
 
 
@@ -56,7 +57,7 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
-    """Run the kernel's statements in their order, each load and store in its place."""
+    """Run the kernel's statements, loads and stores in their order."""
     kind = np.dtype(op.kernel.element)
     values: dict[int, Matrix] = {}
     for event in op.kernel.statements:
@@ -104,7 +105,8 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
         old = dest if op.addend is None else _viewed(op.addend, memory)
         found = alpha * (left @ right) + (beta * old if beta else 0)
-        # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
+        # The lower half of a row-major matrix is the upper half of the column-major one; the other half may
+        # hold anything.
         wanted: Any = np.tri(op.n, dtype=bool).T if op.triangle else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
         if op.triangle_extent == "loose":

@@ -1,4 +1,4 @@
-"""A library like ctypes', whose functions are created on access."""
+"""A library like those of ctypes, whose functions are created on access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Function:
-    """A function like ctypes': it has argument types and is no Python function."""
+    """A function like those of ctypes: it has argument types and is not a Python function."""
 
     def __init__(self, call: Callable[..., int]) -> None:
         self.call, self.argtypes = call, list[Any]()

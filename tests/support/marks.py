@@ -9,6 +9,7 @@ import pytest
 
 
 def quick_and_slow(quick: Iterable[Any], slow: Iterable[Any]) -> list[Any]:
-    """Parameters, of which each is one or a tuple of several: those of the quick run, then those of the slow one."""
+    """Return pytest parameters: those of `quick`, and those of `slow` with the mark `slow`. An item may be a
+    tuple of several arguments."""
     slow_tuples = (x if isinstance(x, tuple) else (x,) for x in slow)
     return [*quick, *(pytest.param(*x, marks=pytest.mark.slow) for x in slow_tuples)]

@@ -10,9 +10,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 Note = tuple[Any, ...]
-log: list[Note] = []  # what the driver was told, in order
-fails: list[int] = []  # after how many more calls one fails
-modes: dict[int, int] = {}  # of cuBLAS's handles
+log: list[Note] = []  # the calls of the driver, in order
+fails: list[int] = []  # the number of calls until one fails
+modes: dict[int, int] = {}  # modes of cuBLAS's handles
 sizes: dict[int, int] = {}  # function -> bytes of its parameters
 
 
@@ -41,7 +41,7 @@ def set_mode(handle: int, mode: int) -> None:
 
 
 def noted_call(name: str) -> Callable[..., int]:
-    """Return a library function that records its arguments, but for arrays."""
+    """Return a library function that records its arguments except arrays."""
 
     def call(*given: Any) -> int:
         note(name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-ALIGNED = 512  # bytes, to which CuPy aligns what it allocates
-# What is loaded anew when the module `cupy` is another one.
+ALIGNED = 512  # bytes to which CuPy aligns its allocations
+# Modules that are imported again when the module `cupy` is replaced.
 ADAPTERS = ("fmm.arrays.cupy_library", "fmm.arrays.cupy_library")
 
 
 class CUDARuntimeError(RuntimeError):
-    """As CuPy's runtime raises it."""
+    """The error that CuPy's runtime raises."""
 
 
 def _no_device() -> int:
@@ -30,7 +30,7 @@ def _no_device() -> int:
 
 
 class Handle:
-    """A stream or an event: a number."""
+    """A stream or an event, which is a number."""
 
     def __init__(self, **options: bool) -> None:
         self.ptr = id(self)
@@ -64,7 +64,7 @@ def allocated(shape: Any, dtype: Any) -> Any:
 
 
 class Array:
-    """CuPy's arrays have no buffer that NumPy reads."""
+    """An array like CuPy's, which has no buffer that NumPy could read."""
 
     __array_ufunc__ = None
 
@@ -138,7 +138,7 @@ def fake_cuda(current: CurrentDevice, runtime: Any) -> Any:
 def fake_modules() -> dict[str, ModuleType]:
     """Return the modules of a fake CuPy, by name; `cupy.calls` records each call of its product, with the options."""
     calls: list[dict[str, Any]] = []
-    ndarray: Any = type("ndarray", (Array,), {"__module__": "cupy"})  # another type each time, as another CuPy has
+    ndarray: Any = type("ndarray", (Array,), {"__module__": "cupy"})  # a new type each time, like that of another CuPy
 
     def matmul(a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         calls.append(options)

@@ -1,9 +1,9 @@
-"""A CUDA device for the kernels' tests that is none: NumPy's arrays and products, and a note of every kernel.
-
-`python -m pytest -p tests.support.numpy_device -m gpu tests/kernels/cuda` runs tests for a device where there is none.
-Launch lists are recorded as for an H200, or for the chip that FMM_CHIP names (a pickle); in the place of playing them
-NumPy multiplies. So a test's own code is tried, and the sources of all kernels that it would launch are known: they
-are written to the folder that FMM_KERNELS names, one file for each, for `benchmarks.compile_ahead`.
+"""A simulated CUDA device for the kernels' tests: arrays and products are NumPy's, and every kernel is
+recorded. `python -m pytest -p tests.support.numpy_device -m gpu tests/kernels/cuda` runs tests for a device
+where there is none. Launch lists are recorded as for an H200, or for the chip that FMM_CHIP names (a pickle);
+NumPy multiplies in place of playing them. This runs a test's own code and finds the sources of all kernels
+that it would launch. They are written to the folder that FMM_KERNELS names, one file for each, for
+`benchmarks.compile_ahead`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmm.problem import Problem
 from tests.support import cuda_device
 from tests.support.chips import H200
 
-ALIGNED = 512  # bytes to which CuPy aligns what it allocates
+ALIGNED = 512  # bytes to which CuPy aligns its allocations
 BACKENDS = ("", ".cuda", ".cuda.api", ".cuda.api.driver", ".cuda.api.runtime")
 LIBRARIES = (".cuda.libs", ".cuda.libs.cublas", ".cuda.libs.nvrtc")
 
@@ -38,7 +38,7 @@ LIBRARIES = (".cuda.libs", ".cuda.libs.cublas", ".cuda.libs.nvrtc")
 
 
 class Array(np.ndarray[Any, Any]):
-    """NumPy's, with what the tests ask of CuPy's."""
+    """NumPy's arrays with the attributes of CuPy's arrays that tests use."""
 
     @property
     def data(self) -> Any:
@@ -49,7 +49,7 @@ class Array(np.ndarray[Any, Any]):
 
 
 def allocated(x: Any) -> Any:
-    """A copy where a device would have it."""
+    """Return a copy that is aligned as on a device."""
     if not isinstance(x, np.ndarray):
         return x
     memory = np.empty(x.nbytes + ALIGNED, np.uint8)
@@ -69,7 +69,7 @@ class Generator:
 
 
 class Stream:
-    """Everything is done at once."""
+    """A stream on which everything is done immediately."""
 
     ptr, done = 0, True
 
@@ -100,7 +100,7 @@ class RawModule:
 
 
 def fake_cupy() -> ModuleType:
-    """NumPy under another name: what its functions make is where a device would have it."""
+    """Return NumPy as a module `cupy`, whose functions return arrays aligned as on a device."""
     made = ModuleType("cupy")
 
     def found(name: str) -> Any:
@@ -135,7 +135,7 @@ def fake_cupy() -> ModuleType:
 
 
 def note(kernel: Kernel) -> None:
-    """Write down what is to be compiled; each kernel once, whichever process meets it first."""
+    """Record a kernel that would be compiled, once in all processes."""
     folder = os.environ.get("FMM_KERNELS")
     if not folder or kernel in noted:
         return
@@ -152,7 +152,7 @@ noted: set[Kernel] = set()
 
 
 class Player:
-    """In the place of fmm.kernels.cuda.launch.player's."""
+    """Replaces the player of fmm.kernels.cuda.launch.player."""
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches = launches
@@ -172,7 +172,7 @@ class Player:
 
 
 def _half(problem: Problem, found: Any, old: Any) -> Any:
-    """The lower half, and above it its mirror or what stood there."""
+    """Return the lower half, with its mirror image or the old entries above the diagonal."""
     above = found.conj().T if problem.fill == "full" else old
     return np.where(np.tri(problem.m) > 0, found, above)
 
@@ -191,7 +191,7 @@ def _matrix(address: int, shape: tuple[int, int], layout: Any, dtype: str) -> An
 
 
 def _wide(x: Any) -> Any:
-    """Numbers in double precision; 16-bit integers are bfloat16's bits."""
+    """Return numbers in double precision; 16-bit integers are taken as bits of bfloat16."""
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
@@ -215,7 +215,7 @@ def chip() -> Any:
 
 
 def install() -> None:
-    """Before any test module is imported."""
+    """Replace CuPy and the player before any test module is imported."""
     sys.modules["cupy"] = fake_cupy()
     for name in (*BACKENDS, *LIBRARIES):
         sys.modules["cupy_backends" + name] = MagicMock()

@@ -1,4 +1,5 @@
-"""Compiling CUDA sources with NVRTC, which needs no GPU and no driver, and what its assembler says of a kernel."""
+"""Compiles CUDA sources with NVRTC, which needs no GPU and no driver, and reads what its assembler reports
+about a kernel."""
 
 from __future__ import annotations
 
@@ -17,25 +18,24 @@ from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from tests.support.compiled_cache import cached_file
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-# For tests of each: the quick ones are those of Hopper's.
+# The parameters of tests for each architecture: the quick run tests Hopper's alone.
 EACH_ARCHITECTURE = [pytest.param(a, marks=() if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES]
 CPP17 = ("--std=c++17",)
 
 
 class Report(NamedTuple):
-    """What the assembler says of one kernel."""
+    """The assembler's report on one kernel."""
 
     name: str
     registers: int
     shared: int  # bytes a thread block
-    local: int  # bytes of local memory a thread: what did not fit in registers
+    local: int  # bytes of local memory a thread, for numbers that did not fit in registers
 
 
 @cache
 def nvrtc() -> Any:
-    """The compiler through its Python bindings; skips the test where it is missing.
-
-    The test extra brings both packages where there are wheels of them, so on CI a missing compiler is an error.
+    """Return the compiler's Python bindings, or skip the test if they are missing. The test extra installs
+    both packages where there are wheels, so on CI a missing compiler is an error.
     """
     try:
         from cuda.bindings import nvrtc as module
@@ -45,12 +45,13 @@ def nvrtc() -> Any:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no NVRTC (packages cuda-bindings and nvidia-cuda-nvrtc): {type(error).__name__}: {error}")
-    assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra asks for 13.0"
+    assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra requires 13.0"
     return module
 
 
 def compile_cuda(text: str, architecture: str, *options: str) -> tuple[str, str]:
-    """The compiler's log, and the PTX that it made on the way to machine code. What does not compile is an error."""
+    """Return the compiler's log and the PTX that precedes the machine code. A source that does not compile is
+    an error."""
     version = ".".join(map(str, nvrtc().nvrtcVersion()[1:]))
 
     def compiled(path: Path) -> None:
@@ -68,7 +69,8 @@ def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
     given = [f"--gpu-architecture={architecture}", *options]
     try:
         failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
-        # NVRTC writes into these. Bytes of length 1 are one object for all of Python, so there are two at least.
+        # NVRTC writes into these buffers. Python shares one object for all bytes of length 1, so they have a
+        # length of at least 2.
         log: bytes = b" " * max(module.nvrtcGetProgramLogSize(program)[1], 2)
         module.nvrtcGetProgramLog(program, log)
         ptx: bytes = b" " * max(0 if failed else module.nvrtcGetPTXSize(program)[1], 2)
@@ -81,7 +83,7 @@ def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
 
 
 def report(name: str, text: str, architecture: str, options: tuple[str, ...] = CPP17) -> Report:
-    """The kernel's resources; `name` is for messages."""
+    """Return the kernel's resources; `name` is for messages."""
     said, _ = compile_cuda(text, architecture, "--ptxas-options=-v", *options)
     registers = re.search(r"Used (\d+) registers", said)
     stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
@@ -91,8 +93,9 @@ def report(name: str, text: str, architecture: str, options: tuple[str, ...] = C
 
 
 def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more: str) -> None:
-    """Of kernels by Hopper's warpgroups (only sm_90a has these instructions): no number leaves the registers, of which
-    they use all that the threads can have, and their tiles fit into shared memory. `more`: C++ behind each source."""
+    """Check kernels that use Hopper's warpgroups (only sm_90a has these instructions): no number is spilled,
+    they use all registers that their threads can have, and their tiles fit into shared memory. `more` is C++
+    that is added to each source."""
     jobs = [(str(kernel), f"{source(kernel)}{more}\n", "sm_90a", CPP17) for kernel in kernels]
     for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
@@ -101,6 +104,7 @@ def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more:
 
 
 def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
-    """The function of each job's arguments; NVRTC lets go of Python's lock."""
+    """Return the function's results for each job's arguments. The jobs run in threads, since NVRTC releases
+    Python's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda job: function(*job), jobs))

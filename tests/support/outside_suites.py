@@ -1,4 +1,4 @@
-"""Running other projects' tests, in a process of their own, with fmm's product in the place of the library's."""
+"""Runs other projects' tests in a separate process, with fmm's product in place of the library's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THROUGH, COUNTED = "tests.support.through_fmm", "tests.support.count_outcomes"
 
 @dataclass(frozen=True)
 class Report:
-    """How a suite ended."""
+    """The outcome of a test suite."""
 
     passed: int
     failed: list[str]
@@ -29,7 +29,8 @@ class Report:
 def run_suite(
     arguments: tuple[str, ...], folder: Path, plan: str | None = None, through: bool = True, **environment: str
 ) -> Report:
-    """pytest with these arguments, in an empty folder; `through`: products are fmm's, by the plan if one is given."""
+    """Run pytest with these arguments in an empty folder. With `through`, fmm multiplies, by the plan if one
+    is given."""
     report = folder / "report.json"
     report.unlink(missing_ok=True)
     given = {"PYTHONPATH": str(ROOT), "FMM_TUNING_MODE": "off", "FMM_TEST_REPORT": str(report), **environment}

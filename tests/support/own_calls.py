@@ -1,4 +1,4 @@
-"""Which functions of fmm's a call runs."""
+"""The functions of fmm that a call runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def own_calls(call: Callable[[], object]) -> list[str]:
-    """The functions of fmm's that one call runs, with their modules."""
+    """Return the functions of fmm that one call runs, with their modules."""
     names: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:

@@ -1,6 +1,5 @@
-"""float32 by three float16 products compiled for the host: the split, and the product of planes.
-
-The split has no clusters here: the constants of the cluster size are 1."""
+"""The kernels of `f16x3` (float32 by three float16 products) compiled for the host: the split, and the
+product of planes. The split has no clusters here: the constants of the cluster size are 1."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tests.support.host_launch import aligned
 from tests.support.warpgroups_on_host import play, replaced
 
 Array = np.ndarray[Any, Any]
-MULTIPROCESSORS = 3  # so that a thread block has more tiles than one
+MULTIPROCESSORS = 3  # so that a thread block has more than one tile
 DIVIDES = {name: 64 for name in ("A", "B", "C", "W")}
 
 
@@ -45,7 +44,8 @@ def launches_of(op: GemmOp, sizes: WgmmaSizes) -> tuple[F16x3Op, list[Launch]]:
 
 
 def multiplied(op: GemmOp, sizes: WgmmaSizes, memory: dict[str, Array], room: int) -> bool:
-    """Run all launches of a product, and return True if the flag was raised; `room`: bytes of workspace, NaN before."""
+    """Run all launches of a product, and return True if the flag was raised. `room` is the workspace in
+    bytes, filled with NaN."""
     _, launches = launches_of(op, sizes)
     memory = {**memory, "W": aligned(room), FLAG: aligned(64, fill=0)}
     for launch in launches:

@@ -1,9 +1,9 @@
-"""Random products of integers against Python's own: `python -m tests.support.random_integers [--device 0]`.
-
-Shapes, types and ranges at random, extremes among them (all of them the least, signs in turns, powers of two and their
-neighbours), memory in any order, results in arrays of the caller's. Every product is compared with NumPy's, which
-wraps; small ones whole, and of large ones some entries, with Python's integers, which have no end. The first difference
-is printed with what makes it again, and ends it with status 1. So many products, or as many as there is time for.
+"""Compares random products of integers with Python's own: `python -m tests.support.random_integers [--device
+0]`. Shapes, types, ranges and memory orders are random, and some results go to arrays of the caller. Extreme
+numbers are among them: all the lowest, alternating signs, powers of two and their neighbours. Every product
+is compared with NumPy's, which wraps. All entries of small products, and some of large ones, are also
+compared with Python's unbounded integers. At the first difference the program prints how to repeat it, and
+exits with status 1.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ PLANS = {
 TYPES = {
     "winograd > digits": RING_TYPES,
     "residues > strassen > bytes": TYPES_WITH_LEVEL_BELOW,
-}  # of those that do not multiply all integers
-SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
-LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be
+}  # types of plans that do not multiply all integers
+SMALL, ENTRIES = 20_000, 40  # multiplications up to which Python computes all entries; else it computes so many
+LONG = 131072  # an inner dimension that is too long for one sum in 32 bits
 
 
 class Drawn(NamedTuple):
-    """One product. How A and B lie, and C, if the caller brings an array for it."""
+    """A random product: its operands, their memory layouts, and the layout of `out`, if the caller passes
+    it."""
 
     dtype: str
     a: Array
@@ -64,7 +65,7 @@ def draw_product(seed: int) -> Drawn:
 
 
 def expected_product(x: Drawn) -> Array:
-    """By NumPy, whose sums wrap."""
+    """Return NumPy's product, whose sums wrap."""
     if x.dtype == "bool":
         return np.asarray(x.a.astype(np.float64) @ x.b.astype(np.float64) > 0)
     wide = f"u{x.a.itemsize}"
@@ -73,7 +74,8 @@ def expected_product(x: Drawn) -> Array:
 
 
 def differs_from_python(x: Drawn, found: Array, seed: int) -> bool:
-    """All entries of a small product, some of a large one."""
+    """Return True if an entry differs from Python's integers; of a large product only some entries are
+    compared."""
     (m, k), n = x.a.shape, x.b.shape[1]
     if m * k * n <= SMALL:
         return not np.array_equal(found, by_python(x.a, x.b))
@@ -92,7 +94,7 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
     import cupy
 
     def moved(v: Array, how: int) -> Any:
-        """The same numbers, in such an order or with gaps."""
+        """Return the same numbers in this memory order or with gaps."""
         found = cupy.asarray(np.ascontiguousarray(v))
         if how == 2:
             return cupy.repeat(cupy.repeat(found, 2, 0), 3, 1)[::2, ::3]
@@ -104,7 +106,7 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
 
 
 def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
-    """What is wrong with a product; empty: nothing."""
+    """Return a message if a product is wrong, else ""."""
     x = draw_product(seed)
     plans = PLANS[device]
     plan = next(plan for plan in (plans[seed % len(plans)], plans[0]) if x.dtype in TYPES.get(plan, INTEGERS))
@@ -117,7 +119,7 @@ def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device:
 
 
 def in_parts(given: argparse.Namespace) -> int:
-    """By so many processes, each of which says how many it has done."""
+    """Divide the seeds among several processes and return the largest exit status."""
     each = -(-given.count // given.workers)
     command = [sys.executable, "-m", "tests.support.random_integers", "--device", given.device]
     command += ["--count", str(each), "--seconds", str(given.seconds), "--seed"]
@@ -131,8 +133,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="0", help="cpu, or the number of a CUDA device")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first product")
-    parser.add_argument("--workers", type=int, default=1, help="processes that share them")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first product")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the products")
     given = parser.parse_args(arguments)
     if given.workers > 1:
         return in_parts(given)

@@ -1,4 +1,4 @@
-"""Whole products by residues on the host: every launch of the plan, in the place of what a GPU would do."""
+"""Whole products by residues on the host: every launch of a plan is run by code compiled for the host."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.residues_on_host import exponents, multiplied, play
 
 Matrix = np.ndarray[Any, Any]
 SMS = 132
-ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
+ALIGNED = dict.fromkeys("ABCW", 256)  # bytes that divide all addresses
 
 
 def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMENT) -> list[ResidueOp]:
-    """The products by residues that a plan comes to."""
+    """Return the products by residues that a plan consists of."""
     found = []
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
@@ -62,8 +62,9 @@ def product_on_host(
     aligned: bool = False,
     lower_only: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
-    """C by the kernels on the host, and the first op: where those of a GPU meet, the host does the same in its own
-    way. `leaf`: residues with what is below them, or below levels without sums."""
+    """Return C, computed by the kernels on the host, and the first operation. Where a GPU's threads exchange
+    numbers, the host does the same in another way. `leaf` is residues and the levels below, or levels without
+    sums above them."""
     (m, k), n = a.shape, b.shape[1]
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
@@ -89,8 +90,8 @@ def product_on_host(
 
 
 def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix], aligned: bool = False) -> bool:
-    """Of an op whose matrices are `arrays`, whose bytes are in `memory`; `aligned`: several numbers are read at a time,
-    where lines allow it. Is the flag raised?"""
+    """Run all launches of an operation and return True if the flag was raised. Its matrices are `arrays`,
+    their bytes are in `memory`. With `aligned`, several numbers are read at a time where lines allow it."""
     bases = {name: x.ctypes.data for name, x in memory.items()}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in op.operands:
@@ -112,7 +113,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
 
 
 def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
-    """Exponents of lines, and lines turned."""
+    """Return the exponents of lines, and the lines transposed."""
     if side.is_prepared:
         return
     g, x, work = side.geometry, arrays[side.source.base].reshape(-1), memory["W"]
@@ -130,7 +131,8 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
 
 
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
-    """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
+    """Return the product of the scaled and rounded rows and columns by Python's integers, and the
+    exponents."""
     k = a.shape[1]
     e, f = (exponents(x, max_scaled_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
     x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]

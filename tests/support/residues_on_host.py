@@ -156,9 +156,8 @@ def root(x: np.ndarray[Any, Any]) -> float:
 
 
 def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
-    """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for the moduli behind the
-    first.
-    Numbers behind the ends of lines read as zero and are not written."""
+    """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for `chosen`
+    moduli from `first` on. Numbers beyond the ends of lines are read as zero and are not written."""
     left, right, to = op.plane_product_op(first, len(chosen)).maps
     a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
     inner = max(a.shape[2], b.shape[2])
@@ -169,7 +168,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
     for layer in range(to.layers):
         p = chosen[layer // op.geometry.plane_product_count]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
-        if op.lower_only:  # tiles above the diagonal keep what was there
+        if op.lower_only:  # tiles above the diagonal keep their entries
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99
 
 

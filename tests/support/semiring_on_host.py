@@ -43,8 +43,8 @@ class NumpyAsCupy:
 
 class CountedArray(np.ndarray[Any, Any]):
     """An array that records the kernels that CuPy would compile for it: one for each operation on its types.
-
-    What takes CuPy seconds or several kernels is an error: `any`, `all`, and assignments by a mask or by indices.
+    Operations for which CuPy needs seconds or several kernels are errors: `any`, `all`, and assignments by a
+    mask or by indices.
     """
 
     kernels: ClassVar[set[tuple[object, ...]]] = set()

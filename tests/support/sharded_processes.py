@@ -1,4 +1,4 @@
-"""Several processes that multiply together: each runs a case of tests/support/sharded_ranks.py."""
+"""Starts several processes that multiply together: each runs a case of tests/support/sharded_ranks.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ended(NamedTuple):
 
 
 def run_processes(count: int, case: str, device: str = "cpu") -> list[Ended]:
-    """How each of them ended, and what it printed."""
+    """Run the processes, and return the exit status and output of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

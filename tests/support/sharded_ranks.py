@@ -1,4 +1,5 @@
-"""What each process of a test of fmm.distributed does: `torchrun ... tests/support/sharded_ranks.py CASE DEVICE`."""
+"""The program of each process in a test of fmm.distributed: `torchrun ... tests/support/sharded_ranks.py CASE
+DEVICE`."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ PLACES = (Shard(0), Shard(1), Replicate())
 
 
 def meshes(device: str) -> Iterator[Any]:
-    """All of the processes in a row, and as a rectangle if they make one."""
+    """Return the meshes of all processes: a row, and a rectangle if their number allows one."""
     count = dist.get_world_size()
     yield init_device_mesh(device, (count,))
     if count % 2 == 0 and count > 2:
@@ -62,7 +63,7 @@ def check(found: Any, a: Any, b: Any, what: str, times: float = 1.0) -> None:
 
 
 def products(device: str) -> None:
-    """All placements, uneven sizes, levels above, results where they are wanted."""
+    """Check products with all placements, uneven sizes, outer levels and requested placements of C."""
     sizes = [(24, 20, 28), (7, 9, 5), (dist.get_world_size() - 1, 3, 2), (33, 1, 17)]
     for mesh in meshes(device):
         pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=2))
@@ -82,7 +83,7 @@ def products(device: str) -> None:
 
 
 def every_way(device: str) -> None:
-    """Each way that could be chosen, one after the other."""
+    """Check every way of sharing that could be chosen."""
     for mesh in meshes(device):
         cuts = tuple(range(mesh.ndim))
         start = MeshLayout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
@@ -96,7 +97,8 @@ def every_way(device: str) -> None:
 
 
 def rectangle(device: str) -> None:
-    """Processes in a row that multiply as a rectangle; the result lies in a row, and gradients do."""
+    """Check processes in a row that multiply as a rectangle; the result and its gradients are sharded by
+    rows."""
     mesh = next(meshes(device))
     count = mesh.size()
     for dtype, (m, k, n) in product((torch.float64, torch.complex64), ((24, 16, 28), (count, 2 * count, 3 * count))):
@@ -131,7 +133,8 @@ def types(device: str) -> None:
 
 
 def elsewhere(device: str) -> None:
-    """Results at wanted places, transposed operands, what is still to be added up, gradients, and torch's own."""
+    """Check requested placements, transposed operands, partial sums, gradients, and products that torch
+    computes."""
     mesh = next(meshes(device))
     a, b = drawn(20, 30, torch.float64, device, 5), drawn(30, 10, torch.float64, device, 6)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
@@ -157,7 +160,7 @@ def gradients(mesh: Any, a: Any, b: Any) -> None:
 
 
 def explained(device: str) -> None:
-    """Each process may ask alone."""
+    """Check that one process alone can explain a product."""
     mesh = next(meshes(device))
     x = distribute_tensor(drawn(64, 64, torch.float32, device, 7), mesh, [Shard(0)])
     if dist.get_rank() == 0:
@@ -168,7 +171,7 @@ def explained(device: str) -> None:
 
 
 def check_local_limits(mesh: Any, x: Any) -> None:
-    """The parts run within the limits under which the first process predicted them."""
+    """Check that the parts run within the limits under which the first process predicted them."""
     module: Any = sharded_tensors
     options: list[dict[str, Any]] = []
     multiply = module.local_matmul
@@ -188,7 +191,7 @@ def check_local_limits(mesh: Any, x: Any) -> None:
 
 
 def hooked(device: str) -> None:
-    """torch's own product of sharded matrices, with fmm installed below: each process's part goes through it."""
+    """Check torch's product of sharded matrices after fmm.install: fmm multiplies each process's part."""
     mesh = next(meshes(device))
     a, b = drawn(256, 512, torch.float64, device, 10), drawn(512, 384, torch.float64, device, 11)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
@@ -203,7 +206,7 @@ def hooked(device: str) -> None:
 
 
 def operator(device: str) -> None:
-    """torch.ops.fmm.matmul of DTensors is as torch.mm of them, gradients too; stacks are gathered."""
+    """Check that torch.ops.fmm.matmul of DTensors equals torch.mm, with gradients; stacks are gathered."""
     for mesh in meshes(device):
         a, b = drawn(24, 20, torch.float64, device, 13), drawn(20, 28, torch.float64, device, 14)
         for places in product(product(PLACES, repeat=mesh.ndim), repeat=2):
@@ -220,11 +223,12 @@ def operator(device: str) -> None:
 
 
 def large(device: str) -> None:
-    """Products that run plans, in every way; float32 and bfloat16, installed below torch's own too."""
+    """Check large products that run plans, in every way of sharing and after fmm.install, in float32 and
+    bfloat16."""
     mesh = next(meshes(device))
     count, rank = mesh.size(), mesh.get_local_rank()
     for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-        n = (4096 if device == "cuda" else 48) * count  # on a CPU it only shows that all of it runs
+        n = (4096 if device == "cuda" else 48) * count  # on a CPU this only shows that everything runs
         torch.manual_seed(rank)
         parts = [torch.randn(n // count, n, device=device, dtype=dtype) for _ in range(2)]
         x, y = (DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for part in parts)
@@ -246,7 +250,7 @@ def large(device: str) -> None:
 
 
 def fully_sharded(device: str) -> None:
-    """A model whose parameters torch shards trains as it does without fmm, its products running plans."""
+    """Check that a model whose parameters torch shards trains by fmm's plans as it does without fmm."""
     mesh = next(meshes(device))
     x = drawn(128, 64, torch.float64, device, 12 + dist.get_rank())
 
@@ -278,7 +282,8 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def lost(device: str) -> None:
-    """The second process is killed between two products; the first process must get an error, and must not hang."""
+    """Check that the first process gets an error and does not hang when the second process is killed between
+    two products."""
     mesh = next(meshes(device))
     a = distribute_tensor(drawn(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
     fmm.distributed.matmul(a, a)

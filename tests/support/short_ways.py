@@ -1,8 +1,7 @@
-"""How many of Python's functions a call runs that was made before: `python -m tests.support.short_ways` prints it, a
-line for each kind of call, on a CuPy that is made of NumPy and a driver that only counts its launches.
-
-What a small product takes on a GPU is the host's time, and that goes with these counts; seconds would say as much of
-whatever else the machine does.
+"""Counts the Python functions that a recurring call runs. `python -m tests.support.short_ways` prints one
+line for each kind of call. CuPy is made of NumPy, and the driver only counts its launches. A small product on
+a GPU takes the host's time, which grows with these counts; seconds would also measure whatever else the
+machine does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.support import numpy_cupy
 from tests.support.library_functions import Functions
 
 launches = [0]
-alignments: list[tuple[int, ...]] = []  # for which the lists that were played are made
+alignments: list[tuple[int, ...]] = []  # alignments for which the played lists were made
 
 
 def launched(*given: Any) -> int:
@@ -29,12 +28,12 @@ def launched(*given: Any) -> int:
 
 
 def counted_call(name: str) -> Callable[..., int]:
-    """A function of a library: a launch, unless it only says on which stream one is to be."""
+    """Return a library's function that counts as a launch, unless it only sets the stream."""
     return (lambda *given: 0) if "Stream" in name else launched
 
 
 def install() -> Any:
-    """In the place of CuPy and its driver, before our modules are loaded."""
+    """Replace CuPy and its driver before fmm's modules are loaded."""
     found = numpy_cupy.install()
     api, libs = (sys.modules[f"cupy_backends.cuda.{name}"] for name in ("api", "libs"))
     driver = SimpleNamespace(launchKernel=launched)
@@ -120,8 +119,8 @@ def recurring_complex() -> dict[str, int]:
 
 
 def by_alignment() -> list[tuple[int, ...]]:
-    """For which addresses the lists are made that are played for a matrix as a library allocates it, one that begins
-    elsewhere, and the first again."""
+    """Return the alignments of the lists that are played for a matrix as the library allocates it, for one at
+    another offset, and for the first again."""
     usual = drawn(64, 64)
     moved = cupy.ndarray(np.zeros(64 * 64 + 1, np.float32)[1:].reshape(64, 64))
     play = player.Player.launch_all

@@ -1,5 +1,5 @@
-"""`python -m benchmarks papers` on a simulated CUDA device, with these experiments alone:
-`python -m tests.support.simulated_laboratory li-fig30,li-fig32 missing --measure --device 0 ...`.
+"""Runs `python -m benchmarks papers` on a simulated CUDA device, for the given experiments alone: `python -m
+tests.support.simulated_laboratory li-fig30,li-fig32 missing --measure --device 0 ...`.
 
 Plans are recorded as for an H200; NumPy multiplies where a GPU would run the launches. The test covers the benchmark's
 own code for arrays, kernels, times and plans; its numbers mean nothing.
@@ -50,7 +50,7 @@ class Event:
 
 
 class RowByColumn:
-    """In the place of the only elementwise kernel that the laboratory has."""
+    """Replaces the only elementwise kernel of the experiments."""
 
     def __init__(self, *source: str, options: tuple[str, ...] = ()) -> None: ...
 

@@ -1,5 +1,6 @@
 """Threads that share one stream, on a driver that knows graphs, contexts and loaded code: `python -m
-tests.support.stream_sharers CHECK`. Each check interleaves its threads at a step of the driver, so it needs no luck.
+tests.support.stream_sharers CHECK`. Each check interleaves its threads at a chosen step of the driver, so it
+always meets the case.
 
 The driver raises `MisuseError` where CUDA's behaviour is undefined: a call without a current context, a graph that is
 destroyed or that two threads use at once, and a kernel whose code was unloaded.
@@ -51,7 +52,8 @@ class MisuseError(AssertionError):
 
 
 class Contexts(threading.local):
-    """Whether the calling thread has a current context: calls of the runtime create one, the driver's own need one."""
+    """The threads that have a current context: calls of CUDA's runtime create one, calls of the driver need
+    one."""
 
     current = False
 
@@ -132,7 +134,7 @@ class Executable:
 
 
 class CapturedGraph:
-    """CuPy's graph, which destroys what it stands for when nobody refers to it any more."""
+    """CuPy's graph, which destroys the driver's graph when it is no longer referenced."""
 
     def __init__(self, kernels: list[tuple[int, bytes]]) -> None:
         self.graph = self.graphExec = 1 + len(executables)
@@ -278,7 +280,8 @@ def multiply_until_replayed(call: Any, addresses: list[int], times: int = 6) -> 
 
 
 def check_handed_over_graphs() -> None:
-    """A thread takes over the graphs of one that ended, and moves one before anything else: it needs a context."""
+    """Check that a thread that takes over an ended thread's graphs has a context when it first updates
+    one."""
     call = prepared_call(PLANS[0])
     at_once([partial(multiply_until_replayed, call, ADDRESSES[:1])])
     assert len(executables) == 1
@@ -287,7 +290,7 @@ def check_handed_over_graphs() -> None:
 
 
 def check_evicted_graphs() -> None:
-    """Graphs that are evicted while their thread moves them live until they are launched."""
+    """Check that graphs that are evicted while their thread updates them live until they are launched."""
     call = prepared_call(PLANS[0])
 
     def replay_evicted() -> None:
@@ -301,7 +304,7 @@ def check_evicted_graphs() -> None:
 
 
 def check_interleaved_moves() -> None:
-    """Two threads move and launch graphs of the same call in turns, a node at a time."""
+    """Check two threads that update and launch graphs of the same call in turns, one node at a time."""
     call, barrier = prepared_call(PLANS[1]), threading.Barrier(2, timeout=60)
 
     def replay(addresses: list[int]) -> None:
@@ -319,7 +322,7 @@ def check_interleaved_moves() -> None:
 
 
 def check_code_of_launches() -> None:
-    """Code stays loaded while launches use it, however many other kernels are compiled."""
+    """Check that code stays loaded while launches use it, however many other kernels are compiled."""
     compiler.MAX_LOADED_KERNELS = 1
     calls = [prepared_call(text, side) for text in PLANS for side in (512, 768)]
 
@@ -333,7 +336,7 @@ def check_code_of_launches() -> None:
 
 
 def check_one_compilation() -> None:
-    """Threads that need the same kernels at once compile each of them once."""
+    """Check that threads that need the same kernels at the same time compile each kernel once."""
     call, barrier = prepared_call(PLANS[0]), threading.Barrier(2)
 
     def meet() -> None:
@@ -349,7 +352,8 @@ def check_one_compilation() -> None:
 
 
 def check_capture_streams() -> None:
-    """Captures share streams that live as long as the process: a thread that ends waits for the device meanwhile."""
+    """Check that captures share streams that live as long as the process, since a thread that ends meanwhile
+    waits for the device."""
     call = prepared_call(PLANS[0])
     for _ in range(5):
         at_once([partial(multiply_until_replayed, call, ADDRESSES[:1])])

@@ -3,11 +3,12 @@
     python -m tests.support.stress_stream [--seconds 600] [--threads 8] [--products 24] [--rounds 6]
                                           [--processes 1] [--output FILE]
 
-The threads multiply, in torch, matrices at alternating addresses by plans that are captured and replayed. Each thread
-ends after some rounds of products, and the next one takes over its graphs (`--products 4 --rounds 1`: soon). Another
-thread drops graphs and lets new ones be captured all the time. The first half of the time, all use one stream of their
-own, then the default stream. Several processes do the same on one device, since some crashes of the driver show only
-there. The exit status is 1 if a result is wrong or a process crashed. FILE gets each process's counts.
+The threads multiply, in torch, matrices at alternating addresses by plans that are captured and replayed.
+Each thread ends after some rounds of products (soon with `--products 4 --rounds 1`), and the next one takes
+over its graphs. Another thread drops graphs and lets new ones be captured all the time. In the first half of
+the time all threads share a new stream, in the second half the default stream. Several processes do the same
+on one device, since some crashes of the driver show only there. The exit status is 1 if a result is wrong or
+a process crashed. FILE gets each process's counts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Stress:
         torch.cuda.synchronize()
         self.products = self.threads = self.evictions = 0
         self.errors: list[str] = []
-        self.lock = threading.Lock()  # around the four above
+        self.lock = threading.Lock()  # sizes around the four above
 
     def goes_on(self) -> bool:
         return time.monotonic() < self.ends and not self.errors
@@ -99,7 +100,7 @@ class Stress:
             self.errors += [error] if error else []
 
     def evict(self) -> None:
-        """Drop all graphs now and then, and let calls be captured that came three times."""
+        """Drop all graphs at intervals, and let calls that came three times be captured."""
         from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
         from fmm.runtime.run_device import GRAPH_CACHE
 
@@ -151,8 +152,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--products", type=int, default=24, help="of one plan and side between two checks")
-    parser.add_argument("--rounds", type=int, default=6, help="of products in one thread's life")
+    parser.add_argument("--products", type=int, default=24, help="products of one plan and side between two checks")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of products in one thread's life")
     parser.add_argument("--processes", type=int, default=1, help="processes on the device at the same time")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file of each process's counts")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")

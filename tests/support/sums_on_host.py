@@ -1,4 +1,5 @@
-"""Kernels that include block_sums.cuh, compiled for the host: threads alone, or emulated threads with barriers."""
+"""Kernels that include block_sums.cuh, compiled for the host: with one thread at a time, or with emulated
+threads and barriers."""
 
 from __future__ import annotations
 

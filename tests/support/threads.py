@@ -1,4 +1,4 @@
-"""Work in threads of its own, whose errors are not lost."""
+"""Runs functions in new threads without losing their errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def at_once(works: Iterable[Callable[[], Any]], seconds: float = 120) -> list[Any]:
-    """What each of them returns, all at the same time, each in a thread of its own; an error of one is raised here."""
+    """Run functions at the same time, each in a new thread, and return their results; raise an error of any
+    of them."""
     found: dict[int, Any] = {}
     errors: list[BaseException] = []
 

@@ -1,9 +1,10 @@
-"""A plugin of pytest: other projects' tests, whose products of matrices are fmm's, by a plan wherever one can run.
+"""A plugin of pytest that runs other projects' tests with fmm's products, by a plan wherever it can run.
 
-`FMM_TEST_PLAN="winograd > vendor" python -m pytest -p tests.support.through_fmm <their tests>`. It replaces the
-functions of NumPy and, where it is, of CuPy before the tests are imported, and `operator.matmul` for their arrays. What
-the plan cannot run is computed by fmm.matmul without it, as everything is if the variable is not set. At the end it
-says how many products the plan computed, and why it did not compute the others.
+`FMM_TEST_PLAN="winograd > vendor" python -m pytest -p tests.support.through_fmm <their tests>`. It replaces
+the functions of NumPy and (if installed) CuPy before the tests are imported, and `operator.matmul` for their
+arrays. Products that the plan cannot compute, and all products if the variable is not set, are computed by
+fmm.matmul without a plan. At the end the plugin prints how many products the plan computed, and why it did
+not compute the others.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from tests.support import count_outcomes
 PLAN = os.environ.get("FMM_TEST_PLAN")
 CANNOT, REJECTED, OVERFLOW = "cannot run here: ", "the library rejects the call", "the numbers may overflow"
 
-runs: Counter[str] = Counter()  # of prepared calls: all of them, and those that a plan computed
+runs: Counter[str] = Counter()  # the number of all prepared calls, and of those that a plan computed
 left: Counter[str] = Counter()
 
 
 class Through:
-    """fmm.matmul by the plan. It is no function, which a class of tests would make its method."""
+    """fmm.matmul by the plan. It is not a function, since a class of tests would make a function its
+    method."""
 
     __name__ = "matmul"
 
@@ -56,7 +58,7 @@ THROUGH = Through()
 
 
 class ByOperator:
-    """operator.matmul, which is the same for two plain arrays of one library."""
+    """Replaces operator.matmul for two plain arrays of one library."""
 
     def __init__(self, array_types: tuple[type, ...]) -> None:
         self.array_types, self.own = array_types, operator.matmul
@@ -66,7 +68,7 @@ class ByOperator:
 
 
 def count_runs(module: Any) -> None:
-    """Have a module that runs prepared calls count those that a plan computed."""
+    """Let a module that runs prepared calls count those that a plan computed."""
     run_call: Callable[..., Any] = module.run_call
 
     def counting(*call: Any) -> Any:

@@ -11,6 +11,7 @@ from tests.support.chips import H200
 
 
 def tiled_product(op: GemmOp, dtype: str, chip: Chip = H200) -> TileOp:
-    """As `fmm.kernels.cuda.select` has it: the leaf's strategy, or, where it leaves that open, the fastest there."""
+    """Return the launch as `fmm.kernels.cuda.select` does: with the leaf's tile size, or the fastest one if
+    the leaf names none."""
     made = tile_op(op, dtype, leaf_strategy(op.leaf_use) or FUSED_SIZES[dtype])
     return made.with_strategy(BLOCK_MODEL.fastest_tile_sizes(made, chip)) if made.open_strategy else made

@@ -1,4 +1,4 @@
-"""Products by the copy engine compiled for the host, where a loop does the copies."""
+"""Products that use a GPU's copy engine (TMA), compiled for the host, where a loop copies."""
 
 from __future__ import annotations
 

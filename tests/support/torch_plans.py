@@ -1,4 +1,4 @@
-"""Tensors for tests, on the host or on a device, whose products run a plan whatever their size."""
+"""Tensors for tests, on the host or on a device, whose products run a plan at any size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def usable(device: str) -> str:
-    """The device, if torch can use it."""
+    """Return the device, or skip the test if torch cannot use it."""
     if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("this torch has no CUDA")
     return device
@@ -41,7 +41,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 class Runner:
-    """Notes which plans run."""
+    """Records the plans that run."""
 
     def __init__(self, module: ModuleType, run: list[Plan]) -> None:
         self.module, self.run = module, run
@@ -53,7 +53,8 @@ class Runner:
 
 @contextmanager
 def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    """Every product that is left to fmm gets a plan, whatever its size; the list says which have run."""
+    """Let every product that reaches fmm have a plan, whatever its size; return the list of plans that have
+    run."""
     from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 
     run: list[Plan] = []
@@ -76,10 +77,11 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
 @contextmanager
 def shards_of_one_process(a: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
-    """The tensor twice, sharded over a group of one process, which meets itself in this folder."""
+    """Return the tensor twice as a DTensor, sharded over a group of one process whose store is in
+    `folder`."""
     distributed: Any = pytest.importorskip("torch.distributed")
     if not distributed.is_available():
-        pytest.skip("this torch knows no other processes")
+        pytest.skip("this torch was built without torch.distributed")
     from torch.distributed.tensor import Shard, distribute_tensor
 
     with warnings.catch_warnings():

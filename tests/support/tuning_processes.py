@@ -1,8 +1,6 @@
-"""Processes that tune a fake device and are killed, many of them:
-
-`python -m tests.support.tuning_processes kill FOLDER KILLS`, or `together FOLDER`.
-
-Started by the tests of faults in an interpreter of its own, which loads everything once and then forks.
+"""Starts many processes that tune a fake device, and kills them: `python -m tests.support.tuning_processes
+kill FOLDER KILLS`, or `together FOLDER`. The tests of faults start it in a new interpreter, which loads
+everything once and then forks.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
-CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills
+# Tunings are started until CONFIGS different configs were seen, but at most MOST times the kills.
+CONFIGS = 5
 MOST = 4
 WRITERS = 8
 
@@ -53,18 +52,17 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
 
 
 def whole(path: Path) -> str:
-    """The config's text, once it has passed every check."""
+    """Return the config's text after checking it."""
     for key, dtype, raw in read_config_sections(path):
         check_section(key, dtype, raw)
     return path.read_text(encoding="utf-8")
 
 
 def kill(folder: Path, kills: int) -> None:
-    """Tunings killed at random moments; each goes on where the last one was.
-
-    In turns after so many seconds, and after so many of its own on the processor: on a loaded machine the first come
-    ever earlier in a tuning, and might never see its end. A tuning that ends leaves more to read for the next, which
-    takes longer: the more are killed one after the other, the longer they are let live.
+    """Kill tunings at random moments; each continues the last one. They are killed in turns after some
+    seconds of wall time and of processor time: on a loaded machine wall time alone would kill tunings ever
+    earlier, before any ends. Each tuning has more recorded trials to read than the last one, so the time
+    allowed grows with the number of consecutive kills.
     """
     path, chance, states, killed, i = folder / "config.json", random.Random(5), set[str](), 0, 0
     arguments = ["--resume", "--output", str(path)]
@@ -93,15 +91,15 @@ def kill(folder: Path, kills: int) -> None:
 
 
 def ended(work: Callable[[], object], seconds: float) -> None:
-    """Work that the kernel ends, as abruptly as by SIGKILL, once this process has computed for so many seconds."""
-    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))  # SIGPROF: nobody handles it
+    """Run a function in this process, which the operating system ends after so many seconds of processor
+    time, as abruptly as by SIGKILL."""
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))  # SIGPROF, which no handler catches
     work()
 
 
 def replayed(folder: Path) -> int:
-    """How many finished tunings use up all their trials in a replay: none was measured twice.
-
-    They end when all is measured: what follows from it asks for nothing more, and takes as long as all before.
+    """Return how many finished tunings use all their trials in a replay, so that none was measured twice. The
+    replay ends when everything is measured: the later steps need no samples and would take as long again.
     """
     vars(tune_module)["conclude_section"] = lambda journal, dtype: None
     count = 0
@@ -109,13 +107,13 @@ def replayed(folder: Path) -> int:
         if recorded.finished:
             journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, is_live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
-            assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
+            assert not any(journal._past.values()), "a trial was recorded that the replay did not use"
             count += 1
     return count
 
 
 def together(folder: Path) -> None:
-    """Tunings of different shapes and types that write one config at once."""
+    """Run tunings of different shapes and types that write one config at the same time."""
     path, children = folder / "config.json", []
     for i in range(WRITERS):
         shapes = folder / f"shapes{i}"
@@ -134,7 +132,7 @@ def together(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    assert scipy.optimize and scipy.stats  # loaded before the forks
+    assert scipy.optimize and scipy.stats  # imported before the forks
     CPU_EFFORTS.update(dict.fromkeys(CPU_EFFORTS, SMALL))
     if sys.argv[1] == "kill":
         kill(Path(sys.argv[2]), int(sys.argv[3]))

@@ -22,7 +22,7 @@ FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off",
 ASKS = "// ---- PTX of clusters, the copy engine and warpgroups", "// ---- shared memory"
 # By the instruction's operand type: the type's name in warpgroup_ptx.h, and the type of its sums.
 KINDS = {"f16": ("FLOAT16", "float"), "bf16": ("BFLOAT16", "float"), "tf32": ("TF32", "float"), "s8": ("BYTES", "int")}
-REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # as warpgroups.h has them
+REDUCED = {"byte": 0, "float16": 1, "bfloat16": 2, "tf32": 3, "float32": 3}  # the names in warpgroups.h
 # Inline PTX on single numbers, replaced by functions of the host.
 NUMBERS = (
     (r'asm\("cvt\.rn\.f16x2\.f32 %0[^;]*;"[^;]*;', "both = planes::narrowed(x) | planes::narrowed(y) << 16;"),
@@ -88,7 +88,7 @@ def for_the_host(source: str, cluster: int, multiplies: bool) -> str:
         assert found == 1
         for pattern, by in NUMBERS:
             text = re.sub(pattern, lambda _, by=by: by, text, flags=re.DOTALL)  # type: ignore[misc]
-        # Declared shared memory belongs to other kernels of the source, which do not run.
+        # Declared shared memory belongs to other kernels of the source, which are not run.
         before = before.replace("#define __shared__ static", "#define __shared__")
     hosts = ("f16_host.h", "emulated_block.h", "warp_collectives.h")
     return "\n".join(macros) + "\n" + before + "".join(map(header, hosts)) + text

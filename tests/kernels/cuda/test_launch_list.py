@@ -130,7 +130,9 @@ CASES = (
     Case("tile", "bfloat16", ("cuBLAS, not tile, because only compute capability 9.0 has its instructions",), on=A100),
     Case("tile", "float16", ("cuBLAS, not tile, because an operand does not begin at",), alignment=(2, 256, 256, 256)),
     Case("tile", "float16", ("gemm_wgmma float16: ",), given=(("beta", 2),)),
-    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot compute this product",), given=(("beta", 2j),)),
+    Case(
+        "tile", "float16", ("cuBLAS, not tile, because its kernel cannot compute this product",), given=(("beta", 2j),)
+    ),
     Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot compute this product",)),
     Case("tile", "tf32", ("gemm_wgmma tf32: ",), given=(("layouts", TURNED),)),
     Case("strassen.batched.pad16 > tile.inner", "tf32", (*SPLITS, "gemm_wgmma tf32: ", "block_sums, join: ")),
