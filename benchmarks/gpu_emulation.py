@@ -2,15 +2,17 @@
 
 Whole calls of fmm.matmul, with scaling and splitting inside the time, against cuBLAS's product of the same type, by the
 configs in force: float32 by three float16 products, complex64, and the lower triangle of a a^T. With --dtype float64 or
-complex128: products by residues. The peers are measured on squares and on few rows: fmm with a prepared operand and
-with componentwise bounds, the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in its two
-modes (benchmarks/gemmul8.py names the variable for its checkout). Errors are on normal numbers and on numbers uniform
-in [0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers. Samples, in seconds, go
-to results/<device>/emulation.json, or to the file that --file names.
+complex128: products by residues. The peers of float64 are cuBLAS's own emulation, and fmm with the accuracy of that
+emulation. The peers of float32, on squares and on few rows, are fmm with a prepared operand and with componentwise
+bounds, TF32, and three products in TF32. Both types have two more peers: the best of cuBLASLt's first candidates, and
+GEMMul8 in its two modes (benchmarks/gemmul8.py names the variable for its checkout). Errors are on normal numbers and
+on numbers uniform in [0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers.
+Samples, in seconds, go to results/<device>/emulation.json, or to the file that --file names.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -59,6 +61,8 @@ TRIANGLE_PLANS = (
     "gram^5 > strassen^2.batched.pad16 > f16x3",
 )
 RANDOM_SECONDS = 0.06  # of a random shape's samples, roughly
+ACCURATE_ERROR_GROWTH = 0.1  # the error growth that "fmm, accurate" allows: that of cuBLAS's emulation
+EMULATED_FLOAT64_MATH, EAGER_STRATEGY = 8, 2  # CUBLAS_FP64_EMULATED_FIXEDPOINT_MATH, CUBLAS_EMULATION_STRATEGY_EAGER
 Peers = Callable[[Any, Any, Any], dict[str, Call]]  # takes A, B and C
 
 
@@ -139,7 +143,38 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
         tf32 = recorded_call(a, b, c, "vendor", "tf32")
         assert tf32 is not None
         found |= {"TF32": tf32, "3xTF32": three_tf32_call(a, b, c)}
+    else:
+        found["fmm, accurate"] = partial(fmm.matmul, a, b, out=c, max_error_growth=ACCURATE_ERROR_GROWTH)
+        if (emulated := cublas_emulated_call(a, b, c)) is not None:
+            found["cuBLAS emulated"] = emulated
     return found | gemmul8_calls(a, b, c)
+
+
+def cublas_emulated_call(a: Any, b: Any, c: Any) -> Call | None:
+    """Return cuBLAS's float64 or complex128 product by its own emulation; None if this cuBLAS has no emulation.
+
+    The call has a handle of its own, so that no other product is emulated. The strategy `eager` emulates every product;
+    the default strategy never emulates on an H100 or H200.
+    """
+    library = ctypes.CDLL(f"libcublas.so.{cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()) // 10000}")
+    if not hasattr(library, "cublasSetEmulationStrategy"):
+        return None
+    handle = cupy.cuda.cublas.create()
+    cupy.cuda.cublas.setMathMode(handle, EMULATED_FLOAT64_MATH)
+    if library.cublasSetEmulationStrategy(ctypes.c_void_p(handle), EAGER_STRATEGY):
+        return None
+    one, zero = np.ones((), c.dtype), np.zeros((), c.dtype)
+    multiply = getattr(cupy.cuda.cublas, "dgemm" if c.dtype == np.float64 else "zgemm")
+    (m, k), n = a.shape, b.shape[1]
+    scalars = one.ctypes.data, zero.ctypes.data
+
+    def run() -> None:
+        # cuBLAS's matrices are stored column by column: the call computes the transpose of C.
+        cupy.cuda.cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
+        operands = scalars[0], b.data.ptr, n, a.data.ptr, k, scalars[1], c.data.ptr, n
+        multiply(handle, 0, 0, n, m, k, *operands)
+
+    return run
 
 
 def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:

@@ -24,6 +24,7 @@ from fmm.perfmodel.candidates import device_candidates as compared
 from fmm.tuner.search.space import choices_by_plan, search_space, space_for_dtype
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
+ACCURATE = [f"residues({moduli}) > {end}" for moduli in (15, 8) for end in ("bytes", "strassen > bytes")]
 CPU = [
     "vendor",
     "winograd > vendor",
@@ -66,7 +67,8 @@ GPU = [
     "f16x3",
     *RESIDUES,
 ]
-# Which a tuning does not measure on its probes: our own kernel, and float32 by residues.
+# Candidates that a tuning's probes do not measure: fmm's own tiled kernel, and the products by residues that only a
+# call with a small `max_error_growth` uses.
 OWN = [
     "strassen.batched.pad16 > tile",
     "strassen^2.batched.pad16 > tile",
@@ -76,8 +78,7 @@ OWN = [
     "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > tile",
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > tile",
     "tile",
-    "residues(8) > bytes",
-    "residues(8) > strassen > bytes",
+    *ACCURATE,
 ]
 REAL = (*GPU, *OWN)
 # Strategies that a search names.
@@ -104,7 +105,7 @@ COMPLEX = {
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    more = {"cpu": EXACT, "cuda": [*OWN[:-2], *WHOLE, *OWN[-2:]]}[device]
+    more = {"cpu": EXACT, "cuda": [*OWN[: -len(ACCURATE)], *WHOLE, *ACCURATE]}[device]
     assert [str(plan) for plan in candidate_plans(device)] == [*expected, *more, *COMPLEX[device]]
     assert compared(device == "cuda") == candidate_plans(device)
 
@@ -139,7 +140,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", *TILES, "f16x3", *RESIDUES, *OWN[-2:], "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", *TILES, "f16x3", *RESIDUES, *ACCURATE, "vendor3m"),
         "numbers": (
             "",
             "3m",

@@ -271,6 +271,8 @@ CHOSEN = [
     ("float32", 8192, 1 << 36, 0.02, True, "residues(8) > bytes"),
     ("float32", 8192, 1 << 36, 0.02, False, "vendor"),
     ("float32", 512, 1 << 36, 0.02, True, "vendor"),
+    ("float64", 8192, 1 << 36, 0.1, True, "residues(15) > strassen > bytes"),
+    ("float64", 8192, 1 << 36, 0.1, False, "vendor"),
     ("float64", 8192, 1 << 36, 0.02, True, "vendor"),
     ("float64", 8192, 1 << 36, 16.0, False, "strassen"),
     # With levels below the residues, which add nothing to the error.

@@ -132,6 +132,8 @@ def test_candidates_come_from_the_registry() -> None:
         "residues > strassen > bytes",
         "residues(14) > bytes",
         "residues(14) > strassen > bytes",
+        "residues(15) > bytes",
+        "residues(15) > strassen > bytes",
         "residues(8) > bytes",
         "residues(8) > strassen > bytes",
     ]

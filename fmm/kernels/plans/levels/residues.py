@@ -56,11 +56,11 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # residues would be different for A and for B.
 PREPARED_MODULI: Final = 14
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
-# 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus more or less changes the error by a factor of
-# 15. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the rounding
-# of C to float32 dominates.
-USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
-RELATIVE_ERROR_BY_MODULI: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
+# 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus less multiplies the error by 15. With 15
+# moduli, the rounding of C to float64 dominates, so that a 16th modulus gains nothing. In float32, 7 moduli have errors
+# of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the rounding of C to float32 dominates.
+USUAL_MODULI: Final = {"float64": (14, 15), "float32": (8,)}
+RELATIVE_ERROR_BY_MODULI: Final = {13: 11.0, 15: 0.06, 16: 0.06, 7: 0.3, 8: 0.02, 9: 0.02}
 # Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
 # dimension. A scaled number is rounded by at most 1/2. With 7, 8, 9, 13 and 14 moduli, the scaled norm of a row or
 # column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. The precision 2^-53 of float64 limits the bounds of 15
@@ -206,13 +206,13 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
-        # With fewer moduli than usual, the product is less accurate than the vendor's; with more moduli, the product is
-        # slower. Two levels below residues are no candidate: split and join take more time than the smaller number of
-        # products saves (measured on an H200 up to 16384).
+        # Other numbers of moduli are no candidates: with fewer moduli the product is less accurate than the vendor's,
+        # and with more moduli it is slower without being more accurate. Two levels below residues are no candidate:
+        # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # Probes do not measure float32. Only a call that requires a smaller error than the vendor's uses residues for
-        # float32.
-        unprobed=("alone",) if dtype == "float32" else (),
+        # Probes measure 14 moduli alone. Only a call that requires a smaller error than the vendor's uses 15 moduli, or
+        # residues for float32.
+        unprobed=() if moduli == PREPARED_MODULI else ("alone",),
         relative_error=leaf.level.error_growth,
         emulates=True,
         norm_bound=NORM_BOUND_BY_MODULI[moduli],
