@@ -163,15 +163,15 @@ def cublas_emulated_call(a: Any, b: Any, c: Any) -> Call | None:
     cupy.cuda.cublas.setMathMode(handle, EMULATED_FLOAT64_MATH)
     if library.cublasSetEmulationStrategy(ctypes.c_void_p(handle), EAGER_STRATEGY):
         return None
-    one, zero = np.ones((), c.dtype), np.zeros((), c.dtype)
+    scalars = np.array([1, 0], c.dtype)  # alpha and beta
     multiply = getattr(cupy.cuda.cublas, "dgemm" if c.dtype == np.float64 else "zgemm")
     (m, k), n = a.shape, b.shape[1]
-    scalars = one.ctypes.data, zero.ctypes.data
 
     def run() -> None:
         # cuBLAS's matrices are stored column by column: the call computes the transpose of C.
         cupy.cuda.cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
-        operands = scalars[0], b.data.ptr, n, a.data.ptr, k, scalars[1], c.data.ptr, n
+        alpha, beta = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+        operands = alpha, b.data.ptr, n, a.data.ptr, k, beta, c.data.ptr, n
         multiply(handle, 0, 0, n, m, k, *operands)
 
     return run

@@ -58,6 +58,11 @@ class Limits:
     # columns
     componentwise: bool = False
 
+    @property
+    def forbids_vendor(self) -> bool:
+        """True if the error growth must be below 1, the error growth of the vendor's product."""
+        return self.error_growth < 1
+
     def allows_plan(self, plan: Plan, growth: float) -> bool:
         """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
@@ -461,20 +466,29 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
 def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:
     """Return the fastest candidate that beats the vendor by its margin within the limits; else the vendor's product.
 
-    `candidates` must be sorted by time.
+    `candidates` must be sorted by time. The vendor also computes the product if no plan is within the limits.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
     return next((c for c in _winning_candidates(candidates, limits) if c.fits_workspace(limits.workspace)), vendor)
 
 
 def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
-    """Return the candidates that win within all limits except the workspace, which takes longer to count."""
-    return [c for c in candidates if c.beats_vendor and limits.allows_plan(c.plan, c.error_growth)]
+    """Return the candidates that win within all limits except the workspace, which takes longer to count.
+
+    An error growth limit below 1 forbids the vendor's product too, so every allowed plan wins, however slow it is.
+    """
+    allowed = [c for c in candidates if limits.allows_plan(c.plan, c.error_growth)]
+    return allowed if limits.forbids_vendor else [c for c in allowed if c.beats_vendor]
 
 
 def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
     """Return the reason why `best` was picked, and the limit that a faster candidate exceeds."""
     fastest = candidates[0]
+    if limits.forbids_vendor:
+        limit = f"an error growth of at most {limits.error_growth:g}"
+        if best.plan == VENDOR:
+            return f"the vendor answers, since no plan has {limit} within the other limits ({calibration.source})"
+        return f"the fastest plan with {limit}: {best.time:.3f} of the vendor's time ({calibration.source})"
     if not any(c.beats_vendor for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
         return f"no plan is predicted to take at most {1 - least:.3f} of the vendor's time ({calibration.source})"

@@ -24,7 +24,7 @@ from fmm.perfmodel.candidates import device_candidates as compared
 from fmm.tuner.search.space import choices_by_plan, search_space, space_for_dtype
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
-ACCURATE = [f"residues({moduli}) > {end}" for moduli in (15, 8) for end in ("bytes", "strassen > bytes")]
+ACCURATE = [f"residues({moduli}) > {end}" for moduli in (15, 16, 8) for end in ("bytes", "strassen > bytes")]
 CPU = [
     "vendor",
     "winograd > vendor",

@@ -134,6 +134,8 @@ def test_candidates_come_from_the_registry() -> None:
         "residues(14) > strassen > bytes",
         "residues(15) > bytes",
         "residues(15) > strassen > bytes",
+        "residues(16) > bytes",
+        "residues(16) > strassen > bytes",
         "residues(8) > bytes",
         "residues(8) > strassen > bytes",
     ]
