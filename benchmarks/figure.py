@@ -1,10 +1,14 @@
-"""Draw the README's figure of default calls over the size: `python -m benchmarks pages --figure`."""
+"""Draw the pages' figures from recorded samples: `python -m benchmarks pages --figure`.
+
+docs/speedup.svg shows default calls over the size, docs/error-against-time.svg fmm beside its peers.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -14,6 +18,7 @@ from benchmarks.tables.markdown import Row, median_ratio
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 STYLES = {"float32": ("#0072b2", "o"), "float64": ("#d55e00", "s"), "bfloat16": ("#009e73", "^")}
 
@@ -53,5 +58,57 @@ def draw_speedup(samples: Path, output: Path) -> None:
     left.set_ylim(0, 7.5)
     right.set_yscale("log")
     left.legend(frameon=False, fontsize=8, ncol=3, loc="upper center")
+    _save_svg(figure, output)
+
+
+# Each peer's colour and marker in the figure of errors against times.
+PEER_STYLES = {
+    "cublas": ("black", "x"),
+    "fmm": ("#0072b2", "o"),
+    "fmm, accurate": ("#56b4e9", "D"),
+    "TF32": ("#d55e00", "s"),
+    "3xTF32": ("#e69f00", "s"),
+    "cuBLAS emulated": ("#d55e00", "P"),
+    "GEMMul8 fast": ("#009e73", "^"),
+    "GEMMul8 accurate": ("#009e73", "v"),
+}
+COMPARED_SIDES = (4096, 8192, 16384)
+
+
+def draw_error_against_time(samples: Path, output: Path) -> None:
+    """Draw the errors and times of fmm and its peers, recorded by gpu_emulation, into an SVG file."""
+    document = json.loads(samples.read_text("utf-8"))
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.6), layout="constrained")
+    for axis, dtype in zip(axes, ("float32", "float64"), strict=True):
+        rows = square_rows(document, dtype)
+        _draw_peers(axis, [row for row in rows if row["size"][0] in COMPARED_SIDES])
+        axis.set_title(f"{dtype} ({document['environment']['device']})", fontsize=10)
+    axes[0].set_ylabel("error on normal numbers, cuBLAS = 1")
+    _save_svg(figure, output)
+
+
+def _draw_peers(axis: Axes, rows: list[Row]) -> None:
+    """Draw one line per peer through its points at the sizes of the rows; larger marks are larger sizes."""
+    for name, (colour, marker) in PEER_STYLES.items():
+        found = [row for row in rows if name in row["samples"]]
+        if not found:
+            continue
+        times = [median(row["samples"][name]) / median(row["samples"]["cublas"]) for row in found]
+        errors = [row["errors"]["normal"][name] for row in found]
+        label = "cuBLAS" if name == "cublas" else name
+        axis.plot(times, errors, color=colour, linewidth=0.8)
+        sizes = [12 * (1 + COMPARED_SIDES.index(row["size"][0])) for row in found]
+        axis.scatter(times, errors, s=sizes, color=colour, marker=marker, label=label)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = [0.125, 0.25, 0.5, 1, 2, 4]
+    axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axis.set_xlabel("time, cuBLAS = 1")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=7)
+
+
+def _save_svg(figure: Figure, output: Path) -> None:
+    """Write the figure so that equal figures are equal files."""
     matplotlib.rcParams["svg.hashsalt"] = "fmm"
     figure.savefig(output, metadata={"Date": None})

@@ -2,12 +2,14 @@
 
 Whole calls of fmm.matmul, with scaling and splitting inside the time, against cuBLAS's product of the same type, by the
 configs in force: float32 by three float16 products, complex64, and the lower triangle of a a^T. With --dtype float64 or
-complex128: products by residues. The peers of float64 are cuBLAS's own emulation, and fmm with the accuracy of that
-emulation. The peers of float32, on squares and on few rows, are fmm with a prepared operand and with componentwise
-bounds, TF32, and three products in TF32. Both types have two more peers: the best of cuBLASLt's first candidates, and
-GEMMul8 in its two modes (benchmarks/gemmul8.py names the variable for its checkout). Errors are on normal numbers and
-on numbers uniform in [0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers.
-Samples, in seconds, go to results/<device>/emulation.json, or to the file that --file names.
+complex128: products by residues.
+
+On squares and on few rows there are peers. All types have fmm with the smallest error growth (`fmm, accurate`), and the
+best of cuBLASLt's first candidates. float64 and complex128 have cuBLAS's own emulation. float32 has fmm with a prepared
+operand and with componentwise bounds, TF32, and three products in TF32. float32 and float64 have GEMMul8 in its two
+modes (benchmarks/gemmul8.py names the variable for its checkout). With --plans, these plans and GEMMul8 are the only
+peers. Errors are on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Samples, in seconds, go
+to results/<device>/emulation.json, or to the file that --file names.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ TRIANGLE_PLANS = (
     "gram^5 > strassen^2.batched.pad16 > f16x3",
 )
 RANDOM_SECONDS = 0.06  # of a random shape's samples, roughly
-ACCURATE_ERROR_GROWTH = 0.1  # the error growth that "fmm, accurate" allows: that of cuBLAS's emulation
+# The error growth that "fmm, accurate" allows: that of GEMMul8 and of cuBLAS's emulation.
+ACCURATE_ERROR_GROWTHS = {"float32": 0.02, "float64": 0.1, "complex128": 0.1}
 EMULATED_FLOAT64_MATH, EAGER_STRATEGY = 8, 2  # CUBLAS_FP64_EMULATED_FIXEDPOINT_MATH, CUBLAS_EMULATION_STRATEGY_EAGER
 Peers = Callable[[Any, Any, Any], dict[str, Call]]  # takes A, B and C
 
@@ -143,10 +146,10 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
         tf32 = recorded_call(a, b, c, "vendor", "tf32")
         assert tf32 is not None
         found |= {"TF32": tf32, "3xTF32": three_tf32_call(a, b, c)}
-    else:
-        found["fmm, accurate"] = partial(fmm.matmul, a, b, out=c, max_error_growth=ACCURATE_ERROR_GROWTH)
-        if (emulated := cublas_emulated_call(a, b, c)) is not None:
-            found["cuBLAS emulated"] = emulated
+    if (growth := ACCURATE_ERROR_GROWTHS.get(str(a.dtype))) is not None:
+        found["fmm, accurate"] = partial(fmm.matmul, a, b, out=c, max_error_growth=growth)
+    if str(a.dtype) in ("float64", "complex128") and (emulated := cublas_emulated_call(a, b, c)) is not None:
+        found["cuBLAS emulated"] = emulated
     return found | gemmul8_calls(a, b, c)
 
 

@@ -1,7 +1,7 @@
 """Write the measured numbers of README.md and docs/ from results/: `python -m benchmarks pages [--check] [--figure]`.
 
 A page marks the place of a table with `<!-- results: NAME -->` and `<!-- end -->`; the command replaces the text
-between them. Long tables are written to results/tables/NAME.csv too. --figure also draws docs/speedup.svg (matplotlib).
+between them. Long tables are written to results/tables/NAME.csv too. --figure also draws the figures (matplotlib).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m benchmarks pages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
-    parser.add_argument("--figure", action="store_true", help="draw docs/speedup.svg too")
+    parser.add_argument("--figure", action="store_true", help="draw the SVG files in docs/ too")
     options = parser.parse_args(arguments)
     stale = 0
     for path, text in generated_files():
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     if options.figure:
-        from benchmarks.figure import draw_speedup
+        from benchmarks.figure import draw_error_against_time, draw_speedup
 
+        emulation = RESULTS / "nvidia-h100-80gb-hbm3" / "emulation.json"
+        draw_error_against_time(emulation, ROOT / "docs" / "error-against-time.svg")
         draw_speedup(RESULTS / "nvidia-h200" / "calls.json", ROOT / "docs" / "speedup.svg")
     return int(bool(options.check and stale))

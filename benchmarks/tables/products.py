@@ -140,9 +140,12 @@ def integer_products(results: Path) -> Iterator[str]:
 # float32 by three float16 products, and its peers
 
 PEER_NAMES = (
-    *("fmm", "fmm, prepared", "fmm, componentwise", "cublasLt", "TF32", "3xTF32"),
+    *("fmm", "fmm, prepared", "fmm, componentwise", "fmm, accurate", "cublasLt", "TF32", "3xTF32"),
     *("GEMMul8 fast", "GEMMul8 accurate"),
 )
+
+
+FLOAT64_PEER_NAMES = ("fmm", "fmm, accurate", "cuBLAS emulated", "GEMMul8 fast", "GEMMul8 accurate")
 
 
 def _emulation_rows(results: Path) -> Iterator[Sequence[object]]:
@@ -174,18 +177,28 @@ EMULATION = LongTable(
 
 def emulated_products(results: Path) -> Iterator[str]:
     """Yield the speedup and the errors, on normal and on uniform numbers, of fmm and its peers in float32."""
+    yield from _peer_table(results, "results/nvidia-h200/emulation.json", "float32", PEER_NAMES)
+    yield ""
+    yield f"All products, plans and triangles: {EMULATION.link}."
+
+
+def emulated_float64_products(results: Path) -> Iterator[str]:
+    """Yield the same for float64, by residues."""
+    path = "results/nvidia-h100-80gb-hbm3/emulation.json"
+    yield from _peer_table(results, path, "float64", FLOAT64_PEER_NAMES)
+
+
+def _peer_table(results: Path, path: str, dtype: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield a table with a row for each size in this file of results, and a column for each of the names."""
     rows: dict[str, dict[str, str]] = {}
     for row in _emulation_rows(results):
-        if row[-2] == "results/nvidia-h200/emulation.json":
+        if row[-2] == path and row[2] == dtype:
             errors = ", ".join(str(x) for x in row[7:9] if x)
             rows.setdefault(str(row[3]), {})[str(row[4])] = f"{str(row[6]).strip('*')} ({errors})"
     shown = {size: cells for size, cells in rows.items() if len(cells) > 1}
     yield from table_lines(
-        ("m x k x n", *PEER_NAMES),
-        ((size, *(cells.get(name, "") for name in PEER_NAMES)) for size, cells in shown.items()),
+        ("m x k x n", *names), ((size, *(cells.get(name, "") for name in names)) for size, cells in shown.items())
     )
-    yield ""
-    yield f"All products, plans and triangles: {EMULATION.link}."
 
 
 # Structured and complex products
@@ -425,6 +438,7 @@ SECTIONS = (
         default_calls,
         largest_products,
         emulated_products,
+        emulated_float64_products,
         complex_products,
         integer_products,
         triangle_products,
