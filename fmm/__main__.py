@@ -4,8 +4,8 @@ usage: python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module 
        python -m fmm --version [--verbose | --json]
 
   --report         at exit, which products ran by plans, how many, how much faster, and why the others did not
-  --install NAMES  names separated by commas: torch, cupy, numpy (default: those that are importable), torch-cpu,
-                   torch-inductor
+  --install NAMES  names separated by commas: torch, cupy, numpy, scipy (default: those that are importable),
+                   torch-cpu, torch-inductor
   --version        the version; with --verbose or --json all that a bug report needs
 """
 

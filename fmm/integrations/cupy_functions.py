@@ -1,4 +1,4 @@
-"""Installation of fmm in cupy.matmul, dot, inner, tensordot and the operator `@` of CuPy arrays.
+"""Installation of fmm in cupy.matmul, dot, inner, tensordot, the operator `@` of CuPy arrays, and CuPy's solvers.
 
 fmm computes products of two arrays of exactly the class cupy.ndarray. CuPy's own functions compute all other products.
 cupy.einsum calls cupy.matmul.
@@ -7,6 +7,7 @@ cupy.einsum calls cupy.matmul.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from fmm.api import matmul
@@ -19,14 +20,22 @@ from fmm.integrations.product_functions import (
     replace_attributes,
     replacement_function,
 )
+from fmm.integrations.solver_functions import CUPY_SOLVER_FUNCTIONS, CUPYX_SOLVER_FUNCTIONS, solver_replacements
 from fmm.runtime.decisions.early_declines import is_small_on_device
 
 
 def install() -> Callable[[], None]:
     """Replace CuPy's functions; return the function that restores them."""
     import cupy
+    import cupyx.scipy.linalg
 
-    return replace_attributes(CupyFunctions(cupy).function_replacements())
+    return replace_attributes(
+        chain(
+            CupyFunctions(cupy).function_replacements(),
+            solver_replacements(cupy.linalg, CUPY_SOLVER_FUNCTIONS, cupy.ndarray),
+            solver_replacements(cupyx.scipy.linalg, CUPYX_SOLVER_FUNCTIONS, cupy.ndarray),
+        )
+    )
 
 
 class CupyFunctions:

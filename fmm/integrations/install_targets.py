@@ -56,8 +56,9 @@ INSTALL_TARGETS = {
     "torch-inductor": InstallTarget("torch", "fmm.integrations.torch_inductor"),
     "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
     "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
+    "scipy": InstallTarget("scipy.linalg", "fmm.integrations.solver_functions"),
 }
-DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy"
+DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy", "scipy"
 # the lock is reentrant, since an installation may import another target library
 _targets_lock = ForkSafeLock(threading.RLock)
 
@@ -66,14 +67,14 @@ _targets_lock = ForkSafeLock(threading.RLock)
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Let fmm compute these libraries' products from now on, where a plan is faster than the vendor.
+    """Let fmm compute these libraries' products and solvers from now on, where fmm is predicted to be faster.
 
     Parameters
     ----------
     *names : str
-        "torch" (on CUDA devices), "cupy" or "numpy"; by default all of the three that are importable. Two targets are
-        not among the defaults: "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
-        torch.compile(mode="max-autotune-no-cudagraphs").
+        "torch" (on CUDA devices), "cupy", "numpy" or "scipy" (the solvers of scipy.linalg); by default all of the four
+        that are importable. Two targets are not among the defaults: "torch-cpu", torch's products and solvers on the
+        host, and "torch-inductor", a candidate in torch.compile(mode="max-autotune-no-cudagraphs").
 
     Returns
     -------
@@ -210,7 +211,8 @@ def importable_default_targets() -> tuple[str, ...]:
 
 
 def _is_importable(library: str) -> bool:
-    return sys.modules.get(library) is not None or importlib.util.find_spec(library) is not None
+    root = library.partition(".")[0]  # the search for a module in a package would import the package
+    return sys.modules.get(library) is not None or importlib.util.find_spec(root) is not None
 
 
 # ---- installing

@@ -1,4 +1,4 @@
-"""Installation of fmm in numpy.dot and numpy.inner, and in the loops of numpy.matmul and `@` (numpy_loops.py).
+"""Installation of fmm in numpy.dot, numpy.inner, numpy.linalg, and the loops of numpy.matmul and `@` (numpy_loops.py).
 
 NumPy's einsum, cov and multi_dot call dot, inner or matmul, so fmm also computes the products of einsum, cov and
 multi_dot. The names `dot` and `inner` are bound to fmm's functions in numpy and in the modules of NumPy that import the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fmm.integrations.product_functions import (
     replacement_function,
 )
 from fmm.integrations.report import is_reporting
+from fmm.integrations.solver_functions import NUMPY_SOLVER_FUNCTIONS, solver_replacements
 from fmm.kernels.cpu.host_arrays import dot as numpy_dot
 from fmm.kernels.cpu.host_arrays import inner as numpy_inner
 from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
@@ -38,8 +40,9 @@ FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_d
 
 
 def install() -> Callable[[], None]:
-    """Replace the loops of numpy.matmul and the functions dot and inner; return the function that restores them."""
-    undo_functions = replace_attributes(_replacements())
+    """Replace the loops of numpy.matmul, dot, inner and solvers; return the function that restores them."""
+    solvers = solver_replacements(np.linalg, NUMPY_SOLVER_FUNCTIONS, ndarray)
+    undo_functions = replace_attributes(chain(_replacements(), solvers))
     try:
         undo_loops = numpy_loops.install()
     except OSError as error:

@@ -29,6 +29,7 @@ from fmm.integrations.torch_kernels import (
     bypass_fmm_for_vendor,
     vendor_kernels,
 )
+from fmm.integrations.torch_solvers import install_solvers
 from fmm.runtime.decisions.early_declines import (
     SMALL_MULTIPLY_ADDS,
     SMALL_MULTIPLY_ADDS_16_BIT,
@@ -61,7 +62,18 @@ def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
     kernels = vendor_kernels(key)
     hook = torch_hook.load_compiled_hook() if compiled else None
     answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
-    return bypass_fmm_for_vendor(install_compiled_hook(answers, key) if hook else install_python_kernels(answers, key))
+    undo_products = install_compiled_hook(answers, key) if hook else install_python_kernels(answers, key)
+    try:
+        undo_solvers = install_solvers(key)
+    except BaseException:
+        undo_products()
+        raise
+
+    def undo_installation() -> None:
+        undo_solvers()
+        undo_products()
+
+    return bypass_fmm_for_vendor(undo_installation)
 
 
 # ---- with the hook in C++

@@ -21,10 +21,10 @@ def cholesky_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
     """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none."""
-    levels = cholesky_levels(library, a, limit)
-    factor = library.write(library.empty(tuple(a.shape), a), library.module.tril(a))
+    levels, factor = cholesky_levels(library, a, limit), library.empty(tuple(a.shape), a)
+    factor = library.write(library.transpose(factor) if column_major else factor, library.module.tril(a))
     for i in np.ndindex(*a.shape[:-2]):
         factor_in_place(library, factor[i], levels, limit)
     return factor

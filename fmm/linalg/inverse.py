@@ -75,11 +75,18 @@ def inv(
     return write_result(library, out, inverse)
 
 
+def inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return how often to halve general matrices; 0 where the library's own function inverts, or rejects, the array."""
+    if not is_square(a):
+        return 0
+    return split_levels(a.shape[-1], None, library.product_type(a), library.device(a), limit, INVERSE_RULE)
+
+
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
     n = a.shape[-1]
-    if not split_levels(n, None, library.product_type(a), library.device(a), limit, INVERSE_RULE):
+    if not inverse_levels(library, a, limit):
         return library.inv(a)
     levels, inverse = triangular_levels(library, a, n, limit), library.empty(tuple(a.shape), a)
     for i in np.ndindex(*a.shape[:-2]):

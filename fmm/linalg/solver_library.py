@@ -20,6 +20,7 @@ class NumpySolvers:
 
     linalg_error: type[Exception] = np.linalg.LinAlgError
     module: Any = np
+    right_side_axes: tuple[int, ...] = (1, 2)  # numbers of axes of the right sides that the library's lstsq takes
 
     def device(self, x: Any) -> str:
         """Return the device as fmm.plan names it."""
@@ -36,6 +37,10 @@ class NumpySolvers:
     def needs_gradient(self, *arrays: Any) -> bool:
         """Return True if the result must have gradients: for torch alone."""
         return False
+
+    def rank(self, rank: int, like: Any) -> Any:
+        """Return a rank as the library's lstsq returns it."""
+        return rank
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
         """Return a row-major array of this shape, of the type and on the device of `like`."""
@@ -107,6 +112,15 @@ class NumpySolvers:
         lu, pivots, info = getrf(a)
         return None if info else (lu, pivots.tolist())
 
+    def qr(self, a: Any, mode: str) -> Any:
+        """Return Q and R by the library's own function; R alone in mode "r"."""
+        found = self.module.linalg.qr(a, mode)
+        return found if mode == "r" else tuple(found)
+
+    def lstsq(self, a: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the library's own solution, residuals, rank and singular values."""
+        return tuple(self.module.linalg.lstsq(a, b, rcond=None))
+
 
 class CupySolvers(NumpySolvers):
     """CuPy's functions, for its arrays on a GPU."""
@@ -157,6 +171,8 @@ class CupySolvers(NumpySolvers):
 class TorchSolvers(NumpySolvers):
     """torch's functions, for its tensors on the host or on a GPU."""
 
+    right_side_axes = (2,)
+
     def __init__(self) -> None:
         self.module = sys.modules["torch"]
         self.linalg_error = self.module.linalg.LinAlgError
@@ -182,6 +198,10 @@ class TorchSolvers(NumpySolvers):
     def needs_gradient(self, *arrays: Any) -> bool:
         """Return True if autograd records the call."""
         return self.module.is_grad_enabled() and any(x.requires_grad for x in arrays)
+
+    def rank(self, rank: int, like: Any) -> Any:
+        """Return a rank as torch.linalg.lstsq returns it with LAPACK's drivers that find none: an empty tensor."""
+        return like.new_empty((0,), dtype=self.module.int64)
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
         """Return a row-major tensor of this shape, of the type and on the device of `like`."""
@@ -218,6 +238,15 @@ class TorchSolvers(NumpySolvers):
         """Return L and U in one matrix and the pivot rows; None for a singular matrix."""
         lu, pivots, info = self.module.linalg.lu_factor_ex(a)
         return None if int(info) else (lu, [row - 1 for row in pivots.tolist()])
+
+    def qr(self, a: Any, mode: str) -> Any:
+        """Return Q and R by torch.linalg.qr; R alone in mode "r"."""
+        q, r = self.module.linalg.qr(a, mode)
+        return r if mode == "r" else (q, r)
+
+    def lstsq(self, a: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+        """Return torch.linalg.lstsq's solution, residuals, rank and singular values."""
+        return tuple(self.module.linalg.lstsq(a, b))
 
 
 NUMPY_SOLVERS = NumpySolvers()

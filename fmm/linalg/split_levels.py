@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fmm import api
 
 SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
+SMALLEST_GAINING_SIDE = 1024  # a matrix without a longer side is the library's own, on any device
 ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows: products of aligned operands are fast
 
 

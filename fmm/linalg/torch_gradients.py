@@ -8,6 +8,7 @@ import torch
 
 from fmm import api
 from fmm.linalg.cholesky_recursion import factor_stacks
+from fmm.linalg.qr_factors import factor_tall_stacks
 from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 
@@ -65,3 +66,27 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
         )
         result = solve(factor, solve(factor.mH, product, upper, limit), lower, limit)
         return (result + result.mH) / 2, None
+
+
+class QrFactors(torch.autograd.Function):  # type: ignore[misc]
+    """The reduced QR factors of tall matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, limit: float | None) -> tuple[Any, Any]:
+        """Return Q and R."""
+        q, r = factor_tall_stacks(TorchSolvers(), a, limit)
+        ctx.save_for_backward(q, r)
+        ctx.limit = limit
+        return q, r
+
+    @staticmethod
+    def backward(ctx: Any, gradient_q: Any, gradient_r: Any) -> Any:
+        """Return (g_Q + Q S) R^-H; S is W = R g_R^H - g_Q^H Q with its lower triangle mirrored into the upper one."""
+        (q, r), limit = ctx.saved_tensors, ctx.limit
+        product = api.matmul(r, gradient_r.mH, max_error_growth=limit)
+        product = (product - api.matmul(gradient_q.mH, q, max_error_growth=limit)).tril()
+        symmetric = product + product.mH
+        symmetric = symmetric - torch.diag_embed(symmetric.diagonal(dim1=-2, dim2=-1)) / 2
+        right = gradient_q + api.matmul(q, symmetric, max_error_growth=limit)
+        form = TriangularForm(True, False, False)
+        return TriangularSolution.apply(r.mH, right, form, limit), None

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import split_levels
-from fmm.linalg.split_levels import SplitRule
-from tests.support.solver_matrices import DTYPES, backward_error, positive_matrices, random_matrix
+from tests.support.solver_matrices import (
+    DTYPES,
+    backward_error,
+    positive_matrices,
+    random_matrix,
+    solve_everything_by_products,
+)
 
 torch = pytest.importorskip("torch")
 SIZES = (0, 1, 2, 17, 33)
@@ -18,10 +22,7 @@ SIZES = (0, 1, 2, 17, 33)
 
 @pytest.fixture(autouse=True)
 def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halve every matrix down to blocks of two rows."""
-    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
-    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
-        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
+    solve_everything_by_products(monkeypatch)
 
 
 def tensor(x: Any, gradient: bool = False) -> Any:
@@ -97,6 +98,21 @@ def test_singular_and_indefinite_matrices_raise_torchs_exceptions() -> None:
     assert not torch.isfinite(found[4:]).all() and torch.isfinite(found[:4]).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orthogonal_factors_and_least_squares_are_torchs(dtype: str) -> None:
+    a, b = tensor(random_matrix(40, 9, dtype)), tensor(random_matrix(40, 3, dtype, seed=1))
+    q, r = fmm.linalg.qr(a)
+    own_q, own_r = torch.linalg.qr(a)
+    assert_close(q.abs(), own_q.abs(), 18)
+    assert_close(r.abs(), own_r.abs(), 18)
+    assert_close(fmm.linalg.qr(torch.stack([a, a]), "r")[1], r, 18)
+    found, expected = fmm.linalg.lstsq(a, b), torch.linalg.lstsq(a, b, driver="gels")
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y, 16) if y.numel() else None
+        assert x.shape == y.shape and x.dtype == y.dtype
+    assert_close(fmm.linalg.lstsq(a, b[:, 0]).solution, torch.linalg.lstsq(a, b[:, 0]).solution, 18)
+
+
 # ---- gradients
 
 
@@ -141,12 +157,30 @@ def test_gradients_of_factors_are_torchs(upper: bool, dtype: str) -> None:
     assert_close(found, expected, 36)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_gradients_of_orthogonal_factors_are_torchs(dtype: str) -> None:
+    a = tensor(np.stack([random_matrix(20, 6, dtype, seed) for seed in (1, 2)]))
+    sides = tensor(random_matrix(20, 3, dtype))
+
+    def without_signs(factors: Any) -> Any:
+        q, r = factors
+        return q @ (q.mH @ sides) + (r.mH @ r).sum((-1, -2))[:, None, None]
+
+    (found,) = gradients(lambda x: without_signs(fmm.linalg.qr(x)), a)
+    (expected,) = gradients(lambda x: without_signs(torch.linalg.qr(x)), a)
+    assert_close(found, expected, 36)
+    with pytest.raises(RuntimeError, match="mode"):
+        fmm.linalg.qr(a.requires_grad_(), "r").sum().backward()
+
+
 def test_second_derivatives_pass_gradcheck() -> None:
     a = tensor(random_matrix(3, 3, "float64") / 4 + 3 * np.eye(3), True)
     b = tensor(random_matrix(3, 2, "float64", seed=1), True)
     solve = lambda a, b: fmm.linalg.solve_triangular(a, b, lower=True)  # noqa: E731
     assert torch.autograd.gradgradcheck(solve, (a, b))
     assert torch.autograd.gradgradcheck(lambda x: fmm.linalg.cholesky(x @ x.mT), (a,))
+    tall = tensor(random_matrix(5, 3, "float64"), True)
+    assert torch.autograd.gradgradcheck(fmm.linalg.qr, (tall,))
 
 
 def test_inverses_with_gradients_are_torchs() -> None:

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
+
+from fmm import api
+from fmm.linalg import qr_factors, split_levels
+from fmm.linalg.split_levels import SplitRule
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
 SIZES = (0, 1, 2, 3, 17, 64)
+
+
+def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halve every matrix down to blocks of two rows, and factor every tall matrix by Cholesky QR."""
+    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
+    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
+        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
+    monkeypatch.setattr(qr_factors, "gains_by_products", lambda m, n, *_: m >= n)
+
+
+def noted_products(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each following product of fmm appends its function's name."""
+    called: list[str] = []
+
+    def noting(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def multiply(*operands: Any, **options: Any) -> Any:
+            called.append(name)
+            return own(*operands, **options)
+
+        return multiply
+
+    for name in ("gemm", "gram", "matmul"):
+        monkeypatch.setattr(f"fmm.api.{name}", noting(name, getattr(api, name)))
+    return called
+
+
+def matrix_of_condition(m: int, n: int, condition: float, dtype: str) -> Array:
+    """Return a tall matrix with singular values from 1 down to 1 / condition."""
+    u, _, v = np.linalg.svd(random_matrix(m, n, "complex128" if "complex" in dtype else "float64"), full_matrices=False)
+    return np.asarray((u * np.geomspace(1, 1 / condition, n)) @ v).astype(dtype)
 
 
 def random_matrix(m: int, n: int, dtype: str, seed: int = 0) -> Array:

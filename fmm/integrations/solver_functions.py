@@ -1,0 +1,164 @@
+"""Installation of fmm in the linear algebra of NumPy, SciPy and CuPy, beside the installation of their products.
+
+A replaced function calls fmm.linalg for large matrices where the model predicts a gain. The library's own function
+computes all others, and repeats the calls that fail: so errors are the library's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fmm import linalg
+from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
+from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.inverse import inverse_levels
+from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.qr_factors import QR_MODES, factors_by_products
+from fmm.linalg.solver_library import solver_library
+from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE, SOLVER_TYPES
+from fmm.linalg.triangular_recursion import triangular_levels
+
+SolverFunction = Callable[..., Any]  # returns the function's result, or None where the library's own must run
+
+# ---- the functions of each library, with the library's parameters
+
+
+def cholesky(a: Any, /, *, upper: bool = False) -> Any:
+    """Compute numpy.linalg.cholesky and CuPy's."""
+    return linalg.cholesky(a, upper=upper) if cholesky_levels(solver_library(a), a, None) else None
+
+
+def inv(a: Any) -> Any:
+    """Compute numpy.linalg.inv and CuPy's."""
+    return linalg.inv(a) if inverse_levels(solver_library(a), a, None) else None
+
+
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """Compute CuPy's qr."""
+    if mode not in QR_MODES or not factors_by_products(solver_library(a), a, mode == "reduced", None):
+        return None
+    return linalg.qr(a, mode)  # type: ignore[arg-type]
+
+
+def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
+    """Compute CuPy's lstsq, but for a program's own threshold of the rank."""
+    if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
+        return None
+    return tuple(linalg.lstsq(a, b))
+
+
+def solve_triangular(
+    a: Any,
+    b: Any,
+    trans: Any = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+) -> Any:
+    """Compute scipy.linalg.solve_triangular and CuPy's."""
+    columns = b.shape[1] if b.ndim == 2 else 1
+    library = solver_library(a, b)
+    if not has_two_axes(a) or not triangular_levels(library, a, columns, None):
+        return None
+    if check_finite and library.module is np:
+        np.asarray_chkfinite(a), np.asarray_chkfinite(b)
+    return linalg.solve_triangular(a, b, trans, lower, unit_diagonal)
+
+
+def scipy_cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """Compute scipy.linalg.cholesky."""
+    return cholesky(checked_matrix(a, check_finite), upper=not lower) if has_two_axes(a) else None
+
+
+def scipy_inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """Compute scipy.linalg.inv."""
+    return inv(checked_matrix(a, check_finite)) if has_two_axes(a) else None
+
+
+def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Any:
+    """Compute scipy.linalg.cho_solve."""
+    factor, lower = c_and_lower
+    columns = b.shape[1] if b.ndim == 2 else 1
+    if not has_two_axes(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
+        return None
+    checked_matrix(factor, check_finite), checked_matrix(b, check_finite)
+    return linalg.cho_solve((factor, lower), b)
+
+
+def has_two_axes(a: Any) -> bool:
+    """Return True for a matrix; SciPy's own functions handle stacks."""
+    return bool(a.ndim == 2)
+
+
+def checked_matrix(a: Any, check_finite: bool) -> Any:
+    """Return the matrix; ValueError if it has inf or NaN and SciPy checks for them."""
+    return np.asarray_chkfinite(a) if check_finite else a
+
+
+NUMPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"cholesky": cholesky, "inv": inv}
+CUPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"cholesky": cholesky, "inv": inv, "qr": qr, "lstsq": lstsq}
+CUPYX_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"solve_triangular": solve_triangular}
+SCIPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {
+    "cholesky": scipy_cholesky,
+    "inv": scipy_inv,
+    "cho_solve": cho_solve,
+    "solve_triangular": solve_triangular,
+}
+
+# ---- replacing functions
+
+running_solver = threading.local()  # while its attribute `on` is True in a thread, the library's own functions run
+
+
+def install() -> Callable[[], None]:
+    """Replace SciPy's functions; return the function that restores them."""
+    import scipy.linalg
+
+    return replace_attributes(solver_replacements(scipy.linalg, SCIPY_SOLVER_FUNCTIONS, np.ndarray))
+
+
+def solver_replacements(
+    module: Any, functions: Mapping[str, SolverFunction], array_type: type
+) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the module, the name and the replacement for each name that is bound to one of the module's functions."""
+    for function, solver in functions.items():
+        own = getattr(module, function, None)
+        if own is not None:
+            replaced = replacement_function(own, solver_answer(own, solver, array_type))
+            for owner, name in names_bound_to(
+                own, *dict.fromkeys((module, sys.modules.get(getattr(own, "__module__", ""), module)))
+            ):
+                yield owner, name, replaced
+
+
+def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
+    """Return the function that calls a solver for large matrices of a library, and else the library's own."""
+
+    def compute_solver(*operands: Any, **options: Any) -> Any:
+        if not operands or not is_large_matrix(operands[0], array_type) or getattr(running_solver, "on", False):
+            return own(*operands, **options)
+        running_solver.on = True
+        try:
+            result = solver(*operands, **options)
+        except (TypeError, ValueError, np.linalg.LinAlgError):
+            result = None  # the library's own function raises its own exception
+        finally:
+            running_solver.on = False
+        return own(*operands, **options) if result is None else result
+
+    return compute_solver
+
+
+def is_large_matrix(a: Any, array_type: type) -> bool:
+    """Return True for an array, or the array of SciPy's pair of a factor and a flag, for which products may gain."""
+    a = a[0] if type(a) is tuple and a else a
+    if type(a) is not array_type:
+        return False
+    x: Any = a
+    return x.ndim >= 2 and max(x.shape[-2:]) >= SMALLEST_GAINING_SIDE and x.dtype.name in SOLVER_TYPES

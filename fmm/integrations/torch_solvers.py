@@ -1,0 +1,114 @@
+"""Installation of fmm in torch.linalg: the solvers' operators at a key of torch's dispatcher, below autograd.
+
+A replaced operator calls fmm.linalg where the model predicts a gain, and torch's own kernel otherwise. Gradients are
+torch's formulas, made of the same operators. Results have torch's layout, column-major.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fmm.integrations.install_targets import CannotInstallError, UndoFunction
+from fmm.integrations.torch_kernels import bypass_fmm, bypass_state
+from fmm.linalg import qr_factors
+from fmm.linalg.cholesky_recursion import cholesky_levels, factor_stacks
+from fmm.linalg.inverse import inverse_levels, invert_stacks
+from fmm.linalg.solver_library import TorchSolvers
+from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
+from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_levels
+
+SolverFunction = Callable[..., Any]  # returns the operator's result, or None where torch's own kernel must run
+
+
+def column_major(x: Any) -> Any:
+    """Return a copy in torch.linalg's layout."""
+    return x.mT.contiguous().mT
+
+
+def no_errors(a: Any) -> Any:
+    """Return the `info` of a factorization without errors: a zero for each matrix of a stack."""
+    return a.new_zeros(a.shape[:-2], dtype=torch.int32)
+
+
+def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """Compute aten::linalg_cholesky_ex."""
+    if not cholesky_levels(library, a, None):
+        return None
+    # the upper factor, the adjoint of a row-major lower factor, is column-major
+    factor = factor_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)
+    return library.adjoint(factor) if upper else factor, no_errors(a)
+
+
+def solve_triangular(
+    library: TorchSolvers, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
+    """Compute aten::linalg_solve_triangular."""
+    columns = b.shape[-1 if left else -2]
+    if not triangular_levels(library, a, columns, None):
+        return None
+    return column_major(solve_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None))
+
+
+def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
+    """Compute aten::linalg_inv_ex."""
+    return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_levels(library, a, None) else None
+
+
+def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
+    """Compute aten::linalg_qr."""
+    if mode not in qr_factors.QR_MODES or not qr_factors.factors_by_products(library, a, mode == "reduced", None):
+        return None
+    q, r = qr_factors.factor_tall_stacks(library, a, None, mode == "reduced")
+    return a.new_empty(0) if q is None else column_major(q), column_major(r)
+
+
+TORCH_SOLVERS: dict[str, SolverFunction] = {
+    "linalg_cholesky_ex": cholesky_ex,
+    "linalg_solve_triangular": solve_triangular,
+    "linalg_inv_ex": inv_ex,
+    "linalg_qr": qr,
+}
+# All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
+_registered_kernels: list[Any] = []
+
+
+def install_solvers(key: str) -> UndoFunction:
+    """Replace the solvers' operators at this dispatch key; return the function that restores torch's kernels."""
+    try:
+        kernels = {name: torch.library.get_kernel(f"aten::{name}", key) for name in TORCH_SOLVERS}
+    except RuntimeError as error:  # torch was built without a kernel of the operator for this key
+        raise CannotInstallError(str(error)) from error
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns if a kernel replaces another kernel
+        for name, solver in TORCH_SOLVERS.items():
+            library.impl(name, solver_kernel(solver, kernels[name]), key, with_keyset=True)
+    _registered_kernels.extend(kernels.values())
+    return library._destroy  # type: ignore[no-any-return]
+
+
+def solver_kernel(solver: SolverFunction, own: Any) -> SolverFunction:
+    """Return the kernel that calls a solver, and torch's own kernel where the solver declines."""
+
+    def call_solver_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
+        result = run_solver(solver, operands, options)
+        return own.call_boxed(keys, *operands, **options) if result is None else result
+
+    return call_solver_kernel
+
+
+def run_solver(solver: SolverFunction, operands: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return a solver's result; None for small matrices, for calls that belong to torch, and where a solver fails."""
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    if max(tensors[0].shape[-2:], default=0) < SMALLEST_GAINING_SIDE or getattr(bypass_state, "on", False):
+        return None
+    library = TorchSolvers()
+    with torch.no_grad(), bypass_fmm():  # blocks are torch's own, and gradients are recorded above the dispatcher
+        try:
+            return solver(library, *operands, **options) if library.is_plain(*tensors) else None
+        except library.linalg_error:  # torch's own kernel returns the error as a number
+            return None

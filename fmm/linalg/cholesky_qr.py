@@ -1,0 +1,159 @@
+"""QR factors of tall matrices by Cholesky factors of Gram matrices.
+
+One pass factors the Gram matrix, A^H A = L L^H, and divides: Q = A L^-H. Q's columns are orthonormal up to an error
+that grows with the square of A's condition number; a second pass on Q removes the error. The Gram matrix of the second
+pass measures it: where ||Q^H Q - I|| is small, the next Q is as orthogonal as Householder's. Where the Gram matrix has
+no Cholesky factor, a small multiple of the identity is added, and a third pass follows.
+
+The algorithm and its analysis: Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, "Roundoff error analysis of the
+CholeskyQR2 algorithm", ETNA 44 (2015); the shift: Fukaya et al., SIAM J. Sci. Comput. 42 (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm import api
+from fmm.linalg.cholesky_recursion import factor_stacks
+from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, has_long_gram, inverse_halvings
+from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.solver_steps import StepConditions
+from fmm.linalg.split_levels import first_half
+from fmm.linalg.triangular import solve_triangular
+
+MAX_PASSES = 3
+# A pass makes the columns of Q orthonormal to working accuracy if ||A^H A - I|| is at most this limit before the pass.
+MAX_DEVIATION = 0.25
+SHIFT_UNITS = 4.0  # the shift, in units of the rounding error of the Gram matrix: eps * trace(A^H A)
+# The product with an inverse has a backward error that is larger than a triangular solve's by about this factor.
+MAX_INVERSE_GROWTH = 8.0
+
+
+class QrPasses(NamedTuple):
+    """The state after the Gram matrix of the last pass: A = Q R, and the last pass's factor L with Q^H Q = L L^H."""
+
+    q: Any
+    r: Any
+    last_factor: Any
+
+
+def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: int = MAX_PASSES) -> QrPasses | None:
+    """Return all passes but for the last division; None where the passes do not make the columns orthonormal."""
+    q, r = a, None
+    for step in range(max_passes):
+        gram = gram_of_tall(library, q, limit)
+        is_last = step > 0 and deviation_from_identity(library, gram) <= MAX_DEVIATION
+        if step == max_passes - 1 and not is_last:
+            return None
+        # a second shift would come to nothing: no third pass follows in which the columns could be orthonormal
+        if (factor := shifted_cholesky(library, gram, limit, (0.0, SHIFT_UNITS) if step == 0 else (0.0,))) is None:
+            return None
+        if is_last:
+            return QrPasses(q, r, factor)
+        q, r = divide_by_adjoint(library, q, factor, limit), next_r(library, factor, r, limit)
+    return None
+
+
+def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any] | None:
+    """Return Q and R of one tall matrix, Q being None without `with_q`; None where another algorithm must factor."""
+    if (passes := qr_passes(library, a, limit)) is None:
+        return None
+    q = divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
+    return q, next_r(library, passes.last_factor, passes.r, limit)
+
+
+def next_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
+    """Return the R after one more pass: L^H R."""
+    upper = library.adjoint(factor)
+    return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
+
+
+def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
+    """Return the Frobenius norm of a Gram matrix less the identity; NaN for a matrix with NaN."""
+    return float(library.module.linalg.norm(gram - library.identity(gram.shape[0], gram)))
+
+
+def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+    """Return A^H A, of a long matrix as the sum over blocks of rows."""
+    m, n = a.shape
+    if not has_long_gram(m, n, step_conditions(library, a, limit)):
+        return api.gram(a, max_error_growth=limit)
+    count = m // BLOCK_ROWS
+    rows = count * BLOCK_ROWS
+    blocks = a[:rows].reshape(count, BLOCK_ROWS, n)
+    gram = api.matmul(library.adjoint(blocks), blocks, max_error_growth=limit).sum(0)
+    return gram if rows == m else gram + api.gram(a[rows:], max_error_growth=limit)
+
+
+def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shifts: Sequence[float]) -> Any:
+    """Return the lower factor of a Gram matrix with the first of these shifts that has one; None without any."""
+    for shift in shifts:
+        if shift:
+            diagonal = gram.reshape(-1)[:: gram.shape[0] + 1]
+            diagonal += shift * float(np.finfo(str(gram.dtype).removeprefix("torch.")).eps) * diagonal.sum()
+        try:
+            return factor_stacks(library, gram, limit)
+        except library.linalg_error:
+            continue
+    return None
+
+
+def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False) -> Any:
+    """Return a L^-H: on a GPU by products with the inverse of L, where the inverse is accurate enough.
+
+    In the last pass the inverse is accurate, since L L^H is close to the identity.
+    """
+    if divides_by_inverse(library, a):
+        inverse = library.identity(factor.shape[0], factor)
+        halvings = inverse_halvings(factor.shape[0], step_conditions(library, a, limit))
+        invert_lower_in_place(library, factor, inverse, halvings, limit)
+        if is_last or inverse_growth(factor, inverse) <= MAX_INVERSE_GROWTH:
+            return multiply_by_adjoint(library, a, inverse, limit)
+    return solve_triangular(factor, a, "C", True, left=False, max_error_growth=limit)
+
+
+def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:
+    """Return True on a GPU: BLAS on the host solves triangular systems as fast as it multiplies."""
+    return library.device(a) != "cpu"
+
+
+def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float | None) -> Any:
+    """Return a L^H; the blocks of columns skip the zeros of L^H."""
+    (m, n), upper = a.shape, library.adjoint(lower)
+    product = library.empty((m, n), a)
+    for start, stop in column_blocks(m, n, step_conditions(library, a, limit)):
+        api.matmul(a[:, :stop], upper[:stop, start:stop], out=product[:, start:stop], max_error_growth=limit)
+    return product
+
+
+def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, limit: float | None) -> None:
+    """Replace the identity x by the inverse of a lower triangle; the block below is -L22^-1 (L21 L11^-1)."""
+    n = a.shape[0]
+    if halvings == 0 or n < 2:
+        library.solve_block(a, x, True, False)
+        return
+    h = first_half(n)
+    for half in (slice(0, h), slice(h, n)):
+        invert_lower_in_place(library, a[half, half], x[half, half], halvings - 1, limit)
+    panel = api.matmul(a[h:, :h], x[:h, :h], max_error_growth=limit)
+    library.write(x[h:, :h], api.gemm(x[h:, h:], panel, alpha=-1, max_error_growth=limit))
+
+
+def inverse_growth(factor: Any, inverse: Any) -> float:
+    """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
+
+    A row q of the product has an error of eps ||a|| ||column k of L^-H|| in entry k. Multiplied by L^H, and summed over
+    all rows, the error is eps ||A|| g with g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function
+    returns g / sqrt(n), which is 1 for the identity.
+    """
+    rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
+    return sqrt(float((rows * columns).mean()))
+
+
+def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepConditions:
+    """Return what the times of steps on this array depend on."""
+    return StepConditions(library.product_type(a), library.device(a), limit)

@@ -1,0 +1,95 @@
+"""fmm.linalg.lstsq: tall systems by Cholesky factors of Gram matrices, all others by the library's own function."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm import api
+from fmm.linalg.arguments import common_arrays
+from fmm.linalg.cholesky_factors import cho_solve
+from fmm.linalg.cholesky_qr import qr_passes
+from fmm.linalg.qr_factors import factors_by_products
+from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.triangular import solve_triangular
+
+FULL_RANK_PASSES = 2  # a system that needs a third pass may be singular: the library decides about its rank
+
+
+class LeastSquares(NamedTuple):
+    """The solution, and what the library's own function returns besides, in the same order."""
+
+    solution: Any
+    residuals: Any
+    rank: Any
+    singular_values: Any
+
+
+def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastSquares:
+    """Return the x with the smallest norm of b - a x, as numpy.linalg.lstsq does.
+
+    Parameters
+    ----------
+    a : array
+        The matrix, of NumPy, CuPy or torch.
+    b : array
+        The right sides: a vector or a matrix; for torch a matrix.
+    max_error_growth : float, optional
+        The largest error growth of the products, as in fmm.matmul.
+
+    Returns
+    -------
+    LeastSquares
+        A tuple of the solution, the squared norms of the columns of b - a x, the rank, and the singular values of a.
+        Where products solve, a has full rank, and the array of singular values is empty.
+
+    Raises
+    ------
+    LinAlgError, RuntimeError
+        By the library's own function.
+
+    Notes
+    -----
+    Tall systems on a GPU, for which the model predicts a gain, are solved by the R of Cholesky QR, x = R^-1 Q^H b,
+    where two passes suffice: then a has full rank. All other systems, stacks and tensors that require gradients are the
+    library's own.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> x = fmm.linalg.lstsq(np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), np.array([3.0, 4.0, 5.0])).solution
+    >>> np.round(x, 12)
+    array([3., 2.])
+    """
+    library, (a, b) = common_arrays(a, b)
+    if not is_tall_system(library, a, b, max_error_growth):
+        return LeastSquares(*library.lstsq(a, b))
+    return solve_tall(library, a, b, max_error_growth) or LeastSquares(*library.lstsq(a, b))
+
+
+def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
+    """Return True for a matrix and right sides of its height, without gradients, which Cholesky QR solves faster."""
+    matches = a.ndim == 2 and b.ndim in library.right_side_axes and b.shape[0] == a.shape[0] and b.dtype == a.dtype
+    if not matches or not library.is_plain(a, b) or library.needs_gradient(a, b):
+        return False
+    return factors_by_products(library, a, False, limit)
+
+
+@np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
+def solve_tall(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> LeastSquares | None:
+    """Return the solution of one system; None where a may be singular.
+
+    With a = Q R after the first pass and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.
+    """
+    if (passes := qr_passes(library, a, limit, FULL_RANK_PASSES)) is None:
+        return None
+    sides = b[:, None] if b.ndim == 1 else b
+    projected = api.matmul(library.adjoint(passes.q), sides, max_error_growth=limit)
+    projected = cho_solve((passes.last_factor, True), projected, max_error_growth=limit)
+    x = solve_triangular(passes.r, projected, max_error_growth=limit)
+    rest = abs(sides - api.matmul(a, x, max_error_growth=limit))
+    n = a.shape[1]
+    singular_values = (rest * rest)[:0, 0]
+    residuals = (rest * rest).sum(0) if a.shape[0] > n else singular_values
+    return LeastSquares(x[:, 0] if b.ndim == 1 else x, residuals, library.rank(n, a), singular_values)

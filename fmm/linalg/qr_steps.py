@@ -1,0 +1,91 @@
+"""The steps of a QR factorization by Cholesky factors, in sizes that the model predicts to be the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from fmm.kernels.plans.plan import VENDOR
+from fmm.linalg.solver_steps import Step, StepConditions, predicted_seconds, product_decision
+from fmm.linalg.split_levels import SOLVER_TYPES, first_half
+
+MAX_COLUMN_BLOCKS = 8
+MAX_INVERSE_HALVINGS = 4
+LEAST_GAIN = 1.1  # predicted speedup over the library's own QR from which on products factor
+# Rows over columns. Random square matrices have condition numbers that two passes cannot handle.
+LEAST_ASPECT = 1.5
+# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. From this aspect on
+# the Gram matrix is a sum over blocks of rows.
+LONG_ASPECT = 32
+BLOCK_ROWS = 4096
+
+
+@lru_cache(maxsize=1024)
+def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
+    """Return True if the steps are predicted to take less time than the library's own QR."""
+    if conditions.dtype not in SOLVER_TYPES or conditions.device == "cpu" or n == 0 or m < LEAST_ASPECT * n:
+        return False
+    own = predicted_seconds([Step("qr", m, n, n)], conditions)
+    try:
+        return own >= LEAST_GAIN * predicted_seconds(cholesky_qr_steps(m, n, conditions, with_q), conditions)
+    except ImportError:  # tensors on a GPU without CuPy: products are torch's own
+        return False
+
+
+def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> Iterator[Step]:
+    """Yield the steps of two passes."""
+    for is_last in (False, True):
+        yield Step("product" if has_long_gram(m, n, conditions) else "gram", n, m, n)
+        yield Step("cholesky", n, n, n)
+        if with_q or not is_last:
+            yield from inverse_steps(n, inverse_halvings(n, conditions))
+            yield from adjoint_product_steps(m, n, len(column_blocks(m, n, conditions)))
+    yield Step("product", n, n, n)
+
+
+@lru_cache(maxsize=1024)
+def has_long_gram(m: int, n: int, conditions: StepConditions) -> bool:
+    """Return True if the Gram matrix is to be a sum over blocks of rows."""
+    if m < max(LONG_ASPECT * n, 2 * BLOCK_ROWS):
+        return False
+    return product_decision(Step("gram", n, m, n), conditions).plan == VENDOR
+
+
+def inverse_steps(n: int, halvings: int) -> Iterator[Step]:
+    """Yield the steps of the inverse of a triangular matrix."""
+    if halvings == 0 or n < 2:
+        yield Step("solve_triangular", n, n, n)
+        return
+    h = first_half(n)
+    yield from inverse_steps(h, halvings - 1)
+    yield from inverse_steps(n - h, halvings - 1)
+    yield Step("product", n - h, h, h)
+    yield Step("product", n - h, n - h, h)
+
+
+@lru_cache(maxsize=1024)
+def inverse_halvings(n: int, conditions: StepConditions) -> int:
+    """Return how often to halve a triangular matrix for its inverse."""
+    seconds = [predicted_seconds(inverse_steps(n, i), conditions) for i in range(MAX_INVERSE_HALVINGS)]
+    return seconds.index(min(seconds))
+
+
+def adjoint_product_steps(m: int, n: int, blocks: int) -> Iterator[Step]:
+    """Yield the products of an m x n matrix and an upper triangular matrix, one for each block of columns."""
+    for start, stop in equal_ranges(n, blocks):
+        yield Step("product", m, stop, stop - start)
+
+
+@lru_cache(maxsize=1024)
+def column_blocks(m: int, n: int, conditions: StepConditions) -> list[tuple[int, int]]:
+    """Return the first and the last column of each block for a product with an upper triangular matrix."""
+    counts = [2**i for i in range(MAX_COLUMN_BLOCKS.bit_length()) if 2**i <= max(n // 256, 1)]
+    best = min(counts, key=lambda count: predicted_seconds(adjoint_product_steps(m, n, count), conditions))
+    return equal_ranges(n, best)
+
+
+def equal_ranges(n: int, count: int) -> list[tuple[int, int]]:
+    """Return the ranges of `count` nearly equal parts of n columns."""
+    edges = [n * i // count for i in range(count + 1)]
+    return list(pairwise(edges))

@@ -1,0 +1,110 @@
+"""torch.linalg's solvers while fmm is installed: values, gradients, layouts and errors beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import fmm
+from tests.support.solver_matrices import positive_matrices, random_matrix, solve_everything_by_products
+
+torch = pytest.importorskip("torch")
+from fmm.integrations import torch_solvers  # noqa: E402
+
+DTYPES = ("float64", "complex128")
+
+
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Install fmm for tensors on the host, and return the names of the operators that fmm computes."""
+    solve_everything_by_products(monkeypatch)
+    monkeypatch.setattr(torch_solvers, "SMALLEST_GAINING_SIDE", 2)
+    names: list[str] = []
+
+    def noting(name: str, solver: Any) -> Any:
+        def note_and_solve(*operands: Any, **options: Any) -> Any:
+            result = solver(*operands, **options)
+            names.extend([name] if result is not None else [])
+            return result
+
+        return note_and_solve
+
+    for name, solver in torch_solvers.TORCH_SOLVERS.items():
+        monkeypatch.setitem(torch_solvers.TORCH_SOLVERS, name, noting(name, solver))
+    yield names
+    fmm.uninstall("torch-cpu")
+
+
+def results(dtype: str) -> list[Any]:
+    """Return the results and gradients of solvers."""
+    matrix = torch.tensor(positive_matrices(9, dtype)["normal"])
+    a = torch.stack([matrix, 2 * matrix, 3 * matrix]).requires_grad_()
+    b = torch.tensor(random_matrix(9, 4, dtype)).expand(3, 9, 4).contiguous().requires_grad_()
+    tall = torch.tensor(random_matrix(30, 7, dtype)).requires_grad_()
+    found: list[Any] = []
+    for upper in (False, True):
+        factor = torch.linalg.cholesky(a, upper=upper)
+        x = torch.linalg.solve_triangular(factor, b, upper=upper)
+        y = torch.linalg.solve_triangular(factor, b.mT, upper=upper, left=False)
+        loss = (x.abs() ** 2).sum() + y.abs().sum() + (torch.linalg.inv(a).abs() ** 3).sum()
+        found += [factor, x, y, torch.linalg.inv(a), *torch.autograd.grad(loss, [a, b])]
+    q, r = torch.linalg.qr(tall)
+    loss = ((q @ q.mH @ tall.detach()[:, :3].flip(0)).abs() ** 2).sum() + r.abs().sum()
+    return [*found, q.abs(), r.abs(), *torch.autograd.grad(loss, tall), torch.linalg.qr(tall.detach(), "r")[1].abs()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_gradients_and_layouts_are_torchs(dtype: str, solved: list[str]) -> None:
+    expected = results(dtype)
+    assert not solved
+    fmm.install("torch-cpu")
+    found = results(dtype)
+    assert set(solved) == set(torch_solvers.TORCH_SOLVERS)
+    fmm.uninstall("torch-cpu")
+    for x, y, z in zip(found, expected, results(dtype), strict=True):
+        assert x.stride() == y.stride() and x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+        assert torch.equal(y, z)
+
+
+def test_singular_and_indefinite_matrices_are_torchs(solved: list[str]) -> None:
+    a = torch.tensor(positive_matrices(18, "float64")["normal"])
+    indefinite, singular = torch.stack([a, a]), torch.stack([a, a])
+    indefinite[1, 11, 11] = -1
+    singular[1, :, 4] = 0
+
+    def outcomes() -> list[Any]:
+        infos = [torch.linalg.cholesky_ex(indefinite).info.tolist(), torch.linalg.inv_ex(singular).info.tolist()]
+        for function, matrix in ((torch.linalg.cholesky, indefinite), (torch.linalg.inv, singular)):
+            with pytest.raises(torch.linalg.LinAlgError) as error:
+                function(matrix)
+            infos.append(str(error.value))
+        return infos
+
+    expected = outcomes()
+    fmm.install("torch-cpu")
+    assert outcomes() == expected
+
+
+def test_small_matrices_and_fmms_own_calls_are_declined(solved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.tensor(positive_matrices(9, "float64")["normal"])
+    fmm.install("torch-cpu")
+    torch.linalg.cholesky(a)
+    assert solved == ["linalg_cholesky_ex"]  # the blocks' factors are torch's
+    monkeypatch.setattr(torch_solvers, "SMALLEST_GAINING_SIDE", 1024)
+    torch.linalg.cholesky(a)
+    torch.linalg.qr(torch.ones(5, 2, dtype=torch.float64))
+    assert len(solved) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+def test_transforms_are_torchs(solved: list[str]) -> None:
+    a = torch.tensor(positive_matrices(9, "float64")["normal"])
+    stack = torch.stack([a, 2 * a])
+    expected = torch.func.vmap(torch.linalg.cholesky)(stack)
+    fmm.install("torch-cpu")
+    torch.testing.assert_close(torch.func.vmap(torch.linalg.cholesky)(stack), expected)
+    _, tangent = torch.func.jvp(torch.linalg.cholesky, (a,), (a,))
+    torch.testing.assert_close(tangent, torch.linalg.cholesky(a) / 2)
