@@ -7,6 +7,7 @@ cupy.einsum calls cupy.matmul.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -27,15 +28,13 @@ from fmm.runtime.decisions.early_declines import is_small_on_device
 def install() -> Callable[[], None]:
     """Replace CuPy's functions; return the function that restores them."""
     import cupy
-    import cupyx.scipy.linalg
 
-    return replace_attributes(
-        chain(
-            CupyFunctions(cupy).function_replacements(),
-            solver_replacements(cupy.linalg, CUPY_SOLVER_FUNCTIONS, cupy.ndarray),
-            solver_replacements(cupyx.scipy.linalg, CUPYX_SOLVER_FUNCTIONS, cupy.ndarray),
-        )
-    )
+    solvers = [solver_replacements(cupy.linalg, CUPY_SOLVER_FUNCTIONS, cupy.ndarray)]
+    with suppress(ImportError):  # a CuPy without its SciPy
+        from cupyx.scipy import linalg
+
+        solvers += [solver_replacements(linalg, CUPYX_SOLVER_FUNCTIONS, cupy.ndarray)]
+    return replace_attributes(chain(CupyFunctions(cupy).function_replacements(), *solvers))
 
 
 class CupyFunctions:

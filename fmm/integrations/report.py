@@ -32,6 +32,7 @@ GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of it
 # products.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
+    "scipy": (("products inside of the solvers of scipy.linalg", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
     "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS_NOTE, ())),
     "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS_NOTE, ())),

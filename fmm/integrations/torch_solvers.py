@@ -15,6 +15,7 @@ import torch
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 from fmm.integrations.torch_kernels import bypass_fmm, bypass_state
 from fmm.linalg import qr_factors
+from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import cholesky_levels, factor_stacks
 from fmm.linalg.inverse import inverse_levels, invert_stacks
 from fmm.linalg.solver_library import TorchSolvers
@@ -62,7 +63,7 @@ def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
     """Compute aten::linalg_qr."""
     if mode not in qr_factors.QR_MODES or not qr_factors.factors_by_products(library, a, mode == "reduced", None):
         return None
-    q, r = qr_factors.factor_tall_stacks(library, a, None, mode == "reduced")
+    q, r = factor_tall_stacks(library, a, None, mode == "reduced")
     return a.new_empty(0) if q is None else column_major(q), column_major(r)
 
 

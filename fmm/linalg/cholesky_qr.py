@@ -19,11 +19,11 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, has_long_gram, inverse_halvings
+from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, gram_step, inverse_halvings, sums_blocks_of_rows
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
 from fmm.linalg.split_levels import first_half
-from fmm.linalg.triangular import solve_triangular
+from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 
 MAX_PASSES = 3
 # A pass makes the columns of Q orthonormal to working accuracy if ||A^H A - I|| is at most this limit before the pass.
@@ -79,9 +79,11 @@ def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
 
 def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return A^H A, of a long matrix as the sum over blocks of rows."""
-    m, n = a.shape
-    if not has_long_gram(m, n, step_conditions(library, a, limit)):
-        return api.gram(a, max_error_growth=limit)
+    (m, n), conditions = a.shape, step_conditions(library, a, limit)
+    if not sums_blocks_of_rows(m, n, conditions):
+        if gram_step(m, n, conditions).operation == "gram":
+            return api.gram(a, max_error_growth=limit)
+        return api.gemm(a, a, transpose_a="C", max_error_growth=limit)
     count = m // BLOCK_ROWS
     rows = count * BLOCK_ROWS
     blocks = a[:rows].reshape(count, BLOCK_ROWS, n)
@@ -113,7 +115,7 @@ def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float |
         invert_lower_in_place(library, factor, inverse, halvings, limit)
         if is_last or inverse_growth(factor, inverse) <= MAX_INVERSE_GROWTH:
             return multiply_by_adjoint(library, a, inverse, limit)
-    return solve_triangular(factor, a, "C", True, left=False, max_error_growth=limit)
+    return solve_without_gradient(library, library.adjoint(factor), a, TriangularForm(False, False, False), limit)
 
 
 def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:
@@ -157,3 +159,27 @@ def inverse_growth(factor: Any, inverse: Any) -> float:
 def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepConditions:
     """Return what the times of steps on this array depend on."""
     return StepConditions(library.product_type(a), library.device(a), limit)
+
+
+@np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
+def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
+    """Return Q and R of a stack, Q being None without `with_q`; the library's own where Cholesky QR fails."""
+    if a.ndim == 2:
+        return factor_tall(library, a, limit, with_q)
+    *stack, _, n = a.shape
+    q = library.empty(tuple(a.shape), a) if with_q else None
+    r = library.empty((*stack, n, n), a)
+    for i in np.ndindex(*stack):
+        one_q, one_r = factor_tall(library, a[i], limit, with_q)
+        library.write(r[i], one_r)
+        if q is not None:
+            library.write(q[i], one_q)
+    return q, r
+
+
+def factor_tall(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
+    """Return Q and R of one matrix, Q being None without `with_q`; the library's own where Cholesky QR fails."""
+    if (factors := cholesky_qr(library, a, limit, with_q)) is not None:
+        return factors
+    own = library.qr(a, "reduced" if with_q else "r")
+    return own if with_q else (None, own)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-
 from fmm.linalg.arguments import common_arrays
-from fmm.linalg.cholesky_qr import cholesky_qr, step_conditions
+from fmm.linalg.cholesky_qr import factor_tall_stacks, step_conditions
 from fmm.linalg.qr_steps import gains_by_products
 from fmm.linalg.solver_library import NumpySolvers
 
@@ -74,27 +72,3 @@ def factors_by_products(library: NumpySolvers, a: Any, with_q: bool, limit: floa
     if a.ndim < 2 or not library.is_plain(a):
         return False
     return gains_by_products(*a.shape[-2:], step_conditions(library, a, limit), with_q)
-
-
-@np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
-def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
-    """Return Q and R of a stack, Q being None without `with_q`; the library's own where Cholesky QR fails."""
-    if a.ndim == 2:
-        return factor_tall(library, a, limit, with_q)
-    *stack, _, n = a.shape
-    q = library.empty(tuple(a.shape), a) if with_q else None
-    r = library.empty((*stack, n, n), a)
-    for i in np.ndindex(*stack):
-        one_q, one_r = factor_tall(library, a[i], limit, with_q)
-        library.write(r[i], one_r)
-        if q is not None:
-            library.write(q[i], one_q)
-    return q, r
-
-
-def factor_tall(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
-    """Return Q and R of one matrix, Q being None without `with_q`; the library's own where Cholesky QR fails."""
-    if (factors := cholesky_qr(library, a, limit, with_q)) is not None:
-        return factors
-    own = library.qr(a, "reduced" if with_q else "r")
-    return own if with_q else (None, own)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fmm import api
+from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.qr_factors import factor_tall_stacks
 from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 

@@ -128,9 +128,9 @@ def test_likely_words_are_hinted_at() -> None:
     cases = [
         (
             ("numpy,torch",),
-            r"'numpy,torch' to install for; valid: .*; did you mean 'numpy', 'torch'\? \(separate words",
+            r"'numpy,torch'; valid: .*; did you mean 'numpy', 'torch'\? \(separate words",
         ),
-        (("NumPy",), r"'NumPy' to install for; valid: .*; did you mean 'numpy'\? .*lower case\)$"),
+        (("NumPy",), r"'NumPy'; valid: .*; did you mean 'numpy'\? .*lower case\)$"),
         (("Torch, CuPy", "numpy"), "did you mean 'torch', 'cupy'"),
         (("pandas,numpy",), "torch-inductor, cupy, numpy, scipy$"),
     ]

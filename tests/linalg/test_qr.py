@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import cholesky_qr, least_squares, qr_factors, qr_steps, solver_steps
+from fmm.linalg import cholesky_qr, least_squares, qr_steps, solver_steps
 from fmm.linalg.solver_library import NUMPY_SOLVERS
-from fmm.linalg.solver_steps import StepConditions
+from fmm.linalg.solver_steps import Step, StepConditions
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
@@ -52,12 +52,23 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return decide_plan(Problem(m, k, n, dtype, op=op), Limits(1 << 36, max_error_growth or 16.0), H200)
 
     monkeypatch.setattr("fmm.api.plan", plan)
-    caches = solver_steps.step_seconds, qr_steps.gains_by_products, qr_steps.inverse_halvings, qr_steps.column_blocks
+    caches: Any = (
+        solver_steps.step_seconds,
+        qr_steps.gains_by_products,
+        qr_steps.inverse_halvings,
+        qr_steps.column_blocks,
+    )
+    caches += qr_steps.gram_step, qr_steps.sums_blocks_of_rows
     for cache in caches:
         cache.cache_clear()
     yield
     for cache in caches:
         cache.cache_clear()
+
+
+def always_gram(m: int, n: int, _: StepConditions) -> Step:
+    """Return the step of fmm.gram."""
+    return Step("gram", n, m, n)
 
 
 def widened(x: Any) -> Any:
@@ -124,7 +135,7 @@ def test_matrices_that_cholesky_qr_cannot_factor_are_the_librarys() -> None:
 
 
 def test_wide_and_small_matrices_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qr_factors, "cholesky_qr", lambda *_: pytest.fail("a product ran"))
+    monkeypatch.setattr(cholesky_qr, "cholesky_qr", lambda *_: pytest.fail("a product ran"))
     for x in (random_matrix(3, 7, "float64"), random_matrix(70, 7, "float32"), [[3, 1], [4, 2]]):
         expected = np.linalg.qr(x)
         for found, own in zip(fmm.linalg.qr(x), expected, strict=True):
@@ -139,6 +150,7 @@ def test_wide_and_small_matrices_are_the_librarys(monkeypatch: pytest.MonkeyPatc
 def test_nearly_orthonormal_columns_take_two_passes_and_a_bad_condition_takes_three(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cholesky_qr, "gram_step", always_gram)
     counts = noted_products(monkeypatch)
     for condition, passes in ((2.0, 2), (1e5, 3)):
         counts.clear()
@@ -203,7 +215,7 @@ def test_the_steps_decide_which_matrices_products_factor() -> None:
 
 def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cholesky_qr, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(cholesky_qr, "has_long_gram", lambda *_: True)
+    monkeypatch.setattr(cholesky_qr, "sums_blocks_of_rows", lambda *_: True)
     for m in (8, 80, 83):
         a = random_matrix(m, 3, "complex128")
         np.testing.assert_allclose(cholesky_qr.gram_of_tall(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-13)
@@ -212,7 +224,17 @@ def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeyp
 @pytest.mark.usefixtures("on_an_h200")
 def test_only_the_vendors_gram_matrices_of_long_matrices_are_sums() -> None:
     shapes = ((131072, 256), (8192, 256), (131072, 4096), (4096, 64))
-    assert [qr_steps.has_long_gram(m, n, H100_CONDITIONS) for m, n in shapes] == [True, True, False, False]
+    assert [qr_steps.sums_blocks_of_rows(m, n, H100_CONDITIONS) for m, n in shapes] == [True, True, False, False]
+    assert not qr_steps.sums_blocks_of_rows(16384, 1024, StepConditions("float64", "cuda:0"))
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_the_gram_matrix_is_the_faster_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [qr_steps.gram_step(32768, 2048, StepConditions(dtype, "cuda:0")) for dtype in DTYPES]
+    assert [step.operation for step in steps] == ["gram", "gram", "product", "gram"]
+    a = random_matrix(50, 4, "complex64")
+    monkeypatch.setattr(cholesky_qr, "gram_step", lambda m, n, _: steps[2])
+    np.testing.assert_allclose(cholesky_qr.gram_of_tall(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("on_an_h200")
@@ -230,6 +252,8 @@ def test_steps_of_two_passes_multiply_what_the_factorization_multiplies(
     monkeypatch: pytest.MonkeyPatch, by_inverses: None
 ) -> None:
     """Count the calls of fmm.gram and of the products, and compare with the list."""
+    for module in (qr_steps, cholesky_qr):
+        monkeypatch.setattr(module, "gram_step", always_gram)
     monkeypatch.setattr(qr_steps, "inverse_halvings", lambda n, _: 2)
     monkeypatch.setattr(qr_steps, "column_blocks", lambda m, n, _: qr_steps.equal_ranges(n, 3))
     listed = [step.operation for step in qr_steps.cholesky_qr_steps(90, 12, H100_CONDITIONS)]

@@ -162,7 +162,15 @@ def test_python_examples_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["fmm.api", "fmm.linalg.triangular", "fmm.linalg.cholesky_factors", "fmm.linalg.inverse"]
+    "module",
+    [
+        "fmm.api",
+        "fmm.linalg.triangular",
+        "fmm.linalg.cholesky_factors",
+        "fmm.linalg.inverse",
+        "fmm.linalg.qr_factors",
+        "fmm.linalg.least_squares",
+    ],
 )
 def test_public_docstrings_have_examples_that_run(module: str) -> None:
     if "linalg" in module:
