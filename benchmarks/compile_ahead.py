@@ -62,6 +62,8 @@ FLAGGED_PLANS = {
     # Plans of tests/kernels/cuda/products/test_gpu_residues.py.
     "residues(13) > strassen > bytes": ("float64",),
     **{f"residues(14){below} > bytes": ("float64",) for below in ("", " > strassen", " > strassen^2")},
+    **{f"residues2m(15){below} > bytes": ("complex128",) for below in ("", " > strassen")},
+    "residues2m(17) > bytes": ("complex128",),
     **{f"residues({moduli}) > bytes": ("float32",) for moduli in (7, 8)},
     **{f"residues({moduli}) > strassen > bytes": ("float32",) for moduli in (8, 9)},
 }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import DTYPES, INTEGERS
+from fmm.dtypes import DTYPES, INTEGERS, DType
 from fmm.hardware.datasheets import Datasheet, datasheet_of
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
@@ -19,7 +19,7 @@ from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE_LENGTH
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE_SIDE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import plan_leaves
-from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
+from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS, planes_per_modulus
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
@@ -373,20 +373,22 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.level.moduli_count_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
-                yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
+                moduli = found.level.moduli_count_for(name, MODULI_INNER_DIMENSION)
+                yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, DTYPES[name])
 
 
-def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, item: int = 8) -> ProductRate:
-    """Return the rate of products of `item`-byte numbers by one int8 product for each modulus.
+def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
+    """Return the rate of products of one type by one int8 product for each modulus, or two for complex numbers.
 
     int8 products are twice as fast as float16 products. The kernels read each number of A and B twice and write its
     residues; then they read the residues of C and write C. The time for residues grows with the number of elements of
-    A, B and C.
+    A, B and C. A complex number takes the time of its two real numbers, with a plane for each modulus.
     """
-    flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
+    each = planes_per_modulus(dtype.is_complex)
+    item = dtype.itemsize // each  # bytes of a real number
+    flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels * dtype.flops / (2 * each)
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
-    lost = flops / DTYPES["float64"].flops / stream
+    lost = each * flops / dtype.flops / stream
     split = (SPLIT_BYTES_PER_NUMBER[levels] - SPLIT_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
     join = (JOIN_BYTES_PER_NUMBER[levels] - JOIN_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
     pipe, slots = join + levels * RESIDUE_LEVEL_PIPE_STEPS, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2

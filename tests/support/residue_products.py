@@ -36,9 +36,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMEN
     found = []
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
-            ending = residue_leaves()[op.leaf]
-            moduli = ending.level.moduli_count_for(op.dtype, op.k)
-            found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
+            found.append(residue_op(op, residue_leaves()[op.leaf], SMS, divides))
     return [op for op in found if op is not None]
 
 
@@ -57,8 +55,8 @@ def product_on_host(
     b: Matrix,
     leaf: str,
     layouts: str = "CCC",
-    alpha: float = 1,
-    beta: float = 0,
+    alpha: complex = 1,
+    beta: complex = 0,
     aligned: bool = False,
     lower_only: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
@@ -120,14 +118,30 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
     steps = (side.source.leading, 1) if side.along == "inner" else (1, side.source.leading)
     begin, shape = x[side.source.offset // x.itemsize :], (side.lines, g.k)
     lines = as_strided(begin, shape, [x.itemsize * step for step in steps])
-    top = max_scaled_norm(g.moduli, g.k)
+    top = max_scaled_norm(g.moduli, g.k, g.for_complex)
     if not DTYPES[x.dtype.name].exact:
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
-        there.view(np.int32)[:] = exponents(lines, top)
+        there.view(np.int32)[:] = exponents(real_numbers(lines), top)
     if side.along == "outer":
         place, room = (side.planes, side.block[1]) if side.bytes_from else (side.transposed_copy, g.transposed_stride)
         end = place + x.itemsize * side.lines * room
         work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
+
+
+def real_numbers(lines: Matrix) -> Matrix:
+    """Rows of real numbers: of a complex number, its real and its imaginary part."""
+    lines = np.ascontiguousarray(lines)
+    return lines.view(np.float64) if np.iscomplexobj(lines) else lines
+
+
+def scaled_integers(lines: Matrix, e: Matrix) -> list[list[int]]:
+    """Real numbers scaled by powers of two and rounded, as Python's integers."""
+    return [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(lines, e, strict=True)]
+
+
+def multiplied_integers(x: list[list[int]], y: list[list[int]]) -> list[list[int]]:
+    """The scalar products of rows of x and rows of y."""
+    return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x]
 
 
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
@@ -135,6 +149,14 @@ def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[in
     exponents."""
     k = a.shape[1]
     e, f = (exponents(x, max_scaled_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
-    x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
-    y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
-    return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f
+    return multiplied_integers(scaled_integers(a, e), scaled_integers(b.T, f)), e, f
+
+
+def exact_complex_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[tuple[Any, Any], Matrix, Matrix]:
+    """The real and the imaginary part of the product of Gaussian integers, as Python's integers; the exponents."""
+    k = a.shape[1]
+    e, f = (exponents(real_numbers(x), max_scaled_norm(moduli_count, k, True)) for x in (a, b.T))
+    ar, ai, br, bi = (
+        np.array(scaled_integers(x, s), object) for x, s in ((a.real, e), (a.imag, e), (b.T.real, f), (b.T.imag, f))
+    )
+    return (ar @ br.T - ai @ bi.T, ar @ bi.T + ai @ br.T), e, f

@@ -20,6 +20,16 @@ the same bits; the values differ by a multiple of 2^bits.
 The moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127) for the tensor cores of GPUs. The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,
 Uchino, Imamura, 2025).
+
+Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli are
+those whose prime factors are all 1 modulo 4; then an integer j has j^2 = -1 modulo p. For Gaussian integers A = Ar + i
+Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B- likewise. Modulo p, the map i -> j respects
+sums and products, because j^2 = -1; so does the map i -> -j. Therefore C+ = A+ B+ and C- = A- B- are the images of C =
+A B, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). 2 and j have inverses modulo p, since p is odd and j (-j) = 1.
+Both parts of C are integers with known residues, and are reconstructed as above. The weights of Cr contain the factors
+1 / 2, the weights of Ci the factors 1 / (2j): the sums of c_i w_i have c_i = C+ + C- for Cr, and c_i = C+ - C- for Ci.
+The parts of C are bounded like real products: |sum a b| <= |a| |b| holds for complex vectors and their 2-norms.
+Conjugating an operand exchanges its planes A+ and A-.
 """
 
 from __future__ import annotations
@@ -36,18 +46,31 @@ MAX_MODULI_COUNT: Final = 48  # largest number of moduli for which the error bou
 ROUNDING_MARGIN: Final = Fraction(1, 256)
 
 
-@lru_cache(maxsize=1)
-def _all_moduli() -> tuple[int, ...]:
+@lru_cache(maxsize=2)
+def _all_moduli(for_complex: bool = False) -> tuple[int, ...]:
     found: list[int] = []
     for candidate in range(LARGEST_MODULUS, 1, -1):
-        if all(gcd(candidate, other) == 1 for other in found):
+        if all(gcd(candidate, other) == 1 for other in found) and (not for_complex or has_imaginary_unit(candidate)):
             found.append(candidate)
     return tuple(found[:MAX_MODULI_COUNT])
 
 
-def first_moduli(count: int) -> tuple[int, ...]:
-    """Return the first `count` moduli (pairwise coprime, from 256 downwards); raise ValueError if there are fewer."""
-    available = _all_moduli()
+def has_imaginary_unit(modulus: int) -> bool:
+    """Return True if the modulus is odd and an integer j has j^2 = -1: all prime factors are 1 modulo 4."""
+    return modulus % 2 == 1 and any((j * j + 1) % modulus == 0 for j in range(modulus))
+
+
+def imaginary_unit(modulus: int) -> int:
+    """Return the smallest j with j^2 = -1 modulo a modulus that `has_imaginary_unit`."""
+    return next(j for j in range(modulus) if (j * j + 1) % modulus == 0)
+
+
+def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
+    """Return the first `count` moduli (pairwise coprime, from 256 downwards); raise ValueError if there are fewer.
+
+    With `for_complex`, the moduli are those with an imaginary unit, from 241 downwards.
+    """
+    available = _all_moduli(for_complex)
     if not 0 <= count <= len(available):
         raise ValueError(f"there are {len(available)} moduli, not {count}")
     return available[:count]
@@ -76,11 +99,21 @@ class RemainderWeights:
     product: int  # M, the product of the moduli
     weights: tuple[int, ...]  # weight i is 1 modulo moduli[i], and 0 modulo all other moduli
 
+    @property
+    def complex_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The weights of C+ + C- for the real part, and of C+ - C- for the imaginary part; both below M.
+
+        Modulo moduli[i], these weights are 1 / 2 and 1 / (2j), instead of 1.
+        """
+        real = (w * pow(2, -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
+        imaginary = (w * pow(2 * imaginary_unit(p), -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
+        return tuple(w % self.product for w in real), tuple(w % self.product for w in imaginary)
+
 
 @lru_cache(maxsize=64)
-def remainder_weights(count: int) -> RemainderWeights:
+def remainder_weights(count: int, for_complex: bool = False) -> RemainderWeights:
     """Return the weights of the Chinese remainder theorem for the first `count` moduli."""
-    chosen = first_moduli(count)
+    chosen = first_moduli(count, for_complex)
     product = prod(chosen)
     return RemainderWeights(chosen, product, tuple(product // p * pow(product // p, -1, p) for p in chosen))
 

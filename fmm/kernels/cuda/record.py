@@ -100,7 +100,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
         # If a plan is one GEMM and its leaf saves no multiplications, its inf and NaN are in the same entries as the
         # vendor's.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
-        recomputing = _recompute_steps(problem, scanned, target, addend)
+        recomputing = _recompute_steps(plan, problem, scanned, target, addend)
         steps += recomputing
         streams += [0] * len(recomputing)
     return LaunchList(plan, problem, tuple(steps), tuple(streams), workspace_bytes, target.alignment)
@@ -150,10 +150,12 @@ def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceVi
 
 
 def _recompute_steps(
-    problem: Problem, is_unchecked: bool, target: ChipTarget, addend: DeviceView | None
+    plan: Plan, problem: Problem, is_unchecked: bool, target: ChipTarget, addend: DeviceView | None
 ) -> tuple[LaunchStep, ...]:
     """Return the launches that recompute the product; with `is_unchecked`, the first launch scans C for inf and NaN."""
-    launches = recompute_launches(problem, is_unchecked, target.chip, target.alignment_by_base, addend)
+    launches = recompute_launches(
+        problem, is_unchecked, target.chip, target.alignment_by_base, addend, plan.conjugated_operands
+    )
     if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
     # In the recomputed C, rounding makes the triangles differ and leaves small imaginary parts on the diagonal: mirror

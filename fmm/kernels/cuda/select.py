@@ -306,7 +306,9 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     if product is not None:
         return residue_launches(product, target.alignment_by_base, target.flagged)
     reason = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
-    if DTYPES[op.dtype].exact:
+    if DTYPES[op.dtype].exact or any(
+        residue_leaves()[op.leaf].level.conjugates
+    ):  # the vendor's call conjugates nothing
         raise PlanError(f"{op.leaf} cannot multiply {op.dtype}, because {reason}")
     return vendor_fallback(op, reason)
 
@@ -321,9 +323,7 @@ def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
     """Return the product as an operation of the residue kernels; None if these kernels cannot compute the product."""
     if not target.chip.has_warpgroups:
         return None
-    ending = residue_leaves()[op.leaf]
-    moduli = ending.level.moduli_count_for(op.dtype, op.k)
-    return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.alignment_by_base)
+    return residue_op(op, residue_leaves()[op.leaf], target.chip.multiprocessors, target.alignment_by_base)
 
 
 # ---- tables with one line for each leaf

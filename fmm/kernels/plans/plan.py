@@ -93,8 +93,13 @@ class Plan:
 
         The result is None if the operands must be conjugated before the product.
         """
-        first = self.levels[0].with_conjugation(a, b) if self.levels else None
-        return None if first is None else replace(self, levels=(first, *self.levels[1:]))
+        level = self.levels[0] if self.levels else self.leaf_use.leaf.level
+        first = level.with_conjugation(a, b) if level else None
+        if first is None:
+            return None
+        if not self.levels:
+            return replace(self, leaf=self.leaf.replace(str(level), str(first), 1))
+        return replace(self, levels=(first, *self.levels[1:]))
 
     # ---- facts of the plan's levels and leaves
 
@@ -116,7 +121,9 @@ class Plan:
     @property
     def conjugated_operands(self) -> tuple[bool, bool]:
         """Return two booleans: True if the plan conjugates A, and True if the plan conjugates B."""
-        a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
+        leaf_level = self.leaf_use.leaf.level
+        levels = (*self.levels, leaf_level) if leaf_level else self.levels
+        a, b = (any(level.conjugates[i] for level in levels) for i in (0, 1))
         return a, b
 
     @property

@@ -22,6 +22,7 @@ PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
         "sforza": "Sforza's recursion for a matrix times its adjoint",
         "balanced": "halves the longest side while it exceeds the others by this factor",
         "residues": "products of bytes modulo this many numbers, combined to the result",
+        "residues2m": "a complex product by two products of bytes modulo each of this many numbers",
         "bytes": "products of bytes, accumulated in 32-bit integers",
         "scaled": "scales rows and columns by powers of two first",
         "quarters": "four blocks of C, one after the other",

@@ -80,6 +80,9 @@ OWN = [
     "tile",
     *ACCURATE,
 ]
+TWO = ["residues2m(15) > bytes", "residues2m(15) > strassen > bytes"]
+TWO_ACCURATE = ["residues2m(17) > bytes", "residues2m(17) > strassen > bytes"]  # no probe measures them
+WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_ACCURATE]
 REAL = (*GPU, *OWN)
 # Strategies that a search names.
 SHAPES = ("small", "medium", "large", "tall", "wide", "huge", "square", "half", "third", "broad")
@@ -101,11 +104,11 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
+@pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", [*GPU, *TWO])])
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    more = {"cpu": EXACT, "cuda": [*OWN[: -len(ACCURATE)], *WHOLE, *ACCURATE]}[device]
+    more = {"cpu": EXACT, "cuda": [*OWN[: -len(ACCURATE)], *WHOLE, *ACCURATE, *TWO_ACCURATE]}[device]
     assert [str(plan) for plan in candidate_plans(device)] == [*expected, *more, *COMPLEX[device]]
     assert compared(device == "cuda") == candidate_plans(device)
 
@@ -140,7 +143,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", *TILES, "f16x3", *RESIDUES, *ACCURATE, "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", *TILES, "f16x3", *WITH_RESIDUES, "vendor3m"),
         "numbers": (
             "",
             "3m",

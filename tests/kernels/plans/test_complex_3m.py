@@ -277,8 +277,10 @@ CHOSEN = [
     ("float64", 8192, 1 << 36, 0.02, True, "vendor"),  # no plan is so accurate
     ("float64", 8192, 1 << 36, 16.0, False, "strassen"),
     # With levels below the residues, which add nothing to the error.
-    ("complex128", 8192, 1 << 36, 16.0, True, "3m"),
-    ("complex128", 8192, 1 << 36, 2.3, True, "3m"),
+    ("complex128", 8192, 1 << 36, 16.0, True, "residues2m(15)"),
+    ("complex128", 8192, 1 << 36, 1.1, True, "residues2m(15)"),
+    ("complex128", 8192, 1 << 36, 0.05, True, "residues2m(17)"),
+    ("complex128", 8192, 1 << 36, 2.3, False, "3m"),
     ("float64", 16384, 1 << 37, 1.5, True, "residues(14) > strassen > bytes"),
 ]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.residues import first_moduli
+from fmm.kernels.algorithms.residues import first_moduli, imaginary_unit, remainder_weights, symmetric_residue
 from fmm.kernels.plans.explain import plan_rows, plan_table
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import leaf_use, plan_leaves
@@ -72,6 +72,11 @@ WRONG = [
     ("bytes", "bytes multiplies only below residues"),
     ("strassen > bytes", "bytes multiplies only below residues"),
     ("residues(14) > bytes.inner", "ends in 'bytes.inner'"),
+    ("residues2m > bytes", "complex128: 14, 15, 16, 17"),
+    ("residues2m(13) > bytes", "complex128: 14, 15, 16, 17"),
+    ("residues2m(15) > strassen^2 > bytes", "below residues2m\\(15\\)"),
+    ("residues2m(15).fused > bytes", "unknown option 'fused' of residues2m; valid: conj-a, conj-b"),
+    ("residues(14).conj-a > bytes", "unknown option 'conj-a' of residues"),
 ]
 
 
@@ -85,6 +90,9 @@ def test_types() -> None:
     assert Plan.parse("residues(14) > bytes").leaf_types == ("float64",)
     assert Plan.parse("residues(8) > strassen > bytes").leaf_types == ("float32",)
     assert Plan.parse("3m > residues(14) > bytes").accepts_type("complex128")
+    assert Plan.parse("residues2m(15) > strassen > bytes").leaf_types == ("complex128",)
+    assert Plan.parse("strassen > residues2m(15) > bytes").accepts_type("complex128")
+    assert not Plan.parse("strassen > residues2m(15).conj-a > bytes").accepts_type("complex128")
     assert Plan.parse("residues > bytes").leaf_types == INTEGERS
     assert Plan.parse("residues > strassen > bytes").leaf_types == ("int16", "int32", "uint16", "uint32")
     for dtype in DTYPES:  # integers alone, where no level stands above
@@ -107,9 +115,10 @@ def test_the_workspace_of_integers_is_for_their_own_size(itemsize: int) -> None:
         assert moduli == integer_moduli_count(f"int{8 * itemsize}", size[1])
 
 
-def test_only_float64_without_levels_below_has_a_kernel_for_triangles() -> None:
-    triangles = {row.name for row in plan_leaves() if row.level and row.kernel_triangles}
-    assert triangles == {f"residues({count}) > bytes" for count in (13, 14, 15, 16)}
+def test_leaves_of_8_byte_numbers_without_levels_below_have_kernels_for_triangles() -> None:
+    triangles = {row.name for row in plan_leaves() if row.level and row.kernel_triangles if ".conj" not in row.name}
+    real = {f"residues({count}) > bytes" for count in (13, 14, 15, 16)}
+    assert triangles == real | {f"residues2m({count}) > bytes" for count in (14, 15, 16, 17)}
 
 
 def test_halves_by_residues() -> None:
@@ -122,6 +131,9 @@ def test_halves_by_residues() -> None:
 
 
 # ---- candidates
+
+
+COMPLEX_CANDIDATES = [f"residues2m({count}){below} > bytes" for count in (15, 17) for below in ("", " > strassen")]
 
 
 def test_candidates_come_from_the_registry() -> None:
@@ -138,10 +150,11 @@ def test_candidates_come_from_the_registry() -> None:
         "residues(16) > strassen > bytes",
         "residues(8) > bytes",
         "residues(8) > strassen > bytes",
+        *COMPLEX_CANDIDATES,
     ]
     found = [str(plan) for plan in candidate_plans("cuda")]
     assert sorted(text for text in found if text.startswith("residues")) == sorted(considered)
-    assert {f"3m.batched > {text}" for text in considered[2:]} <= set(found)
+    assert {f"3m.batched > {text}" for text in considered[2:6]} <= set(found)
     assert "gram^3 > residues(14) > strassen > bytes" in map(str, gram_candidates("cuda"))
     assert not any("bytes" in str(plan) for plan in candidate_plans("cpu"))
 
@@ -233,6 +246,36 @@ def test_two_levels_below_are_the_product_too() -> None:
     assert [(step.source_place.name, step.axis) for step in measures] == [("A", 0), ("B", 1)]
     rest = replace(found, steps=tuple(step for step in found.steps if step not in measures))
     assert (computed(rest, a, b, np.full((5, 3), 77, dtype=object)) == a @ b).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_complex_planes_are_the_product(size: tuple[int, int, int]) -> None:
+    """Of Gaussian integers of 50 bits, by Python's integers: residues of Re + j Im and of Re - j Im, products, join."""
+    rng, (m, k, n) = np.random.default_rng(5), size
+    ar, ai, br, bi = (rng.integers(-(2**50), 2**50, shape).astype(object) for shape in ((m, k), (m, k), (k, n), (k, n)))
+    numbers = remainder_weights(15, for_complex=True)
+    real, imaginary = numbers.complex_weights
+    cr, ci = np.zeros((m, n), object), np.zeros((m, n), object)
+    for p, re_weight, im_weight in zip(numbers.moduli, real, imaginary, strict=True):
+        j = imaginary_unit(p)
+        plus, minus = (((ar + s * ai) % p) @ ((br + s * bi) % p) % p for s in (j, -j))
+        cr, ci = cr + (plus + minus) * re_weight, ci + (plus - minus) * im_weight
+    whole = np.vectorize(lambda x: symmetric_residue(x, numbers.product), otypes=[object])
+    assert (whole(cr) == ar @ br - ai @ bi).all() and (whole(ci) == ar @ bi + ai @ br).all()
+
+
+def test_complex_steps() -> None:
+    """Thirty products of planes; the numbers of A and B are read twice, as for real numbers."""
+    found = steps_of("residues2m(15) > strassen > bytes", (40, 30, 20), "complex128")
+    (batch,) = (step for step in found.steps if isinstance(step, ProductBatch))
+    assert len(batch.products) == 15 * 2 * 7
+    splits = [step for step in found.steps if isinstance(step, SplitIntoPlanes | JoinFromPlanes)]
+    assert all((step.moduli, step.planes_per_modulus) == (15, 2) for step in splits)
+    n = 512
+    plan = Plan.parse("residues2m(15) > bytes")
+    counted = cost(plan, n, n, n, 16)
+    assert dict(counted.leaves) == {(n, n, n): 30} and count_multiplications(plan, n, n, n) == n**3 / 2
+    assert counted.bytes_read == 4 * 16 * n * n + 30 * n * n
 
 
 def test_bytes_are_residues_themselves() -> None:

@@ -10,6 +10,7 @@
 // The file includes no CUDA header, so NVRTC needs no include path. A few lines of PTX convert the 16-bit types.
 #pragma once
 
+#include "complex.cuh"
 #include "ieee_arith.cuh"
 
 namespace fmm {
@@ -18,11 +19,6 @@ namespace fmm {
 
 struct half {};
 struct bfloat16 {};
-
-template <class Real>
-struct Complex {
-    Real re, im;
-};
 
 template <class Element>
 struct Traits {  // float and double: one type in memory and in sums

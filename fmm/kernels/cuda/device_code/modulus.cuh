@@ -13,6 +13,11 @@ namespace fmm {
 
 constexpr int BIAS = 0x4b400000;  // bits of 1.5 * 2^23 as float32
 
+// Return a number whose lowest byte is the residue modulo p of this sum. `inverse` is 1 / p.
+__device__ __forceinline__ int centred_residue(int sum, int p, float inverse) {
+    return sum - p * __float_as_int(__fmaf_rn(__int_as_float(sum), inverse, __int_as_float(BIAS)));
+}
+
 struct alignas(16) Modulus {
     int p;
     float inverse;      // 1 / p
@@ -20,20 +25,35 @@ struct alignas(16) Modulus {
     int begin, begin64; // the bits of the multiple, minus 2^31 modulo p (begin) or minus 2^63 modulo p (begin64)
     int unused[2];
 
-    // Return a number whose lowest byte is the residue of this sum.
-    __device__ __forceinline__ int centred(int sum) const {
-        return sum - p * __float_as_int(__fmaf_rn(__int_as_float(sum), inverse, __int_as_float(BIAS)));
-    }
     __device__ __forceinline__ int operator()(int x) const {
-        return centred(dot_bytes(static_cast<unsigned>(x) ^ 1u << 31, low, begin));
+        return centred_residue(dot_bytes(static_cast<unsigned>(x) ^ 1u << 31, low, begin), p, inverse);
     }
     // Return a number whose lowest byte is the residue of x - 2^63.
     __device__ __forceinline__ int of_biased(unsigned long long x) const {
         const int upper = dot_bytes(static_cast<unsigned>(x >> 32), high, begin64);
-        return centred(dot_bytes(static_cast<unsigned>(x), low, upper));
+        return centred_residue(dot_bytes(static_cast<unsigned>(x), low, upper), p, inverse);
     }
     // Return the residue itself, with which a sum can continue.
     __device__ __forceinline__ int reduced(int x) const { return static_cast<signed char>((*this)(x)); }
+};
+
+// A modulus p with an integer j, j^2 = -1 modulo p. A Gaussian integer re + i im has two residues: re + j im and re - j
+// im.
+struct alignas(16) GaussianModulus {
+    int p;
+    float inverse;        // 1 / p
+    int low, high;        // 256^i modulo p as signed bytes, for i from 0 and from 4
+    int j_low, j_high;    // 256^i j modulo p
+    int begins[2];        // as Modulus::begin64, minus 2^63 (1 + j) modulo p, and minus 2^63 (1 - j) modulo p
+
+    // Compute numbers with the residues of (re - 2^63) + j (im - 2^63) and of (re - 2^63) - j (im - 2^63) in their
+    // lowest bytes.
+    __device__ __forceinline__ void of_biased(unsigned long long re, unsigned long long im, int (&residues)[2]) const {
+        const int real = dot_bytes(static_cast<unsigned>(re), low, dot_bytes(static_cast<unsigned>(re >> 32), high, 0));
+        const int turned = dot_bytes(static_cast<unsigned>(im), j_low, dot_bytes(static_cast<unsigned>(im >> 32), j_high, 0));
+        residues[0] = centred_residue(begins[0] + real + turned, p, inverse);
+        residues[1] = centred_residue(begins[1] + real - turned, p, inverse);
+    }
 };
 
 }  // namespace fmm

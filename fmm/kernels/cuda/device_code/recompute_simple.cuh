@@ -30,6 +30,7 @@ struct ClassicalParams {
     unsigned* count;  // the number of recomputed products in host memory
     Operand old;      // the old C or the addend if beta is not zero; else null
     long long lower;  // nonzero if only the lower triangle of C is read and written
+    long long conjugates[2];  // nonzero if the plan multiplies the complex conjugate of A or B
     double alpha[2], beta[2];
 };
 
@@ -39,6 +40,11 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
     return {multiply_add(mul(Real(-1), x.im), y.im, multiply_add(x.re, y.re, z.re)),
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
+
+template <class Real>
+__device__ __forceinline__ Real conjugate(Real x) { return x; }
+template <class Real>
+__device__ __forceinline__ Complex<Real> conjugate(Complex<Real> x) { return {x.re, mul(Real(-1), x.im)}; }
 
 // Return alpha times a sum plus beta times the old value. The multiplication by alpha = 1 is not omitted, since cuBLAS
 // does it too: it changes complex numbers with an inf or NaN.
@@ -57,10 +63,11 @@ constexpr int THREADS = SIDE * SIDE;
 constexpr int DEPTH = 16;  // numbers of the inner dimension in shared memory at a time
 
 // Load a tile of an operand to shared memory as tile[inner][outer], where outer is a row of A or a column of B. Numbers
-// beyond the operand's edge are zero.
+// beyond the operand's edge are zero. `conjugates`: nonzero to conjugate the numbers.
 template <class Element, int TILE, class Number>
 __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
-                                      long long outer, long long outers, long long inner, long long inners) {
+                                      long long outer, long long outers, long long inner, long long inners,
+                                      long long conjugates) {
     using Stored = typename Traits<Element>::Stored;
     const Stored* data = static_cast<const Stored*>(x.data);
     const bool along_inner = inner_step == 1;  // neighbouring threads read neighbouring elements
@@ -70,7 +77,7 @@ __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, lo
         Number value = NumberFrom<Number>::coefficient(0.0, 0.0);
         if (outer + o < outers && inner + d < inners)
             value = Convert<Element>::widen(data[(outer + o) * outer_step + (inner + d) * inner_step]);
-        tile[d][o] = value;
+        tile[d][o] = conjugates ? conjugate(value) : value;
     }
 }
 
@@ -92,8 +99,8 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
 
     for (long long inner = 0; inner < p.k; inner += DEPTH) {
         __syncthreads();
-        fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k);
-        fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k);
+        fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k, p.conjugates[0]);
+        fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k, p.conjugates[1]);
         __syncthreads();
         // Positions beyond k are skipped. Multiplying their zeros is correct but takes time if k is small.
         const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;

@@ -7,7 +7,8 @@
 // integer. The quotient is never near the middle of two integers.
 //
 //   join           float64 and float32: the weights and M are split into pieces of few bits, so that the sums of a
-//                  piece are exact in float64
+//                  piece are exact in float64. Complex numbers: for each modulus, the sum of the residues of C+ and
+//                  C- gives the real part, and their difference the imaginary part (the weights contain 1/2 and 1/(2j)).
 //   join_integers  integers: all sums are computed modulo 2^64, and the result is truncated to the type's bits
 //
 // Index map: a thread computes COLS adjacent numbers in a row of every block of C. With two levels, the blocks of a
@@ -34,16 +35,26 @@ struct Result {
     __device__ __forceinline__ int end_of(int line) const { return lower && line < n ? line + 1 : n; }
 };
 
+// The type of alpha and beta.
+template <class Element>
+struct Factor {
+    using Type = double;
+};
+template <class Real>
+struct Factor<Complex<Real>> {
+    using Type = Complex<double>;
+};
+
 template <class Element>
 struct Join {
     Result<Element> c;
     const int *rows, *columns;  // scaling exponents of A's rows and B's columns
     int* flag;                  // set to 1 if C gets an inf or NaN
-    double factor, keep;
+    typename Factor<Element>::Type factor, keep;
     double up, down;            // 2^b and 2^-b, for pieces of b bits
     double inverse;             // 2^(b (PIECES - 1)) / M
     double product[MAX_PIECES];  // the pieces of M, the highest bits first
-    double weights[20][MAX_PIECES];
+    double weights[COMPONENTS<Element>][20][MAX_PIECES];  // of the real part, and of the imaginary part
 };
 
 template <class Element>
@@ -69,7 +80,7 @@ struct Number {
 // The position of COLS adjacent numbers in a row of every block of C, and loads of their residues. With two levels, the
 // thread's blocks are in block PART of the outer level. Neighbouring warps compute the other three blocks of the outer
 // level, and read much of the same data.
-template <class Sums, int LEVELS, int COLS, int PART>
+template <class Sums, int LEVELS, int COLS, int PART, int PLANES = 1>
 struct OutputBlock {
     static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
     static constexpr int INNER = LEVELS ? Sums::PRODUCTS : 1;
@@ -97,19 +108,22 @@ struct OutputBlock {
     // Return the coefficient of a product of the outer level in block PART.
     __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::result_sign(product, PART) : 1; }
 
-    // Compute the sums of residues modulo SOME moduli, from modulus i on. All loads are issued before the first residue
-    // is used. `use` is called with the number of the modulus, the block, the column, and the sum of residues.
+    // Compute the sums of residues modulo SOME moduli, from modulus i on, in each of the modulus's planes. All loads are
+    // issued before the first residue is used. `use` is called with the number of the modulus, the block, the column, and
+    // the sums of residues.
     template <int SOME, class Use>
     __device__ __forceinline__ void read(int i, const Use& use) const {
-        const signed char* const planes = from + i * (OUTER * INNER * next);
-        unsigned word[SOME][OUTER][INNER];
+        const signed char* const planes = from + i * (PLANES * OUTER * INNER * next);
+        unsigned word[SOME][PLANES][OUTER][INNER];
 #pragma unroll
         for (int j = 0; j < SOME; ++j)
 #pragma unroll
-            for (int o = 0; o < OUTER; ++o)
+            for (int s = 0; s < PLANES; ++s)
 #pragma unroll
-                for (int q = 0; q < INNER; ++q)
-                    if (outer_sign(o)) word[j][o][q] = load_bytes(planes + ((j * OUTER + o) * INNER + q) * next);
+                for (int o = 0; o < OUTER; ++o)
+#pragma unroll
+                    for (int q = 0; q < INNER; ++q)
+                        if (outer_sign(o)) word[j][s][o][q] = load_bytes(planes + (((j * PLANES + s) * OUTER + o) * INNER + q) * next);
         keep_order();
 #pragma unroll
         for (int j = 0; j < SOME; ++j)
@@ -117,14 +131,16 @@ struct OutputBlock {
             for (int c = 0; c < COLS; ++c)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; ++b) {
-                    int found = 0;
+                    int found[PLANES] = {};
 #pragma unroll
-                    for (int o = 0; o < OUTER; ++o)
+                    for (int s = 0; s < PLANES; ++s)
 #pragma unroll
-                        for (int q = 0; q < INNER; ++q) {
-                            const int sign = outer_sign(o) * (LEVELS ? Sums::result_sign(q, b) : 1);
-                            if (sign) found += sign * static_cast<signed char>(word[j][o][q] >> 8 * c);
-                        }
+                        for (int o = 0; o < OUTER; ++o)
+#pragma unroll
+                            for (int q = 0; q < INNER; ++q) {
+                                const int sign = outer_sign(o) * (LEVELS ? Sums::result_sign(q, b) : 1);
+                                if (sign) found[s] += sign * static_cast<signed char>(word[j][s][o][q] >> 8 * c);
+                            }
                     use(i + j, b, c, found);
                 }
     }
@@ -135,9 +151,9 @@ struct OutputBlock {
 };
 
 // Compute the sums of residues modulo all COUNT moduli, several moduli at a time, so that many loads are in flight.
-template <int LEVELS, int COUNT, class Here, class Use>
+template <int LEVELS, int COUNT, int PLANES, class Here, class Use>
 __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
-    constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 : LEVELS == 1 ? 4 : 1);
+    constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 / PLANES : LEVELS == 1 ? 4 / PLANES : 1);
 #pragma unroll 1
     for (int i = 0; i < COUNT / SOME * SOME; i += SOME) spot.template read<SOME>(i, use);
     if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
@@ -158,14 +174,18 @@ __device__ __forceinline__ void for_each_part(const Work& work) {
     }
 }
 
-// Store COLS adjacent numbers, with one access if the address is aligned.
+// Store COLS adjacent numbers, with accesses of up to 16 bytes if the address is aligned.
 template <int COLS, class Element>
 __device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS], int remaining) {
-    if (remaining >= COLS && reinterpret_cast<unsigned long long>(to) % (COLS * sizeof(Element)) == 0) {
-        Pack<Element, COLS> all;
+    constexpr int TOGETHER = sizeof(Element) == 16 ? 1 : COLS;  // at most 16 bytes
+    if (remaining >= COLS && reinterpret_cast<unsigned long long>(to) % (TOGETHER * sizeof(Element)) == 0) {
 #pragma unroll
-        for (int c = 0; c < COLS; ++c) all.lane[c] = x[c];
-        pack<Element, COLS>(to) = all;
+        for (int first = 0; first < COLS; first += TOGETHER) {
+            Pack<Element, TOGETHER> all;
+#pragma unroll
+            for (int c = 0; c < TOGETHER; ++c) all.lane[c] = x[first + c];
+            pack<Element, TOGETHER>(to + first) = all;
+        }
     } else {
 #pragma unroll
         for (int c = 0; c < COLS; ++c)
@@ -203,20 +223,56 @@ __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Jo
     return high + low;
 }
 
+// Combine the residues of the planes of one modulus: themselves, or for complex numbers their sum and difference.
+__device__ __forceinline__ void combine_planes(int (&)[1]) {}
+__device__ __forceinline__ void combine_planes(int (&x)[2]) {
+    const int sum = x[0] + x[1];
+    x[1] = x[0] - x[1];
+    x[0] = sum;
+}
+
+// Store a new entry of C: factor x + keep old. Numbers beyond the range of float32 become inf. Return true if the entry
+// is finite.
+__device__ __forceinline__ bool is_finite(double x) { return fabs(x) < __longlong_as_double(0x7ff0000000000000ll); }
+template <class Element>
+__device__ __forceinline__ bool update_entry(Element& found, const double (&x)[1], const Join<Element>& p, const Element* old) {
+    double entry = p.factor * x[0];
+    if (p.keep != 0) entry += p.keep * *old;
+    found = static_cast<Element>(entry);
+    return is_finite(static_cast<double>(found));
+}
+template <class Real>
+__device__ __forceinline__ bool update_entry(Complex<Real>& found, const double (&x)[2], const Join<Complex<Real>>& p,
+                                             const Complex<Real>* old) {
+    double re = p.factor.re * x[0] - p.factor.im * x[1], im = p.factor.re * x[1] + p.factor.im * x[0];
+    if (p.keep.re != 0 || p.keep.im != 0) {
+        re += p.keep.re * old->re - p.keep.im * old->im;
+        im += p.keep.re * old->im + p.keep.im * old->re;
+    }
+    found = {static_cast<Real>(re), static_cast<Real>(im)};
+    return is_finite(static_cast<double>(found.re)) && is_finite(static_cast<double>(found.im));
+}
+
 template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART, class Element>
 __device__ __forceinline__ void join_part(const Join<Element>& p) {
-    using Here = OutputBlock<Sums, LEVELS, COLS, PART>;
+    constexpr int PLANES = COMPONENTS<Element>;
+    using Here = OutputBlock<Sums, LEVELS, COLS, PART, PLANES>;
     const Result<Element>& c = p.c;
     const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
     if (LEVELS == 0 && spot.at >= c.end_of(spot.row)) return;
-    double sum[Here::BLOCKS][COLS][PIECES] = {};
-    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
-        const double x = as_double(residue);
+    double sum[Here::BLOCKS][COLS][PLANES][PIECES] = {};
+    read_all<LEVELS, COUNT, PLANES>(spot, [&](int i, int block, int col, int (&residues)[PLANES]) {
+        combine_planes(residues);
 #pragma unroll
-        for (int j = 0; j < PIECES; ++j) sum[block][col][j] = __fma_rn(x, p.weights[i][j], sum[block][col][j]);
+        for (int s = 0; s < PLANES; ++s) {
+            const double x = as_double(residues[s]);
+#pragma unroll
+            for (int j = 0; j < PIECES; ++j)
+                sum[block][col][s][j] = __fma_rn(x, p.weights[s][i][j], sum[block][col][s][j]);
+        }
     });
-    const double none = __longlong_as_double(0x7ff8000000000000ll), infinite = __longlong_as_double(0x7ff0000000000000ll);
+    const double none = __longlong_as_double(0x7ff8000000000000ll);
     bool finite = true;
 #pragma unroll
     for (int b = 0; b < Here::BLOCKS; ++b) {
@@ -231,10 +287,10 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
             if (first + i >= end) continue;
             const int f = p.columns[spot.layer * c.n + first + i];
             const bool is_scaled = e != NOT_FINITE && f != NOT_FINITE;
-            double x = is_scaled ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
-            if (p.keep != 0) x += p.keep * to[i];
-            found[i] = static_cast<Element>(x);  // numbers beyond the range of float32 become inf
-            finite = finite && fabs(static_cast<double>(found[i])) < infinite;
+            double x[PLANES];
+#pragma unroll
+            for (int s = 0; s < PLANES; ++s) x[s] = is_scaled ? scaled_by(value_of<PIECES>(sum[b][i][s], p), -e - f) : none;
+            finite = update_entry(found[i], x, p, to + i) && finite;
         }
         store_run<COLS>(to, found, end - first);
     }
@@ -261,9 +317,9 @@ __device__ __forceinline__ void join_integers_part(const JoinIntegers<Element>& 
     if (spot.layer >= c.layers || spot.at >= c.n) return;
     unsigned long long sum[Here::BLOCKS][COLS] = {};
     double share[Here::BLOCKS][COLS] = {};
-    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
-        sum[block][col] += static_cast<unsigned long long>(static_cast<long long>(residue)) * p.weights[i];
-        share[block][col] = __fma_rn(as_double(residue), p.shares[i], share[block][col]);
+    read_all<LEVELS, COUNT, 1>(spot, [&](int i, int block, int col, int (&residue)[1]) {
+        sum[block][col] += static_cast<unsigned long long>(static_cast<long long>(residue[0])) * p.weights[i];
+        share[block][col] = __fma_rn(as_double(residue[0]), p.shares[i], share[block][col]);
     });
 #pragma unroll
     for (int b = 0; b < Here::BLOCKS; ++b) {

@@ -1,5 +1,7 @@
 // Byte planes of a product by residues: each plane has the residues of an operand modulo one of up to 20 moduli.
 // Operands are integers, or float64 and float32 numbers x that are scaled and rounded to integers x 2^e of up to 2^62.
+// Complex numbers become Gaussian integers re + i im, with two planes for each modulus: the residues of re + j im and of
+// re - j im, where j^2 = -1 modulo p.
 //
 //   measure  Floating-point types: compute the 2-norm of each line along the inner dimension, rounded up, and from the
 //            norm an exponent e. Then no entry of the integer product exceeds half of the product of all moduli, since
@@ -14,6 +16,7 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "complex.cuh"
 #include "fast_sums.cuh"
 #include "gemm_common.cuh"
 #include "modulus.cuh"
@@ -21,7 +24,7 @@
 namespace fmm {
 namespace residues {
 
-constexpr int THREADS = 256, CLUSTER = 8, POSITIONS = 64;
+constexpr int THREADS = 256, CLUSTER = 8;
 constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
@@ -30,6 +33,23 @@ template <>
 constexpr bool SCALED<double> = true;
 template <>
 constexpr bool SCALED<float> = true;
+template <>
+constexpr bool SCALED<Complex<double>> = true;
+
+template <class Element>
+constexpr int COMPONENTS = 1;  // real numbers in an element: 2 for complex numbers. This is also the planes for a modulus.
+template <class Real>
+constexpr int COMPONENTS<Complex<Real>> = 2;
+
+// Return the real part (0) or the imaginary part (1) of a complex number, or the real number itself.
+template <class Real>
+__device__ __forceinline__ Real component(Real x, int) { return x; }
+template <class Real>
+__device__ __forceinline__ Real component(Complex<Real> x, int part) { return part ? x.im : x.re; }
+
+// The positions of all lines that a cluster measures and transposes together. A square of them fits in shared memory.
+template <class Element>
+constexpr int POSITIONS = sizeof(Element) == 16 ? 32 : 64;
 
 template <class Element>
 struct Operand {
@@ -66,6 +86,10 @@ struct Squares {
             small += scaled * scaled;
         else
             usual += scaled * scaled;
+    }
+    __device__ __forceinline__ void add(const Complex<double>& x) {
+        add(x.re);
+        add(x.im);
     }
     __device__ __forceinline__ void add(const Squares& x) {
         large += x.large;
@@ -112,7 +136,7 @@ struct Four {
 // numbers or 16 bytes, so vector loads are possible.
 template <bool WIDE, class Element>
 __device__ __forceinline__ Four<Element> load_four(const Element* line, int at, int length) {
-    constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
+    constexpr int TOGETHER = sizeof(Element) == 16 ? 1 : sizeof(Element) == 8 ? 2 : 4;
     Four<Element> v;
     if (WIDE && at + 4 <= length) {
 #pragma unroll
@@ -164,7 +188,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// The POSITIONS lines that a cluster processes, and the part of their length that this thread block processes.
+// The lines that a cluster processes, and the part of their length that this thread block processes.
 template <class Element>
 struct Strip {
     int layer, first, rank, begin, end;
@@ -172,10 +196,11 @@ struct Strip {
     Element* to;
 
     __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
-        const int strips = (p.lines + POSITIONS - 1) / POSITIONS, strip = block / CLUSTER;
+        constexpr int SIDE = POSITIONS<Element>;
+        const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
         layer = strip / strips;
-        first = strip % strips * POSITIONS;
-        const int part = ((p.length + CLUSTER - 1) / CLUSTER + POSITIONS - 1) / POSITIONS * POSITIONS;
+        first = strip % strips * SIDE;
+        const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
         begin = min(rank * part, p.length);
         end = min(begin + part, p.length);
         from = p.source + layer * p.layer;
@@ -197,13 +222,13 @@ __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsig
 // multiple of 16 bytes.
 template <class Element>
 __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
-    constexpr int WORDS = POSITIONS / 4;
+    constexpr int SIDE = POSITIONS<Element>, WORDS = SIDE / 4;
     static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
-    __shared__ unsigned tile[POSITIONS][WORDS + 1];
+    __shared__ unsigned tile[SIDE][WORDS + 1];
     const Strip<Element> strip(p, block);
     const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
     const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
-    for (int k = strip.begin; k < strip.end; k += POSITIONS) {
+    for (int k = strip.begin; k < strip.end; k += SIDE) {
         unsigned row[4], column[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -227,19 +252,19 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
 
 template <class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
-    constexpr int DOWN = THREADS / POSITIONS;
+    constexpr int SIDE = POSITIONS<Element>, DOWN = THREADS / SIDE;
     // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
-    __shared__ Element tile[POSITIONS][POSITIONS + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
-    __shared__ Squares shared[DOWN][POSITIONS];
+    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
+    __shared__ Squares shared[DOWN][SIDE];
     const Strip<Element> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
-    const int across = threadIdx.x % POSITIONS, down = threadIdx.x / POSITIONS;
+    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
     const Element* const from = strip.from;
     Element* const to = strip.to;
     Squares sum{};
-    for (int k = begin; k < end; k += POSITIONS) {
+    for (int k = begin; k < end; k += SIDE) {
 #pragma unroll
-        for (int i = down; i < POSITIONS; i += DOWN) {
+        for (int i = down; i < SIDE; i += DOWN) {
             const bool inside = k + i < end && first + across < p.lines;
             const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
@@ -247,7 +272,7 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         }
         __syncthreads();
 #pragma unroll
-        for (int i = down; i < POSITIONS; i += DOWN)
+        for (int i = down; i < SIDE; i += DOWN)
             if (first + i < p.lines && k + across < end) to[(first + i) * p.pitch + k + across] = tile[across][i];
         __syncthreads();
     }
@@ -284,10 +309,20 @@ struct Operands {
 // ---- split
 
 template <class Element>
+struct SplitModulus {
+    using Type = Modulus;
+};
+template <class Real>
+struct SplitModulus<Complex<Real>> {
+    using Type = GaussianModulus;
+};
+
+template <class Element>
 struct Split {
     Operand<Element> left, right;
-    Modulus moduli[20];
+    typename SplitModulus<Element>::Type moduli[20];
     int count;
+    int conjugates[2];  // nonzero if A or B is conjugated: re - j im then precedes re + j im
 };
 
 // Loads of four adjacent integers from any block of an operand, at the thread's position in the block.
@@ -296,31 +331,50 @@ struct Blocks {
     const Operand<Element>& p;
     int layer, line, at;
 
-    __device__ __forceinline__ void add(int down, int across, int sign, unsigned long long (&to)[4]) const {
+    __device__ __forceinline__ void add(int down, int across, int sign, unsigned long long (&to)[COMPONENTS<Element>][4]) const {
         const int there = line + down * p.block_lines, from = at + across * p.block_length;
         if (there >= p.lines || from >= p.length) return;
         const Element* const source = p.transposed ? p.transposed + (static_cast<long long>(layer) * p.lines + there) * p.pitch
                                               : p.source + layer * p.layer + there * p.leading;
         const auto v = load_four<WIDE>(source, from, p.length);
-        long long x[4];
-        if constexpr (SCALED<Element>) {
-            const Scale scaled(p.exponents[layer * p.lines + there]);
+        const int e = SCALED<Element> ? p.exponents[layer * p.lines + there] : 0;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = __double2ll_rn(scaled(v.x[i]));
-        } else {
+        for (int c = 0; c < COMPONENTS<Element>; ++c)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = v.x[i];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] += sign > 0 ? x[i] : 0ull - x[i];
+            for (int i = 0; i < 4; ++i) {
+                long long x;
+                if constexpr (SCALED<Element>)
+                    x = __double2ll_rn(Scale(e)(component(v.x[i], c)));
+                else
+                    x = v.x[i];
+                to[c][i] += sign > 0 ? x : 0ull - x;
+            }
     }
 };
+
+// Store the residues of four adjacent numbers. Planes of re - j im follow planes of re + j im at the distance `between`;
+// `conjugated` exchanges them.
+__device__ __forceinline__ void store_residues(const Modulus& m, const unsigned long long (&x)[1][4], signed char* to, long long, bool) {
+    *reinterpret_cast<unsigned*>(to) =
+        low_bytes(m.of_biased(x[0][0]), m.of_biased(x[0][1]), m.of_biased(x[0][2]), m.of_biased(x[0][3]));
+}
+__device__ __forceinline__ void store_residues(const GaussianModulus& m, const unsigned long long (&x)[2][4], signed char* to,
+                                               long long between, bool conjugated) {
+    int found[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) m.of_biased(x[0][i], x[1][i], found[i]);
+#pragma unroll
+    for (int s = 0; s < 2; ++s)
+        *reinterpret_cast<unsigned*>(to + (s != conjugated) * between) =
+            low_bytes(found[0][s], found[1][s], found[2][s], found[3][s]);
+}
 
 // Split four numbers of every block: compute the sums of blocks for each product, and store their residues. With two
 // levels, a loop over the products of the outer level contains the inner level.
 template <class Sums, int LEVELS, bool RIGHT, bool WIDE, class Element>
-__device__ __forceinline__ void split_one(const Operand<Element>& p, const Modulus* moduli, int count, unsigned number) {
+__device__ __forceinline__ void split_one(const Operand<Element>& p, const Split<Element>& split, unsigned number) {
     constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
+    constexpr int PLANES = COMPONENTS<Element>;
     const unsigned words = p.block_length / 4, lines = number / words;
     const int line = lines % p.block_lines, layer = lines / p.block_lines;
     if (layer >= p.layers) return;
@@ -329,7 +383,7 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
     const long long plane = static_cast<long long>(p.block_lines) * p.block_length;
 #pragma unroll 1
     for (int outer = 0; outer < OUTER; ++outer) {
-        unsigned long long part[PARTS][4] = {};
+        unsigned long long part[PARTS][PLANES][4] = {};
 #pragma unroll
         for (int b = 0; b < PARTS; ++b) {
             // The blocks of A and of B are numbered row by row. The lines of A are rows, the lines of B are columns.
@@ -344,29 +398,31 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Modul
                 }
             }
         }
-        unsigned long long sum[INNER][4];
+        unsigned long long sum[INNER][PLANES][4];
 #pragma unroll
         for (int q = 0; q < INNER; ++q)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[q][i] = 1ull << 63;
+            for (int c = 0; c < PLANES; ++c)
 #pragma unroll
-                for (int b = 0; b < PARTS; ++b) {
-                    const int sign = LEVELS ? Sums::operand_sign(RIGHT, q, b) : 1;
-                    if (sign > 0) sum[q][i] += part[b][i];
-                    if (sign < 0) sum[q][i] -= part[b][i];
+                for (int i = 0; i < 4; ++i) {
+                    sum[q][c][i] = 1ull << 63;
+#pragma unroll
+                    for (int b = 0; b < PARTS; ++b) {
+                        const int sign = LEVELS ? Sums::operand_sign(RIGHT, q, b) : 1;
+                        if (sign > 0) sum[q][c][i] += part[b][c][i];
+                        if (sign < 0) sum[q][c][i] -= part[b][c][i];
+                    }
                 }
-            }
         signed char* const to = p.planes + (static_cast<long long>(outer * INNER) * p.layers + layer) * plane +
                                 static_cast<long long>(line) * p.block_length + at;
         const long long next = plane * p.layers;
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-            const Modulus m = moduli[i];
+        for (int i = 0; i < split.count; ++i) {
+            const auto m = split.moduli[i];
 #pragma unroll
             for (int q = 0; q < INNER; ++q)
-                *reinterpret_cast<unsigned*>(to + (static_cast<long long>(i) * OUTER * INNER + q) * next) =
-                    low_bytes(m.of_biased(sum[q][0]), m.of_biased(sum[q][1]), m.of_biased(sum[q][2]), m.of_biased(sum[q][3]));
+                store_residues(m, sum[q], to + (static_cast<long long>(i) * PLANES * OUTER * INNER + q) * next,
+                               OUTER * INNER * next, split.conjugates[RIGHT]);
         }
     }
 }
@@ -375,10 +431,9 @@ template <class Sums, int LEVELS, bool LEFT_WIDE, bool RIGHT_WIDE, class Element
 __device__ __forceinline__ void split_both(const Split<Element>& p) {
     const int block = blockIdx.x;
     if (block < p.left.blocks)
-        split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p.moduli, p.count, static_cast<unsigned>(block) * THREADS + threadIdx.x);
+        split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p, static_cast<unsigned>(block) * THREADS + threadIdx.x);
     else
-        split_one<Sums, LEVELS, true, RIGHT_WIDE>(p.right, p.moduli, p.count,
-                                                 static_cast<unsigned>(block - p.left.blocks) * THREADS + threadIdx.x);
+        split_one<Sums, LEVELS, true, RIGHT_WIDE>(p.right, p, static_cast<unsigned>(block - p.left.blocks) * THREADS + threadIdx.x);
 }
 
 }  // namespace residues

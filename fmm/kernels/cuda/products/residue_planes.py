@@ -15,22 +15,23 @@ from typing import Literal
 from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
+from fmm.kernels.algorithms.residues import imaginary_unit, remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
-from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
+from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout, planes_per_modulus
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: largest numbers of moduli and of a weight's pieces
-BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the weighted sums of bytes in modulus.cuh
+BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the weighted sums of eight bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
 MAX_NORM = 2.0**60  # upper bound of scaled norms; with this bound a sum of four scaled numbers has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
-TRANSPOSED_POSITIONS = 64  # number of positions that a cluster transposes together
+# number of positions that a cluster transposes together; of numbers of 16 bytes
+TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # by number of levels: smallest number of resident thread blocks of the split kernel, or "" for the compiler's choice
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # a warp measures a line of up to 1024 elements, and a thread block measures a longer line
@@ -47,29 +48,50 @@ SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8",
 def pack_modulus(p: int) -> bytes:
     """Return the bytes of struct Modulus of modulus.cuh for the modulus p."""
 
-    def pack_residues(powers: range) -> int:
-        return int.from_bytes(bytes(symmetric_residue(256**i, p) % 256 for i in powers), "little", signed=True)
-
-    multiple = FLOAT_2_23_BITS + p * -(-(2**23 + BYTE_SUM_BOUND) // p) - 2**23
+    multiple = _multiple_bits(p, BYTE_SUM_BOUND)
     begins = multiple - 2**31 % p, multiple - 2**63 % p
-    return struct.pack("<if6i", p, 1 / p, pack_residues(range(4)), pack_residues(range(4, 8)), *begins, 0, 0)
+    low, high = _pack_powers(p)
+    return struct.pack("<if6i", p, 1 / p, low, high, *begins, 0, 0)
 
 
-def moduli_table(moduli: tuple[int, ...]) -> bytes:
-    """Return the bytes of an array of MAX_MODULI structs Modulus; unused structs are zero."""
-    table = b"".join(pack_modulus(p) for p in moduli)
+@lru_cache(maxsize=64)
+def pack_gaussian_modulus(p: int) -> bytes:
+    """Return the bytes of struct GaussianModulus of modulus.cuh for the modulus p."""
+    j, multiple = imaginary_unit(p), _multiple_bits(p, 2 * BYTE_SUM_BOUND)
+    begins = (multiple - 2**63 * (1 + sign * j) % p for sign in (1, -1))
+    return struct.pack("<if6i", p, 1 / p, *_pack_powers(p), *_pack_powers(p, j), *begins)
+
+
+def _multiple_bits(p: int, bound: int) -> int:
+    """Return the bit pattern of 2^23 as float32, plus a number x with 2^23 + x = 0 modulo p and x >= `bound`.
+
+    If a sum of magnitude up to `bound` is added, the bit pattern is a float32 number between 2^23 and 2^24.
+    """
+    return FLOAT_2_23_BITS + p * -(-(2**23 + bound) // p) - 2**23
+
+
+def _pack_powers(p: int, factor: int = 1) -> tuple[int, int]:
+    """Return the residues of factor 256^i modulo p as bytes of two words, for i from 0 to 3 and from 4 to 7."""
+    residues = bytes(symmetric_residue(factor * 256**i, p) % 256 for i in range(8))
+    low, high = struct.unpack("<2i", residues)
+    return low, high
+
+
+def moduli_table(moduli: tuple[int, ...], for_complex: bool = False) -> bytes:
+    """Return the bytes of an array of MAX_MODULI structs Modulus or GaussianModulus; unused structs are zero."""
+    table = b"".join((pack_gaussian_modulus if for_complex else pack_modulus)(p) for p in moduli)
     return table + bytes(MAX_MODULI * len(pack_modulus(256)) - len(table))
 
 
-def max_scaled_norm(moduli: int, k: int) -> float:
+def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
     """Return the largest norm that a row of A or a column of B may have after scaling.
 
     The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). The
     scalar product must be smaller than M / 2, where M is the product of all moduli. Rounding to integers changes each
-    of the k numbers of a row or column by at most 1/2.
+    of the k numbers of a row or column by at most 1/2. A complex row or column has 2k real numbers.
     """
-    half = float(isqrt(remainder_weights(moduli).product // 2))
-    return min(half * (1 - 2.0**-20) - sqrt(k), MAX_NORM)
+    half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
+    return min(half * (1 - 2.0**-20) - sqrt(k * planes_per_modulus(for_complex)), MAX_NORM)
 
 
 # ---- one operand
@@ -114,6 +136,7 @@ class ResidueOperand:
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
     is_prepared: bool = False  # True if an earlier call prepared exponents and planes
+    conjugated: bool = False  # True if the complex conjugate of the operand is multiplied
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
         """Return the kernel that measures or transposes the operand; None if the operand needs neither operation."""
@@ -137,7 +160,8 @@ class ResidueOperand:
         if kernel is None:
             return 0
         if self.along == "outer":
-            return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS) * RESIDUE_CLUSTER_BLOCKS
+            side = TRANSPOSED_POSITIONS_OF_16_BYTES if self.geometry.item == 16 else TRANSPOSED_POSITIONS
+            return self.geometry.count * -(-self.lines // side) * RESIDUE_CLUSTER_BLOCKS
         return round_up(
             -(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER_BLOCKS
         )
@@ -152,7 +176,7 @@ class ResidueOperand:
     def pack_parameters(self, blocks: int) -> bytes:
         """Return the bytes of struct Operand of residue_planes.cuh, with zeros in place of addresses."""
         x, g = self.source, self.geometry
-        top = max(max_scaled_norm(g.moduli, g.k), 0.0)
+        top = max(max_scaled_norm(g.moduli, g.k, g.for_complex), 0.0)
         copy_pitch = self.block[1] if self.bytes_from else g.transposed_stride
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
@@ -221,7 +245,8 @@ def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | Non
 def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """Return the CUDA source of the kernel that splits both operands; its entry point is `ENTRY_NAME`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
-    bounds = tuple(filter(None, (str(RESIDUE_THREADS), MIN_SPLIT_BLOCKS_PER_SM[levels])))
+    least_blocks = "" if DTYPES[dtype].is_complex and levels else MIN_SPLIT_BLOCKS_PER_SM[levels]
+    bounds = tuple(filter(None, (str(RESIDUE_THREADS), least_blocks)))
     body = (f"{RESIDUE_NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
     parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])
@@ -271,13 +296,14 @@ def residue_split_launch(
     sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...], moduli: tuple[int, ...]
 ) -> Launch:
     """Return the launch that computes the planes of both operands for these moduli."""
-    levels = sides[0].geometry.levels
+    levels, for_complex = sides[0].geometry.levels, sides[0].geometry.for_complex
     wide = tuple(x.can_split_wide(each) for x, each in zip(sides, aligned, strict=True))
-    parameters = b"".join(x.pack_parameters(x.split_block_count) for x in sides) + moduli_table(moduli)
-    parameters += struct.pack("<i", len(moduli))
+    parameters = b"".join(x.pack_parameters(x.split_block_count) for x in sides)
+    parameters += moduli_table(moduli, for_complex) + struct.pack("<3i", len(moduli), *(x.conjugated for x in sides))
     kernel = Kernel(residue_split_kernel_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
-    label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{sums}"
+    twice = ", two for each complex number" if for_complex else ""
+    label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{twice}{sums}"
     grid = sum(x.split_block_count for x in sides), 1, 1
     return Launch("sums", label, kernel, grid, parameters + bytes(-len(parameters) % VECTOR_BYTES), slots)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
-from fmm.kernels.algorithms.residues import remainder_weights
+from fmm.kernels.algorithms.residues import RemainderWeights, remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
@@ -44,6 +44,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instructions,
 )
 from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_BYTES, PlaneLayout, prepared_plane_layout
+from fmm.kernels.plans.levels.residues import ResidueLeaf, ResiduesLevel
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
@@ -67,8 +68,8 @@ class ResidueOp:
     dest: GemmOperand
     planes: int  # offset of C's planes in the workspace, in bytes
     multiprocessors: int
-    factor: float
-    keep: float
+    factor: complex
+    keep: complex
     writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
     lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
 
@@ -82,7 +83,7 @@ class ResidueOp:
     @property
     def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
         """The moduli in groups; the workspace holds the planes of one group at a time."""
-        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
+        moduli, together = self.geometry.remainder_weights.moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
@@ -103,19 +104,20 @@ class ResidueOp:
 
 
 def residue_op(
-    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
+    op: GemmOp, ending: ResidueLeaf, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
     """Describe a GEMM as a product by residues, which are planes in the workspace or the operands' own bytes.
 
-    Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides the
-    base's address.
+    Return None if alpha or beta of a real product has an imaginary part. `alignment` maps a base to a power of two that
+    divides the base's address.
     """
-    alpha, beta = complex(op.alpha), complex(op.beta)
-    if alpha.imag or beta.imag:
+    alpha, beta, dtype, levels = complex(op.alpha), complex(op.beta), op.dtype, ending.depth
+    moduli, for_complex = ending.level.moduli_count_for(dtype, op.k), ending.level.for_complex
+    if (alpha.imag or beta.imag) and not for_complex:
         return None
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
-    g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
+    g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize, for_complex)
     rows, inner, columns = g.block_shape
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.part_offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
@@ -127,6 +129,7 @@ def residue_op(
     y = ResidueOperand(
         right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
     )
+    x, y = _conjugate_operand(x, ending.level), _conjugate_operand(y, ending.level)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine (TMA) writes 16 bytes at a time. If a row does not end at a multiple of 16 bytes, TMA would write
     # zeros behind the row.
@@ -135,7 +138,13 @@ def residue_op(
     )
     # With levels, the scheme multiplies sums of blocks, and such products are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha, beta, writes_c, lower_only)
+
+
+def _conjugate_operand(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
+    """Return the operand, conjugated if the level conjugates its matrix, A or B."""
+    conjugated = dict(zip("AB", level.conjugates, strict=True))
+    return replace(side, conjugated=conjugated.get(side.source.base, False))
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
@@ -200,7 +209,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     # residue_op marks the operand to prepare as prepared. Here the marks are exchanged, so the launches compute this
     # operand's planes and skip the other operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
-    aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
+    aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
@@ -280,20 +289,27 @@ class WeightPieces:
 
     moduli: int
     levels: int
+    for_complex: bool = False
+
+    @property
+    def numbers(self) -> RemainderWeights:
+        """The weights as integers."""
+        return remainder_weights(self.moduli, self.for_complex)
 
     @property
     def piece_bits(self) -> int:
         """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits. Each level adds four residues, and their sum has 2 more bits. The
-        sum over all moduli needs log2(number of moduli) more bits.
+        A piece is multiplied by a residue of 7 bits. Each level adds four residues, and their sum has 2 more bits. Of
+        complex numbers, the sum or difference of the residues of two planes has 1 more bit. The sum over all moduli
+        needs log2(number of moduli) more bits.
         """
-        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
+        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
 
     @property
     def weight_piece_count(self) -> int:
         """Number of pieces of a weight."""
-        return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
+        return -(-self.numbers.product.bit_length() // self.piece_bits)
 
     def split_number(self, x: int) -> list[float]:
         """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
@@ -304,24 +320,30 @@ class WeightPieces:
     @cached_property
     def packed_weights(self) -> bytes:
         """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
-        numbers = remainder_weights(self.moduli)
+        numbers = self.numbers
         inverse = 2 ** (self.piece_bits * (self.weight_piece_count - 1)) / numbers.product
-        rows = [self.split_number(w) for w in numbers.weights]
-        rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(rows))
-        flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
+        rows = [self.split_number(numbers.product)]
+        for weights in numbers.complex_weights if self.for_complex else (numbers.weights,):
+            rows += [self.split_number(w) for w in weights]
+            rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(weights))
+        flat = [x for row in rows for x in row]
         return struct.pack(f"<{3 + len(flat)}d", 2.0**self.piece_bits, 2.0**-self.piece_bits, inverse, *flat)
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """Return the launch that reconstructs C in float64 or float32 from the residues of the product."""
-    g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
-    parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
+    """Return the launch that reconstructs C, of real or complex numbers, from the residues of the product."""
+    g = op.geometry
+    pieces, scalars = WeightPieces(g.moduli, g.levels, g.for_complex), (op.factor.real, op.keep.real)
+    if g.for_complex:
+        scalars = (op.factor.real, op.factor.imag, op.keep.real, op.keep.imag)
+    parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + pieces.packed_weights
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
     kernel = Kernel(
         join_kernel_source, (g.levels, g.moduli, pieces.weight_piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS
     )
-    label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
+    twice = "two times " if g.for_complex else ""
+    label = f"residue_join: {op.dtype} by {twice}{g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 
 
@@ -331,7 +353,7 @@ def integer_join_launch(op: ResidueOp) -> Launch:
     padding = [0] * (MAX_MODULI - g.moduli)
     weights = [w % 2**64 for w in numbers.weights] + padding
     shares = [w / numbers.product for w in numbers.weights] + padding
-    scalars = struct.pack("<2q", int(op.factor), int(op.keep))
+    scalars = struct.pack("<2q", int(op.factor.real), int(op.keep.real))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
     kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
@@ -340,15 +362,15 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the CUDA source of the join to float64 or float32; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    """Return the CUDA source of the join to real or complex numbers; its entry point is `ENTRY_NAME`."""
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
@@ -358,9 +380,13 @@ def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
     )
 
 
-def adjacent_columns(dtype: str) -> int:
-    """Return the number of adjacent elements of a row that a thread joins: at most four, and at most 16 bytes."""
-    return min(4, 16 // DTYPES[dtype].itemsize)
+def adjacent_columns(dtype: str, levels: int) -> int:
+    """Return the number of adjacent elements of a row that a thread joins.
+
+    Four residues are loaded as one word. With levels below the residues, a thread joins several blocks of C, and has
+    registers for two elements of 8 or 16 bytes in each block.
+    """
+    return 2 if DTYPES[dtype].itemsize >= 8 and (levels or not DTYPES[dtype].is_complex) else 4
 
 
 def _result_bytes(op: ResidueOp) -> bytes:
@@ -376,7 +402,7 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
-    threads = g.count * rows * (columns // adjacent_columns(op.dtype))
+    threads = g.count * rows * (columns // adjacent_columns(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

@@ -49,12 +49,18 @@ def can_recompute(problem: Problem) -> bool:
 
 
 def recompute_launches(
-    problem: Problem, is_unchecked: bool, chip: Chip, alignment: Mapping[str, int], addend: DeviceView | None = None
+    problem: Problem,
+    is_unchecked: bool,
+    chip: Chip,
+    alignment: Mapping[str, int],
+    addend: DeviceView | None = None,
+    conjugates: tuple[bool, bool] = (False, False),
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is raised; they run after the plan's launches.
 
     If `is_unchecked`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
-    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C.
+    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C. `conjugates`: True for A and
+    for B if the plan multiplies their complex conjugates.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -62,12 +68,18 @@ def recompute_launches(
     again = (
         _tiled_recompute_launch(problem, chip, alignment)
         if tiled
-        else _simple_recompute_launch(problem, RECOMPUTE_ENTRY_NAME, chip, addend)
+        else _simple_recompute_launch(problem, RECOMPUTE_ENTRY_NAME, chip, addend, conjugates)
     )
     return (*scan, again)
 
 
-def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: DeviceView | None = None) -> Launch:
+def _simple_recompute_launch(
+    problem: Problem,
+    entry: str,
+    chip: Chip,
+    addend: DeviceView | None = None,
+    conjugates: tuple[bool, bool] = (False, False),
+) -> Launch:
     """Return a launch of a simple kernel: the recomputation, or the scan for inf and NaN.
 
     The parameters are struct ClassicalParams of recompute_simple.cuh.
@@ -77,7 +89,7 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: D
     scalars = alpha.real, alpha.imag, beta.real, beta.imag
     old = addend.strides if addend else (0, 0)
     lower = problem.fill == "lower"
-    parameters = struct.pack("<18q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *scalars)
+    parameters = struct.pack("<20q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *conjugates, *scalars)
     slots = [
         AddressSlot(0, "A"),
         AddressSlot(3, "B"),

@@ -5,7 +5,6 @@ A product by residues has four stages: norms of the operands, split into planes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.residues import moduli_count_for_product
+from fmm.kernels.algorithms.residues import RemainderWeights, moduli_count_for_product, remainder_weights
 from fmm.kernels.algorithms.scheme import SchemePrograms
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.memory_layout import round_up
@@ -49,6 +48,17 @@ class PlaneLayout:
     moduli: int
     levels: int  # number of levels of Strassen's algorithm below the residues
     item: int = FLOAT64_BYTES  # bytes of one element of A, B or C
+    for_complex: bool = False  # True for complex numbers: two planes for each modulus, of Re + j Im and of Re - j Im
+
+    @property
+    def planes_per_modulus(self) -> int:
+        """Return the number of planes of an operand for one modulus, without levels."""
+        return planes_per_modulus(self.for_complex)
+
+    @property
+    def remainder_weights(self) -> RemainderWeights:
+        """Return the moduli, and the weights with which residues modulo the moduli are joined."""
+        return remainder_weights(self.moduli, self.for_complex)
 
     @property
     def block_shape(self) -> Shape:
@@ -59,7 +69,7 @@ class PlaneLayout:
     @property
     def plane_product_count(self) -> int:
         """Return the number of products of planes for one modulus."""
-        return int(self.count * STRASSEN_PRODUCTS**self.levels)
+        return int(self.count * STRASSEN_PRODUCTS**self.levels * self.planes_per_modulus)
 
     @property
     def plane_bytes(self) -> tuple[int, int, int]:
@@ -130,6 +140,11 @@ class PlaneLayout:
         return sum(self.exponent_bytes) + planes + self._bytes_after_planes(together)
 
 
+def planes_per_modulus(for_complex: bool) -> int:
+    """Return 2 for complex numbers, else 1: the planes of an operand, and the products of planes, for one modulus."""
+    return 2 if for_complex else 1
+
+
 @lru_cache(maxsize=1024)
 def integer_moduli_count(dtype: str, k: int) -> int:
     """Return the number of moduli for a product of integers with inner dimension k.
@@ -150,9 +165,12 @@ def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, 
     return residue_workspace_bytes(itemsize, moduli, levels, m, k, n, count)
 
 
-def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
+def residue_workspace_bytes(
+    item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int, for_complex: bool = False
+) -> int:
     """Return the bytes of workspace for a batch of products, enough to compute C or the transpose of C."""
-    return max(PlaneLayout(*size, count, moduli, levels, item).workspace_bytes for size in ((m, k, n), (n, k, m)))
+    layouts = (PlaneLayout(*size, count, moduli, levels, item, for_complex) for size in ((m, k, n), (n, k, m)))
+    return max(layout.workspace_bytes for layout in layouts)
 
 
 def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
@@ -182,10 +200,12 @@ class SplitIntoPlanes(Sum):
     """A step that forms sums of integers and splits each sum into residues: one plane for each sum and modulus.
 
     float64 and float32 numbers are first scaled and rounded to integers. The planes of all sums for the first modulus
-    come first, then the planes for the second modulus, and so on.
+    come first, then the planes for the second modulus, and so on. Of complex numbers, the planes of Re + j Im for a
+    modulus precede the planes of Re - j Im for this modulus.
     """
 
     moduli: int = 0
+    planes_per_modulus: int = 1
 
 
 @dataclass(frozen=True)
@@ -196,9 +216,12 @@ class JoinFromPlanes(Sum):
     """
 
     moduli: int = 0
+    planes_per_modulus: int = 1
 
 
-def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inner: Plan, scaled: bool) -> LevelSteps:
+def residue_steps(
+    size: Shape, depth: int, params: GemmParams, moduli: int, inner: Plan, scaled: bool, for_complex: bool = False
+) -> LevelSteps:
     """Return the steps of a product for this number of moduli, with `depth` levels of recursion below the residues.
 
     The plan `inner` computes the products of bytes. With `scaled`, numbers are scaled and rounded to integers. Planes
@@ -210,7 +233,9 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
         # 8-bit operands need no split: their numbers are the residues.
         return LevelSteps((), (Product(*operands, inner),))
     (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_programs(depth)
-    count = moduli * len(programs.left.outputs)
+    each = planes_per_modulus(for_complex)
+    planes = moduli * each
+    count = planes * len(programs.left.outputs)
     lefts, rights, dests = (
         [Place(name, i * height, 0, height, width) for i in range(count)]
         for name, height, width in (("S", rows, length), ("T", length, cols), ("M", rows, cols))
@@ -221,20 +246,22 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
         NormExponents(f"norms of {('rows', 'columns')[axis]} of {x.name}", COPY_PROGRAM, (x,), (dest,), axis)
         for x, axis, dest in zip(operands, (0, 1), exponents, strict=False)
     ]
-    splits = [_split_step(a, programs.left, lefts, moduli), _split_step(b, programs.right, rights, moduli)]
+    splits = [
+        SplitIntoPlanes(
+            f"residues of {blocks[0].name}", _split_program(program, planes), tuple(blocks), tuple(places), moduli, each
+        )
+        for blocks, program, places in ((a, programs.left, lefts), (b, programs.right, rights))
+    ]
     products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
-    program = updating_program(_join_program(programs.join, moduli), params.alpha, params.beta)
-    join = JoinFromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli)
+    program = updating_program(_join_program(programs.join, planes), params.alpha, params.beta)
+    join = JoinFromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli, each)
     temporaries = temporary_sizes([*measures, *splits, *products])
     return LevelSteps(temporaries, (*measures, *splits, ProductBatch(products), join))
 
 
-def _split_step(
-    blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int
-) -> SplitIntoPlanes:
-    """Return the step that forms each sum once, and splits the sum into its residues."""
-    repeated = AdditionProgram(program.inputs, program.lines, program.outputs * moduli)
-    return SplitIntoPlanes(f"residues of {blocks[0].name}", repeated, tuple(blocks), tuple(planes), moduli)
+def _split_program(program: AdditionProgram, planes: int) -> AdditionProgram:
+    """Return the program that forms each sum once, and writes each sum to this number of planes, as residues."""
+    return AdditionProgram(program.inputs, program.lines, program.outputs * planes)
 
 
 @lru_cache(maxsize=4)
@@ -247,16 +274,16 @@ def _inner_programs(depth: int) -> SchemePrograms:
 
 
 @lru_cache(maxsize=64)
-def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
-    """Return the program that computes the sums for every modulus, and then joins the residues to C.
+def _join_program(program: AdditionProgram, planes: int) -> AdditionProgram:
+    """Return the program that computes the sums for every modulus and sign of j, and then joins the residues to C.
 
     The join follows from the Chinese remainder theorem. In the program, the coefficient 1 stands for each of the
     theorem's large weights.
     """
-    inputs = program.inputs * moduli
+    inputs = program.inputs * planes
     lines: list[tuple[tuple[Coefficient, int], ...]] = []
-    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: the value of each modulus
-    for i in range(moduli):
+    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: the values of all planes
+    for i in range(planes):
         number = list(range(i * program.inputs, (i + 1) * program.inputs))
         for terms in program.lines:
             lines.append(tuple((c, number[v]) for c, v in terms))

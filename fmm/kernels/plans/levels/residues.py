@@ -1,4 +1,4 @@
-"""The level `residues`: a product of integers, float64 or float32, computed as products of bytes.
+"""The levels `residues` and `residues2m`: products of integers, real or complex numbers, by products of bytes.
 
 A and B are split into planes of residues modulo pairwise coprime moduli. The planes are multiplied for each modulus,
 and C is reconstructed from the products. fmm.kernels.algorithms.residues proves that the reconstruction is exact.
@@ -6,6 +6,9 @@ and C is reconstructed from the products. fmm.kernels.algorithms.residues proves
 float64, with 14 moduli; float32 has 7 to 9 moduli. Rows and columns are first scaled by the largest powers of two that
 the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and Imamura (2025), with scales from
 norms.
+
+`residues2m(15)` is for complex128: a complex product becomes two products of planes for each modulus, where `3m >
+residues(14)` needs three. The level can conjugate its operands when it reads them.
 
 Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
 below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
@@ -20,6 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -28,6 +32,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
+from fmm.kernels.plans.levels.complex_3m import CONJUGATION_OPTIONS, conjugation_option_names
 from fmm.kernels.plans.levels.residue_planes import (
     INNER_ALGORITHM,
     INNER_LEVEL_TEXTS,
@@ -35,6 +40,7 @@ from fmm.kernels.plans.levels.residue_planes import (
     JoinFromPlanes,
     integer_moduli_count,
     integer_workspace_bytes,
+    planes_per_modulus,
     prepared_plane_layout,
     residue_steps,
     residue_workspace_bytes,
@@ -45,42 +51,61 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
+LEVEL_NAME, COMPLEX_LEVEL_NAME = "residues", "residues2m"
 # Two dicts by type: the valid values for the number of moduli, and the largest number of levels below residues. (Two
-# levels below residues would not make float32 faster.)
-MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
-MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1}
+# levels below residues would not make float32 faster, and need too many registers for complex128.)
+MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9), "complex128": (14, 15, 16, 17)}
+MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. Prepared operands have no level below residues: the planes of a level below
-# residues would be different for A and for B.
-PREPARED_MODULI: Final = 14
+# The number of moduli, the levels below and the type of prepared operands. Prepared operands have no level below
+# residues: the planes of a level below residues would be different for A and for B.
+PREPARED_LEAF: Final = (14, 0, "float64")
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
 # 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus less multiplies the error by 15. On an H100 at
 # sides of 1024 to 8192, 15 moduli have errors of 0.045 to 0.068, and 16 moduli of 0.019 to 0.044: the rounding of C to
 # float64. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the
-# rounding of C to float32 dominates.
-USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,)}
-RELATIVE_ERROR_BY_MODULI: Final = {13: 11.0, 15: 0.07, 16: 0.04, 7: 0.3, 8: 0.02, 9: 0.02}
+# rounding of C to float32 dominates. For complex128 on an H100, 15 moduli have 0.48 times the error of ZGEMM, and 17
+# moduli 0.016 to 0.032 times, about 2^-54 relative to C.
+USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17)}
+RELATIVE_ERROR_BY_MODULI: Final = {
+    "float64": {13: 11.0, 15: 0.07, 16: 0.04},
+    "float32": {7: 0.3, 8: 0.02, 9: 0.02},
+    "complex128": {14: 8.0, 16: 0.1, 17: 0.04},
+}
+# Numbers of moduli that the tuner's probes measure. Only a call that requires a smaller error than the vendor's uses
+# more moduli, or residues for float32.
+PROBED_MODULI: Final = {"float64": 14, "complex128": 15}
 # Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
 # dimension. A scaled number is rounded by at most 1/2. With 7, 8, 9, 13 and 14 moduli, the scaled norm of a row or
-# column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. The precision 2^-53 of float64 limits the bounds of 15
-# and 16 moduli. The rounding of C to float32 adds 2^-24.
+# column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. For complex numbers, with 14 to 17 moduli, the scaled
+# norm is at least 2^50.7, 2^54.0, 2^57.3 and 2^59. The precision 2^-53 of float64 limits the bounds of more moduli. The
+# rounding of C to float32 adds 2^-24.
 NORM_BOUND_BY_MODULI: Final = {
-    **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
-    **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
+    "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
+    "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
+    "complex128": {14: "2^-49 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)", 17: "2^-52 sqrt(k)"},
 }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResiduesLevel(LevelInLeaf):
-    """The level `residues(moduli)`. For integers, `moduli` is 0: the type determines the number of moduli.
+    """The level `residues(moduli)`, or `residues2m(moduli)` for complex numbers.
+
+    For integers, `moduli` is 0: the type determines the number of moduli.
 
     The field `saves_products` is False, although levels below residues save products. Products modulo p round nothing,
     and inf and NaN are handled separately.
     """
 
     moduli: int
+    for_complex: bool = False
+
+    def with_conjugation(self, a: bool, b: bool) -> ResiduesLevel | None:
+        """Return the level that conjugates its operands when it reads them; None for real numbers."""
+        conjugates = self.conjugates[0] != a, self.conjugates[1] != b
+        return residues_level(self.moduli, True, conjugates) if self.for_complex else None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of a plan with this level as its leaf, for integers of 8 bytes."""
@@ -98,41 +123,55 @@ class ResiduesLevel(LevelInLeaf):
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps of a plan with this level as its leaf, for this number of moduli."""
-        return residue_steps(
-            size, depth_below_residues(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF_NAME), scaled=self.moduli > 0
-        )
+        depth, inner = depth_below_residues(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
+        return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
     def describe_steps(self, steps: LevelSteps) -> str:
         joins = [step for step in steps.steps if isinstance(step, JoinFromPlanes)]
-        return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
+        twice = ", of Re + j Im and of Re - j Im" if self.for_complex else ""
+        return f"residues modulo {joins[0].moduli} numbers{twice}" if joins else "bytes, as they are"
 
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return 1 / moduli, since a multiplication of the problem becomes one multiplication of bytes per modulus."""
-        return next((1 / step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1.0)
+        """Return the cost of a multiplication of bytes, so that one multiplication for each modulus costs 1.
+
+        A complex multiplication has the cost of four real multiplications, but becomes two for each modulus.
+        """
+        moduli = next((step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1)
+        return (0.25 if self.for_complex else 1) / moduli
 
 
-def residues_level(moduli: int = 0) -> ResiduesLevel:
-    """Return the level `residues(moduli)`; raise PlanError for an invalid number of moduli."""
-    valid = [count for counts in MODULI_BY_TYPE.values() for count in counts]
-    if moduli and moduli not in valid:
-        raise _invalid_moduli(str(moduli))
+def residues_level(
+    moduli: int = 0, for_complex: bool = False, conjugates: tuple[bool, bool] = (False, False)
+) -> ResiduesLevel:
+    """Return the level `residues(moduli)` or `residues2m(moduli)`; raise PlanError for an invalid number of moduli."""
+    name = COMPLEX_LEVEL_NAME if for_complex else LEVEL_NAME
+    valid = {dtype: counts for dtype, counts in MODULI_BY_TYPE.items() if DTYPES[dtype].is_complex == for_complex}
+    types = tuple(dtype for dtype, counts in valid.items() if moduli in counts)
+    if not types and (moduli or for_complex):
+        raise _invalid_moduli(name, str(moduli))
+    dtype = types[0] if types else ""
     return ResiduesLevel(
-        text=f"residues({moduli})" if moduli else "residues",
+        text=".".join([f"{name}({moduli})" if moduli else name, *conjugation_option_names(conjugates)]),
         moduli=moduli,
+        for_complex=for_complex,
+        conjugates=conjugates,
         below=f"{INNER_ALGORITHM}, or {INNER_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF_NAME}",
-        types=next(((dtype,) for dtype, counts in MODULI_BY_TYPE.items() if moduli in counts), INTEGERS),
+        types=types or INTEGERS,
         number_below="byte",
-        products=max(moduli, 1),
+        products=max(moduli, 1) * planes_per_modulus(for_complex),
         depth=0,
         splits=False,
         saves_products=False,
-        error_growth=RELATIVE_ERROR_BY_MODULI.get(moduli, 1.0),
+        error_growth=RELATIVE_ERROR_BY_MODULI.get(dtype, {}).get(moduli, 1.0),
     )
 
 
-def _invalid_moduli(moduli: str) -> PlanError:
-    by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI_BY_TYPE.items())
-    return PlanError(f"residues({moduli}): valid numbers of moduli are {by_type}; for integers write residues alone")
+def _invalid_moduli(name: str, moduli: str) -> PlanError:
+    for_complex = name == COMPLEX_LEVEL_NAME
+    valid = {t: counts for t, counts in MODULI_BY_TYPE.items() if DTYPES[t].is_complex == for_complex}
+    by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in valid.items())
+    integers = "" if for_complex else "; for integers write residues alone"
+    return PlanError(f"{name}({moduli}): valid numbers of moduli are {by_type}{integers}")
 
 
 # ---- leaves: the level with everything below the level
@@ -150,7 +189,7 @@ class ResidueLeaf(NamedTuple):
 
     @property
     def float_type(self) -> str:
-        """Return the floating-point type of the product; empty for integers."""
+        """Return the real or complex floating-point type of the product; empty for integers."""
         return self.level.types[0] if self.level.moduli and self.level.types else ""
 
 
@@ -159,9 +198,16 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
     """Return a dict from texts to ends of plans. Of equally fast plans, the model takes the first plan of the dict."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
-        for moduli in counts:
-            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_INNER_LEVELS[dtype] + 1)]
+        for moduli, depth in product(counts, range(MAX_INNER_LEVELS[dtype] + 1)):
+            level = residues_level(moduli, DTYPES[dtype].is_complex)
+            leaves += [ResidueLeaf(each, depth) for each in _levels_with_conjugation(level)]
     return MappingProxyType({leaf.leaf_text: leaf for leaf in leaves})
+
+
+def _levels_with_conjugation(level: ResiduesLevel) -> list[ResiduesLevel]:
+    """Return the level, and for complex numbers also the levels that conjugate one operand or both."""
+    conjugated = (level.with_conjugation(*x) for x in product((False, True), repeat=2))
+    return [x for x in conjugated if x] or [level]
 
 
 def depth_below_residues(leaf: str) -> int:
@@ -196,29 +242,32 @@ def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
 
 
 def _float_leaf(leaf: ResidueLeaf) -> Leaf:
-    moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.float_type
+    level, depth, dtype = leaf.level, leaf.depth, leaf.float_type
+    moduli, for_complex = level.moduli, level.for_complex
+    twice = "two " if for_complex else ""
     return Leaf(
         leaf.leaf_text,
-        f"{dtype} by products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
+        f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
         ("cuda",),
-        types=(dtype,),
-        kernel_triangles=() if depth or dtype != "float64" else (dtype,),
+        # A level that conjugates multiplies whole operands: blocks and sums of A and of B are not distinguished.
+        types=() if any(level.conjugates) else (dtype,),
+        types_alone=(dtype,) if any(level.conjugates) else (),
+        kernel_triangles=() if depth or dtype == "float32" else (dtype,),
         call_text="four launches",
         launches=4,
-        scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
+        scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth, for_complex=for_complex),
         orders=(),
         # Other numbers of moduli are no candidates: with fewer moduli the product is less accurate than the vendor's,
         # and with more moduli it is slower without being more accurate. Two levels below residues are no candidate:
         # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384).
-        forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # Probes measure 14 moduli alone. Only a call that requires a smaller error than the vendor's uses more moduli,
-        # or residues for float32.
-        unprobed=() if moduli == PREPARED_MODULI else ("alone",),
-        relative_error=leaf.level.error_growth,
+        # Only fmm.gemm names a level that conjugates.
+        forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 and not any(level.conjugates) else (),
+        unprobed=() if moduli == PROBED_MODULI.get(dtype) else ("alone",),
+        relative_error=level.error_growth,
         emulates=True,
-        norm_bound=NORM_BOUND_BY_MODULI[moduli],
-        prepared_layout=partial(prepared_plane_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
-        rate=leaf.leaf_text,
+        norm_bound=NORM_BOUND_BY_MODULI[dtype][moduli],
+        prepared_layout=partial(prepared_plane_layout, moduli) if (moduli, depth, dtype) == PREPARED_LEAF else None,
+        rate=ResidueLeaf(residues_level(moduli, for_complex), depth).leaf_text,
         level=leaf.level,
         end=BYTES_LEAF_NAME,
     )
@@ -230,17 +279,24 @@ def _saved_products_text(depth: int) -> str:
 
 # ---- the text form
 
-_RESIDUES_PATTERN = re.compile(r"residues(?:\(([^()]*)\))?")
+_RESIDUES_PATTERN = re.compile(r"(residues(?:2m)?)(?:\(([^()]*)\))?((?:\.[\w-]+)*)")
 
 
 def _parse_residues(text: str) -> ResiduesLevel | None:
     match = _RESIDUES_PATTERN.fullmatch(text)
-    if match is None or match[1] is None:
-        return residues_level() if match else None
-    if not (match[1].isdecimal() and int(match[1])):
-        raise _invalid_moduli(match[1])
-    return residues_level(int(match[1]))
+    if match is None:
+        return None
+    name, moduli, options = match[1], match[2], match[3].split(".")[1:]
+    for_complex = name == COMPLEX_LEVEL_NAME
+    if unknown := [option for option in options if not (for_complex and option in CONJUGATION_OPTIONS)]:
+        valid = f"; valid: {', '.join(CONJUGATION_OPTIONS)}" if for_complex else ""
+        raise PlanError(f"unknown option {unknown[0]!r} of {name}{valid}")
+    if moduli is None and not for_complex:
+        return residues_level()
+    if not (moduli and moduli.isdecimal() and int(moduli)):
+        raise _invalid_moduli(name, moduli or "")
+    return residues_level(int(moduli), for_complex, ("conj-a" in options, "conj-b" in options))
 
 
-register_level(LevelKind("residues", _parse_residues, lambda: ("residues",)))
+register_level(LevelKind("residues", _parse_residues, lambda: (LEVEL_NAME, COMPLEX_LEVEL_NAME)))
 register_leaf_family(LeafFamily("residues", BYTES_LEAF_NAME, _residue_leaf_rows))

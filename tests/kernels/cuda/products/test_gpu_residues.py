@@ -1,4 +1,5 @@
-"""float64 by residues on a device: as accurate as DGEMM, for every kind of data and memory order."""
+"""Real and complex products by residues on a device: as accurate as the vendor's, for every kind of data and memory
+order."""
 
 from __future__ import annotations
 
@@ -256,6 +257,120 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
         assert bool((fmm.matmul(left, right, plan=ONE) == expected).all())
     turned = cupy.empty_like(expected, order="F")
     assert bool((fmm.matmul(left, right, turned, plan=ONE) == expected).all())
+
+
+# ---- complex numbers
+
+
+TWO = "residues2m(15) > bytes"
+TWO_FAST = "residues2m(15) > strassen > bytes"
+COMPLEX_PROMISED = {14: 2.0**-50, 15: 2.0**-53.4, 16: 2.0**-54, 17: 2.0**-54}
+
+
+def complex_normal(shape: tuple[int, ...], seed: int = 0) -> Any:
+    return normal(shape, seed) + 1j * normal(shape, seed + 100)
+
+
+def worst_part(a: Any, b: Any, c: Any) -> float:
+    """Return the largest error of a real or imaginary part relative to the norms, in extended precision."""
+    a, b, c = (x.get().astype(np.clongdouble) for x in (a, b, c))
+    norms = np.sqrt((abs(a) ** 2).sum(axis=1))[:, None] * np.sqrt((abs(b) ** 2).sum(axis=0))[None]
+    off = c - a @ b
+    off = np.maximum(abs(off.real), abs(off.imag))
+    return float(np.where(off == 0, 0, off / np.maximum(norms, np.longdouble("1e-4000"))).max())
+
+
+def complex_promised(leaf: str, k: int) -> float:
+    return float(COMPLEX_PROMISED[residue_leaves()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_complex_of_every_shape_and_order(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    for leaf, orders in zip((TWO, TWO_FAST, "residues2m(17) > bytes", TWO), product("CF", repeat=2), strict=True):
+        a, b = (
+            cupy.asarray(complex_normal(s, i), order=o)
+            for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
+        )
+        assert worst_part(a, b, fmm.matmul(a, b, plan=leaf)) <= complex_promised(leaf, k), (leaf, orders)
+
+
+@pytest.mark.parametrize(
+    "leaf", [text for text, x in residue_leaves().items() if x.level.for_complex and not any(x.level.conjugates)]
+)
+def test_every_complex_leaf(leaf: str) -> None:
+    a, b = complex_normal((300, 700)), complex_normal((700, 200), 1)
+    assert worst_part(a, b, fmm.matmul(a, b, plan=leaf)) <= complex_promised(leaf, 700)
+
+
+@pytest.mark.parametrize("leaf", [TWO, TWO_FAST])
+@pytest.mark.parametrize("k", [1, 1000, 131071])
+def test_gaussian_integers_are_exact(leaf: str, k: int) -> None:
+    rng = np.random.default_rng(k)
+    for low, high in ((-4000, 4000), (4090, 4091)):
+        parts = [rng.integers(low, high + 1, s).astype(float) for s in ((20, k), (20, k), (k, 24), (k, 24))]
+        a, b = cupy.asarray(parts[0] + 1j * parts[1]), cupy.asarray(parts[2] - 1j * parts[3])
+        assert bool((fmm.matmul(a, b, plan=leaf) == a @ b).all())
+
+
+@pytest.mark.parametrize("k", [1024, 4096, 16384])
+def test_no_less_accurate_than_zgemm(k: int) -> None:
+    """In the Frobenius norm; with 17 moduli the error is hardly more than the rounding of C."""
+    a, b = complex_normal((64, k), 1), complex_normal((k, 64), 2)
+    wide = [cupy.concatenate([x] * 32, axis=i) for i, x in enumerate((a, b))]  # so that cuBLAS does not cut k
+    exact = a.get().astype(np.clongdouble) @ b.get().astype(np.clongdouble)
+    vendor, *own = (
+        float(np.linalg.norm((c[:64, :64].get() - exact).astype(complex)))
+        for c in (wide[0] @ wide[1], *(fmm.matmul(*wide, plan=x) for x in (TWO, TWO_FAST, "residues2m(17) > bytes")))
+    )
+    print(k, [x / vendor for x in own], [x / float(np.linalg.norm(exact.astype(complex))) for x in own])
+    assert max(own) <= vendor and own[-1] <= 0.2 * vendor
+
+
+@pytest.mark.parametrize("plan", [TWO, TWO_FAST, "3m > residues(14) > bytes"])
+@pytest.mark.parametrize("conjugate", [False, True])
+def test_complex_inf_and_nan_are_where_the_vendors_are(plan: str, conjugate: bool) -> None:
+    """Other entries are the product, also if A is conjugated: the recomputed product too."""
+    for a_value, b_value in ((cupy.inf, 1), (complex(0, np.nan), 1), (cupy.inf, -1j * cupy.inf), (1e308, 1e308)):
+        a, b = complex_normal((300, 215)), complex_normal((300, 101), 1)
+        a[4, 3], b[9, 7] = a_value, b_value
+        x = a.conj() if conjugate else a
+        c = fmm.gemm(a, b, transpose_a="C" if conjugate else True, plan=plan)
+        expected = cupy.ascontiguousarray(x.T) @ b
+        finite = cupy.isfinite(expected)
+        assert bool((cupy.isfinite(c) == finite).all()), (a_value, b_value)
+        assert float(abs(c - expected)[finite].max()) <= 1e-12 * float(abs(expected)[finite].max())
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (-2, 0.5), (2 - 1j, 1 + 3j)])
+def test_complex_gemm(alpha: complex, beta: complex) -> None:
+    for op_a, op_b in product((False, True, "C"), repeat=2):
+        a = cupy.rint(100 * complex_normal((300, 200) if op_a else (200, 300)))
+        b = cupy.rint(100 * complex_normal((130, 300) if op_b else (300, 130), 1))
+        c = cupy.rint(100 * complex_normal((200, 130), 2))
+        x, y = (v.conj().T if op == "C" else v.T if op else v for v, op in ((a, op_a), (b, op_b)))
+        expected = alpha * (cupy.ascontiguousarray(x) @ cupy.ascontiguousarray(y)) + (beta * c if beta else 0)
+        found = fmm.gemm(a, b, c, alpha=alpha, beta=beta, transpose_a=op_a, transpose_b=op_b, plan=TWO)
+        assert bool((found == expected).all()), (op_a, op_b)
+
+
+def test_stacks_of_complex_products() -> None:
+    a, b = complex_normal((3, 200, 300)), complex_normal((3, 300, 100), 1)
+    for leaf in (TWO, TWO_FAST, f"strassen.batched.pad16 > {TWO}"):
+        c = fmm.matmul(a, b, plan=leaf)
+        for i in range(3):
+            assert worst_part(a[i], b[i], c[i]) <= 4 * complex_promised(TWO, 300)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_hermitian_products(rows: bool) -> None:
+    """Bit for bit its own adjoint, as accurate as other products."""
+    for shape in ((700, 300), (129, 1000), (7, 5)):
+        a = complex_normal(shape)
+        c = fmm.gram(a, rows=rows, plan=TWO)
+        x = a if rows else cupy.ascontiguousarray(a.conj().T)
+        assert bool((c == c.conj().T).all()) and not bool(c.diagonal().imag.any())
+        assert worst_part(x, cupy.ascontiguousarray(x.conj().T), c) <= complex_promised(TWO, x.shape[1])
 
 
 # ---- integers

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
-from fmm.kernels.algorithms.residues import first_moduli, remainder_weights
+from fmm.kernels.algorithms.residues import first_moduli, imaginary_unit, remainder_weights
+from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
     max_scaled_norm,
     measure_kernel_source,
     measure_launch,
+    pack_gaussian_modulus,
     pack_modulus,
     residue_split_kernel_source,
     residue_split_launch,
@@ -31,6 +33,7 @@ from fmm.kernels.cuda.products.residues import (
     WeightPieces,
     integer_join_kernel_source,
     join_kernel_source,
+    join_launch,
     residue_preparation_launches,
     residue_product_kernel_source,
     residue_product_launch,
@@ -52,6 +55,7 @@ from tests.support.residue_products import (
     Matrix,
     aligned_memory,
     all_launches,
+    exact_complex_product,
     exact_product,
     measured,
     op_of,
@@ -142,9 +146,9 @@ def test_exponents_are_the_largest_within_the_bound() -> None:
 def test_the_bound_that_norms_are_scaled_to() -> None:
     """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
     product."""
-    for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
-        top = Fraction(max_scaled_norm(count, k)) + Fraction(sqrt(k)) / 2
-        assert top**2 < Fraction(prod(first_moduli(count)), 2) * (1 - Fraction(1, 2**21))
+    for count, k, doubled in product((13, 14, 15, 16), (1, 1000, 131072), (False, True)):
+        top = Fraction(max_scaled_norm(count, k, doubled)) + Fraction(sqrt(k * (1 + doubled))) / 2
+        assert top**2 < Fraction(prod(first_moduli(count, doubled)), 2) * (1 - Fraction(1, 2**21))
 
 
 # ---- the Chinese remainder theorem in pieces
@@ -153,14 +157,16 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
 @pytest.mark.parametrize(("name", "counts"), LEAVES.items())
 def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
-    pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
-    for x in (numbers.product, *numbers.weights):
+    for_complex = residue_leaves()[name].level.for_complex
+    pieces, numbers = WeightPieces(count, levels, for_complex), remainder_weights(count, for_complex)
+    weights = [*numbers.complex_weights] if for_complex else [numbers.weights]
+    for x in (numbers.product, *(w for group in weights for w in group)):
         cut = pieces.split_number(x)[: pieces.weight_piece_count]
         assert all(0 <= c < 2**pieces.piece_bits and c == int(c) for c in cut)
         assert sum(int(c) << pieces.piece_bits * (pieces.weight_piece_count - 1 - i) for i, c in enumerate(cut)) == x
-    largest = 128 * 4**levels * count * 2**pieces.piece_bits
+    largest = 128 * (1 + for_complex) * 4**levels * count * 2**pieces.piece_bits
     assert largest <= 2**52 and pieces.weight_piece_count <= 4
-    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80)
+    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80 * len(weights))
 
 
 # ---- splitting and joining on the host
@@ -312,6 +318,107 @@ def test_zero_rows() -> None:
     a[1] = 1
     c, _ = product_on_host(a, b, ONE)
     np.testing.assert_array_equal(c, a @ b)
+
+
+# ---- complex numbers
+
+
+COMPLEX_LEAVES = [text for text, x in residue_leaves().items() if x.level.for_complex and not any(x.level.conjugates)]
+TWO = "residues2m(15) > bytes"
+
+
+def gaussian(rng: np.random.Generator, shape: tuple[int, int]) -> Matrix:
+    found: Matrix = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+    return found
+
+
+def assert_rounded_parts(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
+    """Each part of an entry is the part of the product of Gaussian integers, scaled back and rounded."""
+    exact, e, f = exact_complex_product(a, b, moduli_count)
+    for found, wanted in zip((c.real, c.imag), exact, strict=True):
+        for i, j in np.ndindex(found.shape):
+            value = Fraction(wanted[i][j]) / Fraction(2) ** int(e[i] + f[j])
+            assert abs(Fraction(float(found[i, j])) - value) <= abs(value) * Fraction(1, 2**52), (i, j)
+            assert abs(wanted[i][j]) >= 2**53 or Fraction(float(found[i, j])) == value
+
+
+@pytest.mark.parametrize("p", first_moduli(17, for_complex=True))
+def test_imaginary_units(p: int) -> None:
+    j = imaginary_unit(p)
+    assert (
+        j * j % p == p - 1 and p % 2 and all(prime % 4 == 1 for prime in range(2, p + 1) if is_prime_factor(prime, p))
+    )
+
+
+def is_prime_factor(x: int, of: int) -> bool:
+    return of % x == 0 and all(x % y for y in range(2, x))
+
+
+@pytest.mark.parametrize("p", first_moduli(17, for_complex=True))
+def test_every_sum_of_a_gaussian_integer_is_reduced_to_a_byte(p: int) -> None:
+    """All possible sums of sixteen bytes times residues, in the device's float32 arithmetic."""
+    number, inverse, *words, first, second = struct.unpack("<if6i", pack_gaussian_modulus(p))
+    weights = np.frombuffer(struct.pack("<4i", *words), np.int8).astype(int)
+    assert number == p
+    for begin, signs in ((first, (1, 1)), (second, (1, -1))):
+        signed = weights * np.repeat(signs, 8)
+        most, least = (int(255 * signed[s * signed > 0].sum()) for s in (1, -1))
+        x = np.arange(begin + least, begin + most + 1, dtype=np.int32).view(np.float32).astype(np.float64)
+        assert (x >= 2**23).all() and (x < 2**24).all() and (x == np.rint(x)).all()
+        found = x - p * np.rint(x * np.float64(np.float32(inverse)))
+        assert found.min() >= -128 and found.max() <= 127
+
+
+@pytest.mark.parametrize("leaf", COMPLEX_LEAVES)
+def test_products_of_gaussian_integers_are_exact(leaf: str) -> None:
+    rng = np.random.default_rng(31)
+    for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
+        a, b = gaussian(rng, (m, k)), gaussian(rng, (k, n))
+        assert_rounded_parts(product_on_host(a, b, leaf)[0], a, b, LEAVES[leaf][0])
+
+
+@pytest.mark.parametrize("layouts", ["".join(x) for x in product("CF", repeat=3)])
+@pytest.mark.parametrize("conjugates", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_conjugated_and_transposed_operands(layouts: str, conjugates: tuple[bool, bool], aligned: bool) -> None:
+    rng = np.random.default_rng(32)
+    for text, (m, k, n) in ((TWO, (7, 37, 11)), ("residues2m(15) > strassen > bytes", (9, 21, 34))):
+        a, b = gaussian(rng, (m, k)), gaussian(rng, (k, n))
+        plan = Plan.parse(text).with_conjugation(*conjugates)
+        c, _ = product_on_host(a, b, str(plan), layouts, aligned=aligned)
+        x, y = (v.conj() if conjugated else v for v, conjugated in zip((a, b), conjugates, strict=True))
+        assert_rounded_parts(c, x, y, 15)
+
+
+def test_complex_alpha_and_beta() -> None:
+    rng = np.random.default_rng(33)
+    a, b = (np.rint(99 * gaussian(rng, shape)) for shape in ((8, 30), (30, 8)))
+    for alpha, beta in ((2 - 3j, 0), (1, 1j), (-0.5, 2 + 1j)):
+        c, _ = product_on_host(a, b, TWO, alpha=alpha, beta=beta)
+        np.testing.assert_array_equal(c, alpha * (a @ b) + 7 * beta)
+
+
+@pytest.mark.parametrize("value", [np.inf, complex(0, -np.inf), complex(np.nan, 1), complex(1, np.nan)])
+def test_complex_rows_with_inf_and_nan_raise_the_flag(value: complex) -> None:
+    rng = np.random.default_rng(34)
+    a, b = (np.rint(9 * gaussian(rng, shape)) for shape in ((6, 30), (30, 5)))
+    expected = a @ b
+    a[2, 3] = b[4, 1] = value
+    expected[2] = expected[:, 1] = complex(np.nan, np.nan)
+    np.testing.assert_array_equal(product_on_host(a, b, TWO)[0], expected)
+
+
+def test_the_lower_triangle_of_a_hermitian_product() -> None:
+    """Bit for bit as in the whole product, with a real diagonal."""
+    rng = np.random.default_rng(35)
+    for n, k in ((1, 3), (18, 21), (35, 9)):
+        a, below = gaussian(rng, (n, k)), np.tri(n, dtype=bool)
+        adjoint = np.ascontiguousarray(a.conj().T)
+        c, op = product_on_host(a, adjoint, TWO, lower_only=True)
+        whole, _ = product_on_host(a, adjoint, TWO)
+        np.testing.assert_array_equal(c[below], whole[below])
+        assert (c[~below] == 7).all() and op.lower_only and (whole.diagonal().imag == 0).all()
+        np.testing.assert_array_equal(whole, whole.conj().T)
 
 
 # ---- prepared operands
@@ -571,6 +678,36 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
         assert r.local == 0 and r.registers <= registers, r
 
 
+@pytest.mark.parametrize(("levels", "registers"), quick_and_slow([(0, 64)], [(1, 192)]))
+def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None:
+    nvrtc()
+    made = op_of(Problem(512, 512, 512, "complex128"), TWO)
+    (measure, split, join) = (
+        measure_launch(made.operands, made.dtype, (True, True)),
+        residue_split_launch(made.operands, made.dtype, (True, True), first_moduli(15, for_complex=True)),
+        join_launch(made, True),
+    )
+    number, cpp17 = "fmm::Complex<double>", ("--std=c++17",)
+
+    def with_size(source: str, struct_name: str, found: Launch) -> str:
+        return f"{source}static_assert(sizeof(fmm::residues::{struct_name}<{number}>) == {len(found.parameters)});\n"
+
+    kernels = MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)
+    pieces = WeightPieces(15, levels, for_complex=True).weight_piece_count
+    jobs = [
+        ("measure", with_size(measure_kernel_source(*kernels, made.dtype), "Operands", measure), "sm_90a", cpp17),
+        (
+            "split",
+            with_size(residue_split_kernel_source(levels, True, True, made.dtype), "Split", split),
+            "sm_90",
+            cpp17,
+        ),
+        ("join", with_size(join_kernel_source(levels, 15, pieces, made.dtype), "Join", join), "sm_90", cpp17),
+    ]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= (96 if r.name == "join" and not levels else registers), r
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int64", pytest.param("bool", marks=pytest.mark.slow)])
 def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
@@ -633,7 +770,8 @@ def test_below_other_levels() -> None:
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
-        g = PlaneLayout(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
+        found = residue_leaves()[leaf]
+        g = PlaneLayout(*size, 3, *LEAVES[leaf], DTYPES[found.float_type].itemsize, found.level.for_complex)
         *starts, planes, turned, end = g.part_offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
         sizes = [*g.exponent_bytes, *(g.moduli_per_pass * x for x in g.plane_bytes[:2])]
