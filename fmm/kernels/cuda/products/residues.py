@@ -333,9 +333,8 @@ class WeightPieces:
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs C, of real or complex numbers, from the residues of the product."""
     g = op.geometry
-    pieces, scalars = WeightPieces(g.moduli, g.levels, g.for_complex), (op.factor.real, op.keep.real)
-    if g.for_complex:
-        scalars = (op.factor.real, op.factor.imag, op.keep.real, op.keep.imag)
+    pieces = WeightPieces(g.moduli, g.levels, g.for_complex)
+    scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
     parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + pieces.packed_weights
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
@@ -363,14 +362,14 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the CUDA source of the join to real or complex numbers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
@@ -380,13 +379,9 @@ def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
     )
 
 
-def adjacent_columns(dtype: str, levels: int) -> int:
-    """Return the number of adjacent elements of a row that a thread joins.
-
-    Four residues are loaded as one word. With levels below the residues, a thread joins several blocks of C, and has
-    registers for two elements of 8 or 16 bytes in each block.
-    """
-    return 2 if DTYPES[dtype].itemsize >= 8 and (levels or not DTYPES[dtype].is_complex) else 4
+def adjacent_columns(dtype: str) -> int:
+    """Return the number of adjacent elements of a row that a thread joins: four, or two of at least 8 bytes."""
+    return 2 if DTYPES[dtype].itemsize >= 8 else 4
 
 
 def _result_bytes(op: ResidueOp) -> bytes:
@@ -402,7 +397,7 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
-    threads = g.count * rows * (columns // adjacent_columns(op.dtype, g.levels))
+    threads = g.count * rows * (columns // adjacent_columns(op.dtype))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

@@ -344,7 +344,8 @@ def test_complex_inf_and_nan_are_where_the_vendors_are(plan: str, conjugate: boo
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (-2, 0.5), (2 - 1j, 1 + 3j)])
 def test_complex_gemm(alpha: complex, beta: complex) -> None:
-    for op_a, op_b in product((False, True, "C"), repeat=2):
+    ops: tuple[Any, ...] = (False, True, "C")
+    for op_a, op_b in product(ops, repeat=2):
         a = cupy.rint(100 * complex_normal((300, 200) if op_a else (200, 300)))
         b = cupy.rint(100 * complex_normal((130, 300) if op_b else (300, 130), 1))
         c = cupy.rint(100 * complex_normal((200, 130), 2))
