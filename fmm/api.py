@@ -8,8 +8,9 @@ microseconds. A check of every option would lengthen such a call noticeably.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -141,6 +142,10 @@ def matmul(
     )
 
 
+@overload
+def explain(function: Callable[..., Any], /, *operands: Any, **options: Any) -> Any: ...
+@overload
+def explain(*operands: Any, **options: Any) -> Decision: ...
 @set_public_signature
 def explain(
     a: Any = REQUIRED_ARGUMENT,
@@ -164,13 +169,15 @@ def explain(
     Parameters
     ----------
     a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, device, progress
-        The options of fmm.matmul with these names.
+        The options of fmm.matmul with these names. If `a` is a function of fmm.linalg, the operands and options of that
+        function follow.
 
     Returns
     -------
     Decision
         The plan, the reason, the kernels, the workspace, the expected error and the candidates. `print` shows the
-        decision as text; fmm.matmul accepts the decision as `plan`.
+        decision as text; fmm.matmul accepts the decision as `plan`. For a function of fmm.linalg the result is a
+        SolverDecision with the function's products, their predicted times and errors.
 
     Notes
     -----
@@ -182,7 +189,16 @@ def explain(
     >>> decision = fmm.explain(np.ones((8, 8)), np.ones((8, 8)))
     >>> print(decision.plan)
     vendor
+    >>> fmm.explain(fmm.linalg.cholesky, np.eye(8)).by_products
+    False
     """
+    if callable(a):
+        if (explain_call := getattr(a, "explain_call", None)) is None:
+            raise TypeError(f"explain() takes arrays, or a function of fmm.linalg and its operands, not {a!r}")
+        options = more | ({} if max_error_growth is None else {"max_error_growth": max_error_growth})
+        operands = (b, out) if out is not None else (b,)
+        solver_decision: Decision = explain_call(*operands, **options)
+        return solver_decision
     constraints = plan, max_error_growth, workspace, componentwise
     return dispatch.dispatch_explain_matmul(
         request.check_matmul("explain", a, b, out, (casting, order, dtype, more), constraints, device, progress)

@@ -47,13 +47,18 @@ VENDOR_COSTS = {
     "cholesky": VendorCost(1 / 3, 1.4, 0.42e-6),
     "solve_triangular": VendorCost(1, 1.34, 0.40e-6),
     "qr": VendorCost(4, 1.85, 3.8e-6, 3.5e-10),
+    "lu_factor": VendorCost(2 / 3, 1.65, 2.7e-6),
+    "inv": VendorCost(2, 1.8, 3.0e-6),
 }
-HOST_SECONDS = 1e-4  # Python, launches and checks of a step
+STEP_SECONDS = 1e-4  # Python, launches and checks of a step on a GPU
+# LAPACK's blocked functions run at a part of the rate of products.
+HOST_SLOWDOWN = 1.3
 
 
 def predicted_seconds(steps: Iterable[Step], conditions: StepConditions) -> float:
     """Return the sum of the predicted times of steps."""
-    return sum(HOST_SECONDS + step_seconds(step, conditions) for step in steps)
+    overhead = 0.0 if conditions.device == "cpu" else STEP_SECONDS
+    return sum(overhead + step_seconds(step, conditions) for step in steps)
 
 
 @lru_cache(maxsize=4096)
@@ -62,6 +67,8 @@ def step_seconds(step: Step, conditions: StepConditions) -> float:
     if (cost := VENDOR_COSTS.get(step.operation)) is not None:
         m, n = step.m, step.n
         product = product_seconds(Step("product", m, n, n), conditions, by_vendor=True)
+        if conditions.device == "cpu":
+            return cost.flops / 2 * HOST_SLOWDOWN * product
         return n * cost.column_seconds + m * n * cost.entry_seconds + cost.flops / 2 * cost.slowdown * product
     return product_seconds(step, conditions)
 

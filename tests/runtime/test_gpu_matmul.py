@@ -814,7 +814,7 @@ def test_tf32_is_torchs_setting(eager: list[Plan]) -> None:
             library.xp.backends.cuda.matmul.fp32_precision = precision
             errors[precision] = relative_error(library, fmm.matmul(a, a), a, a)
             assert fmm.explain(a, a).problem is not None
-            assert fmm.explain(a, a).problem.dtype == ("tf32" if precision == "tf32" else "float32")  # type: ignore[union-attr]
+            assert fmm.explain(a, a).problem.dtype == ("tf32" if precision == "tf32" else "float32")
     finally:
         library.xp.backends.cuda.matmul.fp32_precision = before
     assert errors["ieee"] < 1e-5 < errors["tf32"] < 1e-2

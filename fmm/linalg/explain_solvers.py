@@ -1,0 +1,124 @@
+"""fmm.explain for the functions of fmm.linalg: the steps of a call, by the functions that decide the call itself.
+
+Each function here has the parameters of a solver. Only shapes, element types and devices are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fmm.linalg.arguments import check_square, check_trans, common_arrays
+from fmm.linalg.cholesky_qr import step_conditions
+from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.inverse import inverse_levels
+from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.qr_factors import factors_by_products
+from fmm.linalg.qr_steps import cholesky_qr_steps
+from fmm.linalg.recursion_steps import (
+    LevelsOfSystem,
+    cholesky_steps,
+    general_inverse_steps,
+    positive_inverse_steps,
+    triangular_steps,
+)
+from fmm.linalg.solver_decision import SolverDecision
+from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.solver_steps import Step
+from fmm.linalg.triangular_recursion import triangular_levels
+
+
+def explain_solve_triangular(
+    a: Any,
+    b: Any,
+    trans: Any = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    *,
+    left: bool = True,
+    out: Any = None,
+    max_error_growth: float | None = None,
+) -> SolverDecision:
+    """Return the decision for a call of solve_triangular."""
+    library, (a, b) = common_arrays(a, b)
+    check_square(a)
+    n, columns = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1 if left else -2]
+    levels = levels_of_systems(library, a, max_error_growth)(n, columns) if library.is_plain(a, b) else 0
+    vendor = Step("solve_triangular", columns, n, n)
+    is_lower = bool(lower) ^ (check_trans(trans) != "N") ^ (not left)
+    steps = triangular_steps(n, columns, levels, is_lower)
+    return decision("solve_triangular", library, a, max_error_growth, steps, vendor)
+
+
+def explain_cholesky(
+    a: Any, /, *, upper: bool = False, out: Any = None, max_error_growth: float | None = None
+) -> SolverDecision:
+    """Return the decision for a call of cholesky."""
+    library, (a,) = common_arrays(a)
+    check_square(a)
+    n, levels = a.shape[-1], cholesky_levels(library, a, max_error_growth) if library.is_plain(a) else 0
+    steps = cholesky_steps(n, levels, levels_of_systems(library, a, max_error_growth))
+    return decision("cholesky", library, a, max_error_growth, steps, Step("cholesky", n, n, n))
+
+
+def explain_inv(
+    a: Any, /, *, assume_a: str = "gen", out: Any = None, max_error_growth: float | None = None
+) -> SolverDecision:
+    """Return the decision for a call of inv."""
+    library, (a,) = common_arrays(a)
+    check_square(a)
+    n, limit, vendor = a.shape[-1], max_error_growth, Step("inv", a.shape[-1], a.shape[-1], a.shape[-1])
+    steps: Iterator[Step] = iter((vendor,))
+    if library.is_plain(a) and not library.needs_gradient(a):
+        levels_of = levels_of_systems(library, a, limit)
+        if assume_a == "pos" and (levels := triangular_levels(library, a, n, limit)):
+            steps = positive_inverse_steps(n, cholesky_levels(library, a, limit), levels, levels_of)
+        elif assume_a == "gen" and inverse_levels(library, a, limit):
+            steps = general_inverse_steps(n, levels_of(n, n))
+    return decision("inv", library, a, limit, steps, vendor)
+
+
+def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | None = None) -> SolverDecision:
+    """Return the decision for a call of qr."""
+    library, (a,) = common_arrays(a)
+    is_product = factors_by_products(library, a, mode == "reduced", max_error_growth)
+    return tall_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
+
+
+def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
+    """Return the decision for a call of lstsq; the time of the library's own function is that of a QR factorization."""
+    library, (a, b) = common_arrays(a, b)
+    is_product = is_tall_system(library, a, b, max_error_growth)
+    return tall_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
+
+
+def tall_decision(
+    function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
+) -> SolverDecision:
+    """Return the decision for factors of tall matrices."""
+    m, n = a.shape[-2:]
+    vendor = Step("qr", m, n, n)
+    conditions = step_conditions(library, a, limit)
+    steps = cholesky_qr_steps(m, n, conditions, with_q) if by_products else iter((vendor,))
+    return decision(function, library, a, limit, steps, vendor)
+
+
+def levels_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> LevelsOfSystem:
+    """Return the function that decides how often triangular systems of a's type and device are halved."""
+    return lambda n, columns: triangular_levels(library, a[..., :n, :n], columns, limit)
+
+
+def decision(
+    function: str, library: NumpySolvers, a: Any, limit: float | None, steps: Iterator[Step], vendor: Step
+) -> SolverDecision:
+    """Return the decision of these steps."""
+    return SolverDecision(function, tuple(a.shape), step_conditions(library, a, limit), tuple(steps), vendor)
+
+
+EXPLANATIONS = {
+    "solve_triangular": explain_solve_triangular,
+    "cholesky": explain_cholesky,
+    "inv": explain_inv,
+    "qr": explain_qr,
+    "lstsq": explain_lstsq,
+}
