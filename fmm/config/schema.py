@@ -177,6 +177,8 @@ class Thresholds:
     # `vendor`. Candidates have no level up to the effective side tau1, at most one level up to tau2, and at most two up
     # to tau3. None: no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    # 95 % intervals of the measured crossovers, by the same keys
+    measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
@@ -355,8 +357,12 @@ THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
     "measured_taus": parser_check(
         "an object of objects of tau1, tau2 and tau3", partial(_parse_by_name, parse=_parse_taus)
     ),
+    "measured_intervals": parser_check(
+        "an object of objects of pairs of numbers or null",
+        partial(_parse_by_name, parse=partial(_parse_by_name, parse=_parse_interval)),
+    ),
 }
-OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # fields that older configs lack
+OPTIONAL_THRESHOLDS = frozenset({"measured_taus", "measured_intervals"})  # fields that older configs lack
 
 
 # ---- reading a section

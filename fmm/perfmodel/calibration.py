@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels, effective_side
+from fmm.perfmodel.work import WIDE_ACCESS_BYTES, are_rows_aligned
 from fmm.problem import Problem
 
 
@@ -141,6 +143,16 @@ class Calibration:
     # have no bound. The thresholds in a config contain the bounds on the number of levels.
     level_bounds: tuple[LevelBounds, ...] = ()
 
+    def bounding_side(self, problem: Problem) -> float:
+        """Return the effective side that is compared with the level bounds; infinity if the bounds do not apply.
+
+        A GPU's bounds were measured on aligned rows. On unaligned rows the vendor is slow, and plans with levels win
+        from far smaller sides.
+        """
+        if self.batches and not are_rows_aligned(problem, WIDE_ACCESS_BYTES):
+            return inf
+        return effective_side(problem.size)
+
     def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
         """Return the measured bounds on the levels above the plan's baseline; None if no bounds were measured."""
         if not self.level_bounds:
@@ -151,7 +163,7 @@ class Calibration:
     def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the measured bounds exclude the plan's number of levels for this problem."""
         bounds = self.level_bounds_of(plan)
-        return bounds is not None and count_levels(plan) > bounds.max_levels(effective_side(problem.size))
+        return bounds is not None and count_levels(plan) > bounds.max_levels(self.bounding_side(problem))
 
     def require_rate(self, dtype: str) -> ProductRate:
         """Return the rate of an element type, or of a leaf with its own rate; raise ValueError if there is none."""

@@ -26,7 +26,7 @@ from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
-from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
+from fmm.perfmodel.level_bounds import LevelBounds, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
@@ -129,11 +129,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     ):  # A composition of levels may need less workspace than the fastest winner, which exceeds the limit.
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
     best = pick_candidate(candidates, limits)
-    reason = _reason_text(best, candidates, calibration, limits)
-    bounds = None if problem.writes_triangle else calibration.level_bounds_of(best.plan)
-    if bounds is not None and (bound := bounds.bound_text(effective_side(problem.size))):
-        reason = f"{reason}; {bound}"
-    return Choice(best, reason, candidates)
+    return Choice(best, _reason_text(best, candidates, calibration, limits), candidates)
 
 
 # ---- 1. candidates: plans of the usual forms, and compositions of levels
@@ -239,7 +235,7 @@ class EligiblePlan(NamedTuple):
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the plans in `plans` (if empty: the candidates) that may be chosen for the problem on this device."""
-    side = effective_side(problem.size)
+    side = calibration.bounding_side(problem)
     for x in (
         _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
     ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
@@ -66,16 +67,23 @@ class LevelBounds:
             NO_LEVEL_BOUND,
         )
 
-    def bound_text(self, side: float) -> str:
-        """Return the bound on the levels for this effective side in words, with the determining crossovers."""
+    def position_text(self, side: float) -> str:
+        """Return the position of an effective side among the crossovers in words; empty without crossovers.
+
+        Examples
+        --------
+        >>> LevelBounds("vendor", 4000.0, 8300.0, 30300.0).position_text(9214)
+        'effective side 9,214 is between tau2 8,300 and tau3 30,300'
+        """
+        if side == inf or self.crossover_sides == (None, None, None):
+            return ""
         levels, named = self.max_levels(side), f"effective side {side:,.0f}"
-        if levels == NO_LEVEL_BOUND:
-            highest = next((i for i in (2, 1, 0) if self.crossover_sides[i] is not None), None)
-            return "" if highest is None else f"{named} is above tau{highest + 1} {self.crossover_sides[highest]:,.0f}"
-        below = f"tau{levels + 1} {self.crossover_sides[levels]:,.0f}"
-        if self.crossover_sides[levels] == NEVER_WINS_SIDE:
-            return f"at most {levels} level{'s' * (levels != 1)}: more never won in the tuning"
-        lower = self.crossover_sides[levels - 1] if levels else None
-        if lower is None:
-            return f"at most {levels} levels: {named} is up to {below}"
-        return f"at most {levels} level{'s' * (levels != 1)}: {named} is between tau{levels} {lower:,.0f} and {below}"
+        lower = [f"tau{i} {tau:,.0f}" for i, tau in enumerate(self.crossover_sides[:levels], 1) if tau]
+        upper = self.crossover_sides[levels] if levels != NO_LEVEL_BOUND else None
+        never = upper == NEVER_WINS_SIDE
+        more = f"{'; ' * bool(lower)}more than {levels} level{'s' * (levels != 1)} never won" if never else ""
+        if not lower:
+            return more or f"{named} is up to tau{levels + 1} {upper:,.0f}"
+        if upper is None or never:
+            return f"{named} is above {lower[-1]}{more}"
+        return f"{named} is between {lower[-1]} and tau{levels + 1} {upper:,.0f}"

@@ -20,11 +20,13 @@ from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, conclude_section
 from fmm.tuner.findings.diagnostics import noise_floor
+from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.certify import certify_best_plans
 from fmm.tuner.search.race import best_plan_without_workspace, is_within_limits, race_plans, search_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import measure_first_look
+from fmm.tuner.stages.ladder import measure_ladder
 from fmm.tuner.stages.probes import (
     TIME_SHARES,
     measure_largest_side,
@@ -75,6 +77,8 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
     calibration = calibration_so_far(journal, dtype)
     journal.on_finding()
     probe_crossovers(journal, dtype, side, calibration, effort)
+    if calibration.batches and not wanted:
+        measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
         problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]

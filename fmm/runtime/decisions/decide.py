@@ -24,6 +24,7 @@ from fmm.kernels.plans.workspace import check_plan_type, check_product_count, pl
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
+from fmm.perfmodel.level_bounds import NO_LEVEL_BOUND, count_levels
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
@@ -117,7 +118,7 @@ class Decision:
         return expected_error_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
-        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"decided by: {self.source}"]
+        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"decided by: {self.source}", *self._level_lines()]
         if self.on_cpu and (warning := slow_kernel_warning()):
             lines += [f"warning: {warning}"]
         if self.problem:
@@ -138,6 +139,19 @@ class Decision:
         if self.candidates:
             lines += ["", *self._candidate_lines()]
         return "\n".join(lines)
+
+    def _level_lines(self) -> list[str]:
+        """Return the line with the number of levels and the measured crossovers that bound it; none without bounds."""
+        calibration, problem = self.calibration, self.problem
+        if calibration is None or problem is None or problem.writes_triangle:
+            return []
+        bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
+        side = calibration.bounding_side(problem)
+        position = bounds.position_text(side) if bounds else ""
+        if not bounds or not position:
+            return []
+        fewer = f": at most {bounds.max_levels(side)}" if levels < bounds.max_levels(side) < NO_LEVEL_BOUND else ""
+        return [f"levels: {levels} ({position}{fewer})"]
 
     def _candidate_lines(self) -> list[str]:
         """Return lines with the predicted times of the fastest candidates, the plan and the vendor."""

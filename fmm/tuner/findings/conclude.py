@@ -250,12 +250,15 @@ def section_thresholds(
     """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers."""
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, level_bounds=())
-    bounded = replace(calibration, level_bounds=bounds_of_crossovers(measure_crossovers(trials, calibration)))
+    crossovers = measure_crossovers(trials, calibration)
+    bounded = replace(calibration, level_bounds=bounds_of_crossovers(crossovers))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
-    return add_threshold_intervals(
-        compute_thresholds(bounded, dtype, measured, strategies), calibration, dtype, sampled, measured
+    found = replace(
+        compute_thresholds(bounded, dtype, measured, strategies),
+        measured_intervals={name: x.intervals for name, x in crossovers.items() if x.intervals},
     )
+    return add_threshold_intervals(found, calibration, dtype, sampled, measured)
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, inf, log, log2, sqrt
 from statistics import fmean, linear_regression, median, stdev
 
 from fmm.config.certification import MIN_SPEEDUP, paired_ratios
+from fmm.config.schema import ThresholdInterval
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_candidates
@@ -23,6 +24,7 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
+from fmm.tuner.findings.ladder import ladder_crossovers
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_side_from_which, with_margin
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
@@ -95,6 +97,7 @@ class BaselineCrossovers:
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
+    intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)  # intervals of the crossovers by name
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if predictions are far too optimistic for the plan's number of levels at this size."""
@@ -105,13 +108,14 @@ class BaselineCrossovers:
 
 
 def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, BaselineCrossovers]:
-    """Return the crossovers by baseline, which is the plan without its levels; return none for a GPU.
+    """Return the crossovers by baseline, which is the plan without its levels.
 
-    On a GPU the vendor is slow for unaligned rows, and plans win there from far smaller sides. One crossover for all
-    products would exclude plans on unaligned rows that win.
+    On a GPU the crossovers are measured on a ladder of squares.
     """
     if calibration.batches:
-        return {}
+        exact = dict.fromkeys((0, *LEVEL_COUNTS), ModelOptimism())
+        found = ladder_crossovers(trials)
+        return {name: BaselineCrossovers(x.bounds, exact, x.intervals) for name, x in found.items()}
     calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):

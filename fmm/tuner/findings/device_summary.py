@@ -162,7 +162,7 @@ class TypeFindings:
         chosen = _row_of_plan([name for name, _ in baselines], large)
         for i, (baseline, taus) in enumerate(baselines):
             ratio, n1, strategy = self._cells_of_vendor(found) if not i else (SummaryCell(),) * 3
-            own = (side_cell(taus.get(name), bool(found and found.measured_taus)) for name in TAU_NAMES)
+            own = (tau_cell(name, baseline, taus, found) for name in TAU_NAMES)
             levels = levels_cell(large) if i == chosen else SummaryCell()
             yield self.dtype if not i else f"  {baseline}", (ratio, n1, *own, levels, strategy)
 
@@ -172,6 +172,17 @@ class TypeFindings:
             return SummaryCell(), SummaryCell(), SummaryCell()
         strategy = SummaryCell(block_strategy_text(found.block_strategy) or NO_NUMBER)
         return SummaryCell(f"{found.alpha / found.pi:,.0f}"), side_cell(found.n1), strategy
+
+
+def tau_cell(name: str, baseline: str, taus: Mapping[str, float | None], found: Thresholds | None) -> SummaryCell:
+    """Return a crossover of a baseline: measured if the tuning measured it, else predicted by the model."""
+    side, measured = taus.get(name), bool(found and found.measured_taus)
+    if found is None or side is not None or not measured:
+        return side_cell(side, measured)
+    is_vendor = baseline in ("", str(VENDOR))
+    return side_cell(
+        found.without_emulation.get(name) if is_vendor and found.without_emulation else found.threshold_value(name)
+    )
 
 
 def levels_cell(answer: SquareDecision | None) -> SummaryCell:

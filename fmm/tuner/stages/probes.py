@@ -22,6 +22,7 @@ from fmm.tuner.devices.compile_ahead import (
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Effort, TimedRun, TunableDevice
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, aa_pair_differences
+from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, crossover_of_levels, with_margin
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import is_within_limits
@@ -33,6 +34,7 @@ SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # stage -> seed of the stage's r
 TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
+    LADDER_STAGE: 0.15,
     "search": 0.2,
     "certify": 0.25,
     "halves": 0.1,
@@ -226,8 +228,8 @@ def random_shape_plans(
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
     """On a CPU, measure the best plan of each number of levels on held-out shapes near the model's crossovers.
 
-    These samples show whether the model is too optimistic about plans with several levels. On a GPU, the other held-out
-    shapes already include plans with several levels.
+    These samples show whether the model is too optimistic about plans with several levels. On a GPU,
+    fmm.tuner.stages.ladder measures the crossovers.
     """
     if calibration.batches:
         return

@@ -10,11 +10,12 @@ import pytest
 from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cpu_device
 from tests.support import configs
+from tests.support.devices import H200
 
 TAUS = {"tau1": 1000.0, "tau2": 2000.0, "tau3": 4000.0}
 
@@ -57,7 +58,7 @@ def test_editing_one_crossover_changes_the_decision(decide: Any, name: str, side
 
 def test_without_measured_crossovers_the_model_alone_decides(decide: Any) -> None:
     unbounded = decide(square(500), None)
-    assert count_levels(unbounded.plan) == 3 and "effective side" not in unbounded.reason
+    assert count_levels(unbounded.plan) == 3 and "levels:" not in str(unbounded)
     assert decide(square(500), {"vendor": dict.fromkeys(TAUS)}).plan == unbounded.plan
 
 
@@ -70,12 +71,16 @@ def test_a_rectangle_is_compared_by_its_effective_side(decide: Any) -> None:
     assert count_levels(decide((8000, 1000, 8000), {"vendor": TAUS}).plan) == 1
 
 
-def test_the_reason_names_the_crossover(decide: Any) -> None:
-    reasons = [decide(square(side), {"vendor": TAUS}).reason for side in (900, 1500, 3000, 5000)]
-    assert "at most 0 levels: effective side 900 is up to tau1 1,000" in reasons[0]
-    assert "at most 1 level: effective side 1,500 is between tau1 1,000 and tau2 2,000" in reasons[1]
-    assert "at most 2 levels: effective side 3,000 is between tau2 2,000 and tau3 4,000" in reasons[2]
-    assert "effective side 5,000 is above tau3 4,000" in reasons[3]
+def test_explain_names_the_crossovers_that_bound_the_levels(decide: Any) -> None:
+    texts = [str(decide(square(side), {"vendor": TAUS})) for side in (900, 1500, 3000, 5000)]
+    assert "levels: 0 (effective side 900 is up to tau1 1,000)" in texts[0]
+    assert "levels: 1 (effective side 1,500 is between tau1 1,000 and tau2 2,000)" in texts[1]
+    assert "levels: 2 (effective side 3,000 is between tau2 2,000 and tau3 4,000)" in texts[2]
+    assert "levels: 3 (effective side 5,000 is above tau3 4,000)" in texts[3]
+    never = {**TAUS, "tau2": NEVER_WINS_SIDE, "tau3": NEVER_WINS_SIDE}
+    assert "levels: 1 (effective side 9,000 is above tau1 1,000; more than 1 level never won)" in str(
+        decide(square(9000), {"vendor": never})
+    )
 
 
 def test_crossovers_belong_to_the_plan_without_levels() -> None:
@@ -83,6 +88,62 @@ def test_crossovers_belong_to_the_plan_without_levels() -> None:
     assert {text: baseline_text(Plan.parse(text)) for text in plans} == plans
     assert LevelBounds("vendor", None, 2000.0).max_levels(1500) == 1
     assert LevelBounds("vendor", None, 2000.0).max_levels(2500) > 9
+
+
+# ---- a GPU: crossovers of each baseline, for products with aligned rows
+
+
+@pytest.fixture
+def decide_on_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that decides a product by the shipped model of an H200 with measured crossovers."""
+    key = H200.identity.key
+    types = files.read_config(files.SHIPPED_CONFIG)[key]
+
+    def decided(dtype: str, side: int, measured: dict[str, Any], emulation: bool = True) -> Decision:
+        shipped = types[dtype]
+        section = {**shipped, "thresholds": {**shipped["thresholds"], "measured_taus": measured}}
+        path = configs.write(tmp_path / "config.json", key, dtype, section)
+        monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+        monkeypatch.setenv("FMM_CONFIG", str(path))
+        files.clear_config_cache()
+        return decide_plan(Problem(*square(side), dtype), Limits(1 << 40, 16.0, emulation), H200)
+
+    yield decided
+    files.clear_config_cache()
+
+
+NO_TAUS: dict[str, float | None] = dict.fromkeys(TAUS)
+EDITS = [
+    ("float64", "vendor", "tau1", 8192, 0),
+    ("float64", "vendor", "tau2", 8192, 1),
+    ("float64", "vendor", "tau3", 8192, 2),
+    ("bfloat16", "vendor", "tau1", 32768, 0),
+    ("float32", "f16x3", "tau1", 32768, 0),
+    ("float32", "f16x3", "tau2", 32768, 1),
+    ("float32", "f16x3", "tau3", 65536, 2),
+    ("float32", "tile", "tau1", 8192, 0),
+]
+
+
+@pytest.mark.parametrize(("dtype", "baseline", "name", "side", "levels"), EDITS)
+def test_each_crossover_of_a_gpu_bounds_the_levels_above_its_baseline(
+    decide_on_h200: Any, dtype: str, baseline: str, name: str, side: int, levels: int
+) -> None:
+    emulation = baseline == "f16x3"
+    free = decide_on_h200(dtype, side, {baseline: NO_TAUS}, emulation)
+    bounded = decide_on_h200(dtype, side, {baseline: {**NO_TAUS, name: side + 1.0}}, emulation)
+    assert baseline_text(free.plan) == baseline and count_levels(free.plan) > levels
+    assert baseline_text(bounded.plan) != baseline or count_levels(bounded.plan) <= levels
+    elsewhere = {"another": {**NO_TAUS, name: side + 1.0}}
+    assert decide_on_h200(dtype, side, elsewhere, emulation).plan == free.plan
+
+
+def test_the_crossovers_of_a_gpu_do_not_bound_unaligned_rows(decide_on_h200: Any) -> None:
+    """On rows of odd lengths the vendor is slow, and the ladder measured no such product."""
+    never = {"vendor": dict.fromkeys(TAUS, 1e6)}
+    assert decide_on_h200("float64", 8192, never, emulation=False).plan == VENDOR
+    unaligned = decide_on_h200("float64", 8191, never, emulation=False)
+    assert count_levels(unaligned.plan) > 0 and "levels:" not in str(unaligned)
 
 
 def test_a_damaged_crossover_is_an_error_and_leaves_the_model_unbounded(decide: Any) -> None:
