@@ -5,8 +5,8 @@ alpha is the time of one element of a block addition, and pi is the time of one 
 model leaves out strides, caches and the lower cost of copies. A fixed ratio alpha/pi also leaves out the lower rate of
 small products.
 
-`choose_hasa_plan` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects the rule
-of `choose_hasa_plan`. `choose_hasa_plan` has no margin: a plan with any predicted gain is chosen.
+`choose_hasa_plan` chooses the number of levels of HASA by Equation 2, or for squares by the recursion point n1.
+FMM_TUNING_MODE=hasa selects this rule. The rule has no margin: a plan with any predicted gain is chosen.
 """
 
 from __future__ import annotations
@@ -299,17 +299,45 @@ def hasa_plan(depth: int) -> Plan:
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
-def choose_hasa_plan(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
-    """Return the HASA plan with the number of levels of Equation 2, or with fewer levels within the limits."""
-    if 0 in problem.size or problem.writes_triangle:
-        return VENDOR
+# HASA's recursion point divided by that of Winograd's variant, by Equation 3: 22 passes over blocks, and 15.
+HASA_POINT_RATIO = recursion_point(1.0, STRASSEN_WORK) / recursion_point(1.0, WINOGRAD_WORK)
+
+
+@dataclass(frozen=True)
+class HasaThresholds:
+    """The thresholds of the rule: alpha/pi and epsilon for Equation 2, and the recursion point of squares.
+
+    If `square_point` is None, Equation 2 also decides for squares.
+    """
+
+    ratio: AlphaPiRatio
+    epsilon: float = 0.0
+    square_point: float | None = None
+
+
+def calibrated_thresholds(calibration: Calibration, dtype: str) -> HasaThresholds:
+    """Return the thresholds of a device without a tuning: alpha/pi by its calibration for each shape."""
 
     def ratio(m: int, k: int, n: int) -> float:
-        return alpha_over_pi(calibration, Problem(m, k, n, problem.dtype))
+        return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
-    for depth in range(len(recursion_levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
+    return HasaThresholds(ratio)
+
+
+def hasa_depth(shape: Shape, thresholds: HasaThresholds) -> int:
+    """Return the number of levels of HASA: by the recursion point for a square, else by Equation 2."""
+    if thresholds.square_point is not None and len(set(shape)) == 1:
+        return len(levels_above_recursion_point(shape, thresholds.square_point))
+    return len(recursion_levels(shape, thresholds.ratio, epsilon=thresholds.epsilon))
+
+
+def choose_hasa_plan(problem: Problem, thresholds: HasaThresholds, limits: Limits, on_cpu: bool) -> Plan:
+    """Return the HASA plan with the number of levels of the rule, or with fewer levels within the limits."""
+    if 0 in problem.size or problem.writes_triangle:
+        return VENDOR
+    for depth in range(hasa_depth(problem.size, thresholds), 0, -1):
         plan = hasa_plan(depth)
-        allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, not calibration.batches))
+        allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu))
         if allowed and estimated_workspace(plan, problem) <= limits.workspace:
             return plan
     return VENDOR

@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING
 
 from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
-from fmm.config.schema import Tuning
+from fmm.config.schema import Thresholds, Tuning
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -41,6 +43,9 @@ from fmm.runtime.decisions.calibration_in_force import (
 )
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import PROBE_SOURCE
+
+if TYPE_CHECKING:
+    from fmm.perfmodel.papers.recursion_points import HasaThresholds
 
 # The value of `Decision.source` if the model decided without a tuning, for each source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
@@ -333,12 +338,11 @@ def decide_by_model(
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision by D'Alberto and Nicolau's rule (Equation 2) instead of the model.
+    """Return the decision by D'Alberto and Nicolau's rule instead of the model: n1 for squares, else Equation 2.
 
-    Alpha (seconds to add an element) and pi (seconds per flop) are from the calibration. Epsilon (flops that are added
-    to alpha / pi) is from the tuning, and 0 without a tuning.
+    alpha, pi, n1 and epsilon are those of the config. Without a tuning, alpha and pi are from the calibration in force.
     """
-    from fmm.perfmodel.papers.recursion_points import choose_hasa_plan
+    from fmm.perfmodel.papers.recursion_points import calibrated_thresholds, choose_hasa_plan
 
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or calibration.find_rate(problem.dtype) is None:
@@ -346,10 +350,31 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
             VENDOR, problem, f"the vendor multiplies: {device.identity.name} has no rate for {problem.dtype}"
         )
     tuned = tuning_in_force(problem.dtype, device)
-    epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
-    plan = choose_hasa_plan(problem_without_layouts(problem), calibration, limits, epsilon)
-    why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({calibration.source})"
+    recorded = tuned.thresholds if tuned and tuned.trusted_calibration else None
+    if recorded is None:
+        thresholds, rule = calibrated_thresholds(calibration, problem.dtype), f"Equation 2 ({calibration.source})"
+    else:
+        thresholds, rule = _hasa_thresholds(recorded, problem)
+    plan = choose_hasa_plan(problem_without_layouts(problem), thresholds, limits, not calibration.batches)
+    why = f"{rule} asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA"
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
+
+
+def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
+    """Return the rule's thresholds from a config's alpha, pi, n1 and epsilon, and the rule for this problem as text.
+
+    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks: its point is larger.
+    """
+    from fmm.perfmodel.papers.recursion_points import HASA_POINT_RATIO, HasaThresholds
+
+    ratio = 2 * recorded.alpha / (recorded.pi * problem.element_type.flops)
+    epsilon = recorded.epsilon or 0.0
+    point = inf if recorded.n1 is None else HASA_POINT_RATIO * recorded.n1
+    if len(set(problem.size)) == 1:
+        rule = f"the recursion point {point:,.0f} ({HASA_POINT_RATIO:.3g} n1 of the config)"
+    else:
+        rule = f"Equation 2 with alpha/pi {ratio:,.0f} and epsilon {epsilon:,.0f} of the config"
+    return HasaThresholds(ratio, epsilon, point), rule
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:

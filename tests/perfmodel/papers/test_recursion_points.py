@@ -1,5 +1,6 @@
 """The alpha/pi model of D'Alberto and Nicolau: Equations 2 and 3, other schemes, Balanced, Table 3."""
 
+from dataclasses import replace
 from fractions import Fraction
 from math import inf
 
@@ -18,6 +19,7 @@ from fmm.perfmodel.papers.recursion_points import (
     added_elements,
     alpha_over_pi,
     block_work,
+    calibrated_thresholds,
     choose_hasa_plan,
     cut_balanced,
     first_level_speedup,
@@ -332,7 +334,8 @@ CPU = cpu_calibration(2)
 
 
 def chosen(shape: tuple[int, int, int], growth: float = 15.0, workspace: int = 1 << 50, epsilon: float = 0.0) -> str:
-    return str(choose_hasa_plan(Problem(*shape, "float64"), CPU, Limits(workspace, growth), epsilon))
+    thresholds = replace(calibrated_thresholds(CPU, "float64"), epsilon=epsilon)
+    return str(choose_hasa_plan(Problem(*shape, "float64"), thresholds, Limits(workspace, growth), on_cpu=True))
 
 
 def test_hasa_choice_takes_the_levels_that_equation_2_asks_for() -> None:
