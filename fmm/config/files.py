@@ -127,7 +127,8 @@ class Configs:
                 for reason in first.diagnostics[:1]:
                     log_once(f"the tuning of {identity.name} for {dtype} is not used: {reason}")
                 failed = tuple(dict.fromkeys((*first.failed, *found.failed)))
-                own = replace(first, calibration=found.calibration, thresholds=found.thresholds, fitted=found.fitted)
+                own = replace(first, calibration=found.calibration, thresholds=found.thresholds)
+                own = replace(own, fitted=found.fitted, strategies=found.strategies)
                 return replace(own, failed=failed, diagnostics=())
             if first.trusted_calibration is not None:
                 return first

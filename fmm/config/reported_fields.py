@@ -14,6 +14,7 @@ from fmm.config.reader import (
     ConfigError,
     JsonCheck,
     JsonValue,
+    check_bool,
     check_text,
     integer_check,
     number_check,
@@ -21,6 +22,7 @@ from fmm.config.reader import (
     read_fields,
     wrong_value_error,
 )
+from fmm.config.schema import check_strategy
 from fmm.hardware.chip import BlockModelConstants
 
 check_number = number_check(-1e30, 1e30)
@@ -92,7 +94,15 @@ def _check_blocks(value: JsonValue, json_path: str) -> dict[str, Any]:
         return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)
 
     shares = dict.fromkeys(("error", "built_in_error", "held_back"), check_share)
-    return read_fields(value, json_path, {"fitted": check_terms, "shapes": integer_check(0, 10**6), **shares})
+
+    def check_strategies(found: JsonValue, json_path: str) -> JsonValue:
+        if not isinstance(found, list):
+            raise wrong_value_error(json_path, "a list", found)
+        return [check_strategy(x, f"{json_path}[{i}]") for i, x in enumerate(found)]
+
+    checks = {"fitted": check_terms, "built_in": check_bool, "strategies": check_strategies}
+    counts = {"shapes": integer_check(0, 10**6), **shares}
+    return read_fields(value, json_path, {**checks, **counts}, frozenset({"built_in", "strategies"}))
 
 
 REPORTED_CHECKS: Mapping[str, JsonCheck] = {

@@ -9,7 +9,7 @@
         "calibration": {"stream": ..., "rate": {...}}, the fields of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            95 % intervals of the calibration; model errors on other shapes
         "thresholds": {"alpha": ..., "tau1": ...},     with the papers' names and 95 % intervals (Thresholds)
-        "blocks": {"fitted": {...}, "error": ...},     the fitted constants of the block model; null: the built-in ones
+        "blocks": {"fitted": {...}, "error": ...},     the constants of the block model; null: not measured
         "noise": 0.01,                                 the noise floor as a share; null if it was not measured
         "doubts": ["..."],                             reasons to reject the model; empty if trusted
         "failed": ["..."],                             rates of leaves that failed in every trial
@@ -50,6 +50,7 @@ from fmm.config.reader import (
 )
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import BlockModelConstants
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, ProductRate
@@ -213,6 +214,8 @@ class Tuning:
     changed: tuple[str, ...] = ()  # versions that changed since the tuning; after any change the entries are not used
     thresholds: Thresholds | None = None
     fitted: BlockModelConstants | None = None  # the block model's fitted terms; None for the built-in terms
+    # the tile strategy of fmm's own float32 kernel that was fastest on each measured shape
+    strategies: tuple[tuple[Size, str], ...] = ()
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
     # names of the rates of leaves that failed in every trial; no plan may use these leaves
     failed: tuple[str, ...] = ()
@@ -395,6 +398,7 @@ def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str)
         changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
         thresholds=thresholds,
         fitted=read_block_terms(_field_or_none(found.get("blocks"), "fitted")),
+        strategies=read_strategies(_field_or_none(found.get("blocks"), "strategies")),
         diagnostics=diagnostics,
         failed=tuple(found.get("failed", ())),
         vendor_arithmetic=_vendor_arithmetic(dtype, found["conditions"]),
@@ -480,6 +484,20 @@ def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
         )
     except ConfigError:
         return None
+
+
+def check_strategy(raw: JsonValue, json_path: str) -> tuple[Size, str]:
+    """Return a shape (m, k, n) and the name of its tile strategy, or raise ConfigError."""
+    found = read_fields(raw, json_path, {"size": check_size, "strategy": choice_check(*(s.name for s in ALL_STRATEGIES))})
+    return found["size"], found["strategy"]
+
+
+def read_strategies(raw: JsonValue) -> tuple[tuple[Size, str], ...]:
+    """Return the measured tile strategies with their shapes; an empty tuple for missing or damaged strategies."""
+    try:
+        return tuple(check_strategy(x, "strategies") for x in raw) if isinstance(raw, list) else ()
+    except ConfigError:
+        return ()
 
 
 def _source_text(tuned: JsonValue, errors: JsonValue) -> str:

@@ -31,6 +31,8 @@ class Chip:
     bandwidth: float  # bandwidth of global memory in bytes/s
     cache: float  # bytes of the second-level cache (L2)
     fitted: BlockModelConstants = BlockModelConstants()
+    # sizes (m, k, n) of float32 products with the names of the tile strategies that were measured to be fastest
+    strategies: tuple[tuple[tuple[int, int, int], str], ...] = ()
     # compute capability of the device (90 for 9.0) if `limits` describe an older one; 0: the capability of `limits`
     version: int = 0
     shared: int = 0  # bytes of shared memory that a thread block may have; 0: as in `limits`

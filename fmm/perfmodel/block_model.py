@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil, prod, sqrt
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits
@@ -372,18 +372,45 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 # ---- the choice of tile sizes for the recorder of plans
 
+# The strategy measured on one shape holds for products whose sides differ from the shape's by at most this factor.
+MEASURED_SHAPE_FACTOR = sqrt(2)
+
+
+def measured_strategy(op: TileOp, chip: Chip) -> TileSizes | None:
+    """Return the strategy that was measured to be fastest near the product's shape; None if none was measured.
+
+    The measurements are of single float32 products of row-major matrices, without fused sums.
+    """
+    kernel = op.kernel
+    plain = kernel.element == "float32" and op.count == 1 and not kernel.triangle and not kernel.has_sums
+    if not plain or kernel.along != ROW_MAJOR_AXES:
+        return None
+    for size, name in chip.strategies:
+        ratios = (side / measured for side, measured in zip((op.m, op.k, op.n), size, strict=True))
+        if all(1 / MEASURED_SHAPE_FACTOR <= ratio <= MEASURED_SHAPE_FACTOR for ratio in ratios):
+            return named_strategy(name)
+    return None
+
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model, as an implementation of the protocol `fmm.kernels.cuda.target.TileSizeModel`."""
+    """The block model, as an implementation of the protocol `fmm.kernels.cuda.target.TileSizeModel`.
+
+    A strategy that was measured near the product's shape on this device replaces the model's choice.
+    """
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
-        kernel = op.kernel
+        kernel, measured = op.kernel, measured_strategy(op, chip)
+        if measured is not None and measured not in TMA_SIZES:
+            return measured
         return FASTEST_TILE_FUNCTIONS[kernel.element](
             (op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle)
         )
 
     def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
+        measured = measured_strategy(op, chip)
+        if measured is not None:
+            return measured if measured in TMA_SIZES else None
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
         tiled = launch_seconds(
             kernel.strategy, GEMM_OPERANDS, shape, chip, op.count, kernel.along, bool(kernel.triangle)

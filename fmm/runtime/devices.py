@@ -156,11 +156,13 @@ def datasheet_model(key: str, name: str) -> Calibration | None:
 
 
 def chip_with_tuned_terms(device: Device) -> Chip | None:
-    """Return the GPU's chip, with the block model's constants if the GPU's tuning has such constants.
+    """Return the GPU's chip with the block model's constants and the tile strategies of the GPU's tuning, if any.
 
     Return None for a CPU.
     """
     if device.chip is None:
         return None
     tuned = None if tuning_mode() == "off" else active_configs().find_tuning(device.identity, "float32")
-    return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)
+    if tuned is None:
+        return device.chip
+    return replace(device.chip, fitted=tuned.fitted or device.chip.fitted, strategies=tuned.strategies)

@@ -133,7 +133,7 @@ def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, st
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
     if found is None and chip is not None and recorded.tuned.fitted is not None:  # use the present fit
-        chip = replace(chip, fitted=recorded.tuned.fitted)
+        chip = replace(chip, fitted=recorded.tuned.fitted, strategies=recorded.tuned.strategies)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TMA_SIZES
 from fmm.kernels.plans.plan import Plan
 
 MAX_WORKER_PROCESSES = 16  # largest number of worker processes
@@ -74,6 +75,12 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
         for size in TILE_KERNEL_SIZES if phase == OWN_KERNELS_PHASE else COMPILED_SIZES:
             for label in SUM_LABELS if phase == HEAVY_KERNELS_PHASE else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
+
+
+def strategy_compile_jobs() -> Iterator[CompileJob]:
+    """Yield the jobs that compile each tile strategy of fmm's own float32 kernel."""
+    for strategy in (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES):
+        yield CompileJob("float32", f"tile.{strategy.name.lower()}", TILE_KERNEL_SIZES[0])
 
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
@@ -238,9 +245,9 @@ def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
 @contextmanager
 def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[CompileWorkers]:
     """Compile the kernels of a tuning in background processes until the context ends."""
-    with run_compile_workers(
-        device, list(tuning_compile_jobs(dict.fromkeys(map(storage_type, dtypes)), plans))
-    ) as made:
+    types = list(dict.fromkeys(map(storage_type, dtypes)))
+    wanted = [*tuning_compile_jobs(types, plans), *(strategy_compile_jobs() if "float32" in types else ())]
+    with run_compile_workers(device, wanted) as made:
         yield made
 
 

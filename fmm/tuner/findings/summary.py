@@ -277,7 +277,7 @@ class SectionText:
                 rows.append((f"{what} error, 95th percentile", f"{error['p95']:.1%}", ""))
         if not noisy and (blocks := self.section.get("blocks")):
             rows.append(("block model error, built-in terms", f"{blocks['built_in_error']:.1%}", ""))
-            if blocks["fitted"]:
+            if blocks["fitted"] and not blocks.get("built_in"):
                 rows.append(("block model error, fitted terms", f"{blocks['error']:.1%}", ""))
         return make_table("model", ("quantity", "value", "unit"), rows)
 

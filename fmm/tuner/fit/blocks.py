@@ -2,12 +2,13 @@
 
 The tuner times the kernel's tile sizes, Huang, Yu and van de Geijn's six strategies, on a few shapes. The built-in
 terms are used if they predict these times well. If the built-in terms predict the times badly, new terms are fitted.
-The fitted terms are used if they predict unseen shapes better than the built-in terms.
+The fitted terms are used if they predict unseen shapes better than the built-in terms. Near a timed shape, launches use
+the strategy that was fastest there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
 from math import exp, log, sqrt
@@ -15,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from fmm.hardware.chip import BlockModelConstants, Chip
-from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, H200_STRATEGIES, STRATEGIES, TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, H200_STRATEGIES, STRATEGIES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_target, launch_seconds
@@ -39,14 +40,17 @@ SHOWN_SQUARE_SIDES = (
     8192,
 )  # sides of the squares for which a config records the launched strategy
 STRATEGY_PLANS: Mapping[str, Plan] = {
-    s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES)
+    s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES)
 }
+# A strategy replaces the model's choice near a timed shape if it takes less time by more than this share.
+MIN_STRATEGY_GAIN = 0.02
 AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the plan for which the block model selects a tile strategy
 
 
-def strategy_runs() -> list[TimedRun]:
-    """Return one timed run for each strategy."""
-    return [TimedRun(plan) for plan in STRATEGY_PLANS.values()]
+def strategy_runs(chip: Chip) -> list[TimedRun]:
+    """Return one timed run for each strategy that the chip has."""
+    missing = () if chip.has_copy_engine else [s.name for s in TMA_SIZES]
+    return [TimedRun(plan) for name, plan in STRATEGY_PLANS.items() if name not in missing]
 
 
 # ---- comparison of the model with measured times
@@ -138,7 +142,7 @@ class BlockFit:
 
     `fitted` is None if the built-in terms are used. `error` is the error of the terms in use; for fitted terms it is
     the cross-validation error. `held_back` is the cross-validation error of fitted terms, used or not; None without a
-    fit.
+    fit. `strategies` has the fastest strategy of each timed shape.
     """
 
     fitted: BlockModelConstants | None
@@ -146,17 +150,23 @@ class BlockFit:
     built_in_error: float
     held_back: float | None
     shapes: int
+    strategies: tuple[tuple[ProductSize, str], ...] = ()
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """Dictionary of the fit for a section of a config."""
-        return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
+        """Dictionary of the fit for a section of a config; the field `fitted` has the terms in use."""
+        strategies = [{"size": list(size), "strategy": name} for size, name in self.strategies]
+        terms = asdict(self.fitted or BlockModelConstants())
+        return {**asdict(self), "fitted": terms, "built_in": self.fitted is None, "strategies": strategies}
 
 
 def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | None:
     """Return the block model's fit to the trials; None for a CPU, or if fewer than half of the shapes were timed."""
     shapes = strategy_times(trials)
-    return None if chip is None or len(shapes) < len(STRATEGY_SHAPES) / 2 else select_block_terms(shapes, chip)
+    if chip is None or len(shapes) < len(STRATEGY_SHAPES) / 2:
+        return None
+    found = select_block_terms(shapes, chip)
+    return replace(found, strategies=tuple(fastest_strategies(shapes, chip_with_fit(chip, found))))
 
 
 def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
@@ -209,11 +219,29 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 # ---- the strategies of launches
 
 
+def chip_with_fit(chip: Chip, fit: BlockFit | None) -> Chip:
+    """Return the chip with the terms and the measured strategies of a fit."""
+    return chip if fit is None else replace(chip, fitted=fit.fitted or chip.fitted, strategies=fit.strategies)
+
+
+def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[tuple[ProductSize, str]]:
+    """Yield each shape with its fastest strategy; the model's choice, if it takes the same time within the noise.
+
+    A shape on which the model's choice was not timed is left out.
+    """
+    for x in shapes:
+        fastest = min(x.seconds, key=lambda name: x.seconds[name])
+        modelled = launched_strategy(Problem(*x.shape, BLOCK_MODEL_DTYPE), chip).name
+        if modelled in x.seconds:
+            near = x.seconds[modelled] <= (1 + MIN_STRATEGY_GAIN) * x.seconds[fastest]
+            yield x.shape, modelled if near else fastest
+
+
 def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
     """Return the strategy of fmm's own kernel by the side of a square; empty for types without the kernel."""
     if chip is None or dtype not in FUSED_SIZES:
         return {}
-    own = chip if fit is None or fit.fitted is None else replace(chip, fitted=fit.fitted)
+    own = chip_with_fit(chip, fit)
     return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SHOWN_SQUARE_SIDES}
 
 

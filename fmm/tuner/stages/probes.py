@@ -182,12 +182,14 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
     """Measure the tile strategies of fmm's own kernel on square and thin shapes."""
+    chip = journal.device.chip
+    assert chip is not None
     for size in blocks.STRATEGY_SHAPES:
         measure_runs(
             journal,
             blocks.BLOCK_MODEL_STAGE,
             Problem(*size, blocks.BLOCK_MODEL_DTYPE),
-            [TimedRun(), *blocks.strategy_runs()],
+            [TimedRun(), *blocks.strategy_runs(chip)],
             effort,
         )
 

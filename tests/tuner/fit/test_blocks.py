@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import exp
 from pathlib import Path
@@ -18,7 +18,7 @@ from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
 from fmm.hardware.chip import BlockModelConstants, Chip
 from fmm.hardware.datasheets import datasheet_of
-from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
+from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
@@ -44,11 +44,14 @@ SLOWER = BlockModelConstants(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
 
 def timed(terms: BlockModelConstants) -> list[Trial]:
     """The strategies on all shapes, on a chip for which these terms are true."""
-    chip = replace(H200, fitted=terms)
+    return timed_on(replace(H200, fitted=terms), STRATEGIES)
+
+
+def timed_on(chip: Chip, strategies: Sequence[TileSizes]) -> list[Trial]:
     return [
         Trial("r", blocks.BLOCK_MODEL_STAGE, size, "float32", str(blocks.STRATEGY_PLANS[s.name]), "whole", 0, 0, 0.0,
               launch_seconds(s, GEMM_OPERANDS, size, chip))
-        for size in blocks.STRATEGY_SHAPES for s in STRATEGIES
+        for size in blocks.STRATEGY_SHAPES for s in strategies
     ]  # fmt: skip
 
 
@@ -87,7 +90,8 @@ def test_what_the_strategies_on_record_say() -> None:
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
     assert found.held_back == pytest.approx(0.1075, abs=0.0005)
     shipped = files.read_config(SHIPPED_CONFIG)["cuda-9.0-132sm-nvidia-h200"]["float32"]["blocks"]
-    assert shipped == pytest.approx(found.json_fields)
+    errors = {name: pytest.approx(getattr(found, name)) for name in ("error", "built_in_error", "held_back")}
+    assert shipped == {**found.json_fields, **errors}
 
 
 def test_too_few_shapes_and_other_devices_have_none() -> None:
@@ -113,11 +117,66 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     files.clear_config_cache()
     chip = chip_with_tuned_terms(DEVICE)
     assert chip and asdict(chip.fitted) == pytest.approx(section["blocks"]["fitted"])
+    assert section["blocks"]["built_in"] is False and chip.strategies == (((512, 512, 512), "Small"),)
     tuned.write(
         tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": {"fitted": {"wait": 1}}}
     )
     files.clear_config_cache()
     assert chip_with_tuned_terms(DEVICE) == DEVICE.chip  # damaged: as built in
+
+
+# ---- a measured strategy is what is launched
+
+
+def timed_with(fastest: str, by: float = 2.0) -> list[Trial]:
+    """The strategies on all shapes as the built-in terms predict them, but one of them is faster."""
+    fast, trials = str(blocks.STRATEGY_PLANS[fastest]), timed_on(A100, (*STRATEGIES, *H200_STRATEGIES))
+    return [replace(t, seconds=(t.seconds or 0.0) / (by if t.plan == fast else 1.0)) for t in trials]
+
+
+def labels(chip: Chip, size: tuple[int, int, int], dtype: str = "float32", plan: str = "tile") -> list[str]:
+    return list(record_launches(Plan.parse(plan), Problem(*size, dtype), chip_target(chip)).step_labels())
+
+
+@pytest.mark.parametrize("fastest", ["Tall", "Wide"])
+def test_the_strategy_that_was_fastest_is_launched_near_the_shapes_that_were_timed(fastest: str) -> None:
+    found = blocks.fit_block_model(timed_with(fastest, by=50.0), A100)
+    assert found is not None and dict(found.strategies) == dict.fromkeys(blocks.STRATEGY_SHAPES, fastest)
+    own = blocks.chip_with_fit(A100, found)
+    for size in (*blocks.STRATEGY_SHAPES, (600, 500, 450), (6000, 1200, 200)):
+        assert f" {fastest}:" in labels(own, size)[0] and f" {fastest}:" not in labels(A100, size)[0], size
+    for size in ((20000, 20000, 20000), (4096, 4096, 512)):  # no such shape was timed: the model decides
+        assert labels(own, size) == labels(replace(own, strategies=()), size)
+    assert labels(own, (1024, 1024, 1024), "float64") == labels(A100, (1024, 1024, 1024), "float64")
+    fused = "strassen.fused > tile"
+    assert labels(own, (1024, 1024, 1024), plan=fused) == labels(A100, (1024, 1024, 1024), plan=fused)
+
+
+def test_a_strategy_within_the_noise_of_the_model_s_choice_is_not_taken() -> None:
+    chosen = blocks.launched_strategy(Problem(1024, 1024, 1024, "float32"), A100).name
+    for seconds, expected in (
+        ({chosen: 1.0, "Large": 0.99}, [chosen]),
+        ({chosen: 1.0, "Large": 0.9}, ["Large"]),
+        ({"Huge": 1.0, "Large": 0.9}, []),  # the model's choice was not timed: nothing is known against it
+    ):
+        shape = blocks.StrategyTimes(blocks.BLOCK_MODEL_STAGE, (1024, 1024, 1024), seconds)
+        assert [name for _, name in blocks.fastest_strategies([shape], A100)] == expected
+
+
+def test_editing_a_strategy_in_the_config_changes_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = tuned.section()
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for name in ("Large", "Huge", "Deep", "Long"):
+        found = {"fitted": None, "strategies": [{"size": [1024, 1024, 1024], "strategy": name}]}
+        tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": found})
+        files.clear_config_cache()
+        chip = chip_with_tuned_terms(DEVICE)
+        assert chip is not None and f" {name}:" in labels(chip, (1000, 1024, 900))[0]
+    damaged = {"fitted": None, "strategies": [{"size": [1024, 1024], "strategy": "Nobody"}]}
+    tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": damaged})
+    files.clear_config_cache()
+    assert chip_with_tuned_terms(DEVICE) == DEVICE.chip
 
 
 # ---- what is shown is what is launched
@@ -160,6 +219,7 @@ def recorded_sections() -> Iterator[Any]:
 def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[str, Any]) -> None:
     """`fmm-tune --refit --refit-part blocks` and `python -m benchmarks.shipped --blocks` write it."""
     guess = datasheet_model(key, device_name(key, raw))
-    assert guess is not None and not (raw.get("blocks") or {}).get("fitted")
+    found = raw.get("blocks") or {}
+    assert guess is not None and found.get("built_in", True) and not found.get("strategies")
     chip = datasheet_chip(datasheet_of(guess.name))
     assert raw["thresholds"]["block_strategy"] == blocks.strategies_by_side(dtype, chip, None)
