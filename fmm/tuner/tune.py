@@ -53,6 +53,7 @@ EXIT_INTERRUPTED = 130
 SAMPLING_SHARE = 0.75  # share of a tuning's time that samples take; warm-up, checks and fits take the rest
 PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
 FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
+QUICK_EFFORT = "quick"
 KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
 
 
@@ -160,7 +161,8 @@ def trials_path(path: Path) -> Path:
 def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
     """Yield the jobs of a command; if there are several element types, each has a first look at the start.
 
-    Every element type therefore has a result, even if the tuning is stopped early.
+    Every element type therefore has a result, even if the tuning is stopped early. On a GPU, the effort `quick` for
+    several element types ends after the first looks.
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
@@ -171,6 +173,7 @@ def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
     if len(found) > 1 and not wanted:
         first = [(replace(job, effort=FIRST_LOOK_EFFORT), job) for job in found]
         yield from (coarse for coarse, job in first if coarse.planned_effort != job.planned_effort)
+        found = [job for job in found if job.effort != QUICK_EFFORT or job.device.chip is None]
     yield from found
 
 
@@ -385,7 +388,7 @@ def tune_job(
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = before + min(inf if left is None else left, job.planned_effort.most)
+    limit = before + (job.planned_effort.most if left is None else left)
     seconds = SAMPLING_SHARE * limit
     if past and job.again:  # a continued job measures the same shapes as before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)

@@ -71,14 +71,17 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
     """Measure the probes, fit the model, then search and certify plans for each shape."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
+    has_ladder = journal.device.untuned_model().batches and not wanted
+    if has_ladder and journal.first_look:  # a time limit may end the tuning before the probes end
+        measure_crossover_ladder(journal, dtype, calibration_so_far(journal, dtype), effort)
     measure_probes(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
     calibration = calibration_so_far(journal, dtype)
     journal.on_finding()
     probe_crossovers(journal, dtype, side, calibration, effort)
-    if calibration.batches and not wanted:
-        measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
+    if has_ladder and not journal.first_look:
+        measure_crossover_ladder(journal, dtype, calibration, effort)
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
         problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]
@@ -100,6 +103,11 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
             found = race_plans(journal, problem, plans, effort)
             certify_best_plans(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
     tune_gram_products(journal, [] if wanted else problems, calibration, effort, noise)
+
+
+def measure_crossover_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort) -> None:
+    """Measure the ladder of squares in its share of the planned seconds."""
+    measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
 
 
 def tune_gram_products(

@@ -1,7 +1,7 @@
 """Compute a GPU's crossovers tau1 to tau3 from a ladder of squares, on which plans were timed in pairs.
 
-On each square, the baseline, the best plan with fewer than L levels and the best plan with at least L levels are timed.
-The crossover of L levels is the side at which both take the same time, interpolated between two squares. No
+On each square, the baseline and the best plans with fewer than L levels and with at least L levels are timed. The
+crossover of L levels is the side at which both take the same time, interpolated between two squares. No
 square below the crossover has a plan that won. fmm.tuner.stages.ladder measures the pairs.
 """
 

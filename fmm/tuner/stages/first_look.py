@@ -19,6 +19,7 @@ from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.search.certify import certify_best_plans
 from fmm.tuner.search.race import is_within_limits, race_plans
 from fmm.tuner.stages import shapes
+from fmm.tuner.stages.ladder import measure_ladder
 from fmm.tuner.stages.probes import (
     AA_PAIR_RUNS,
     SHAPE_SEEDS,
@@ -30,6 +31,7 @@ from fmm.tuner.stages.probes import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
+LADDER_SECONDS = 0.8  # seconds of the samples of a ladder of squares
 PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
 # Sides (m, k, n) of the vendor's products in a first look, as fractions of the largest affordable side.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
@@ -52,6 +54,8 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
+    if journal.device.untuned_model().batches:
+        measure_ladder(journal, dtype, calibration_so_far(journal, dtype), effort, LADDER_SECONDS)
     for size in shapes.square_ladder(side)[:1]:  # on a slow device, the first look certifies no square
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 

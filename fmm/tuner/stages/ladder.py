@@ -1,13 +1,14 @@
-"""Measure a ladder of squares on a GPU: the best plan with L levels or more in pairs with the best plan with fewer.
+"""Measure a ladder of squares on a GPU: the best plans with L levels or more beside the best plans with fewer.
 
-The ladder begins at the crossover that the model predicts. If the plan with more levels wins, the next square is
+The ladder begins at the crossover that the model predicts. If a plan with L levels or more wins, the next square is
 smaller, else larger, until one square wins and the next smaller square loses. fmm.tuner.findings.ladder computes the
-crossovers tau1 to tau3 from the pairs.
+crossovers tau1 to tau3 from the samples.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -15,7 +16,6 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.level_bounds import baseline_text, count_levels
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import largest_level_products
 from fmm.tuner.devices.device import Effort, TimedRun
 from fmm.tuner.findings.ladder import LADDER_STAGE, LEVEL_COUNTS, ladder_point
 from fmm.tuner.findings.thresholds import ranked_plans, with_margin
@@ -24,20 +24,24 @@ from fmm.tuner.trials.journal import Journal, RoundLimits
 
 # Sides of the ladder: three in each doubling, and multiples of 128, so that three levels need no padding.
 LADDER_SIDES = tuple(round(1024 * 2 ** (i / 3) / 128) * 128 for i in range(19))
-LADDER_ROUNDS = 2  # number of rounds of a pair beyond the effort's rounds
+LADDER_ROUNDS = 2  # number of rounds beyond the effort's rounds
 
 
 def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort, seconds: float) -> None:
-    """Measure pairs near the crossovers of each baseline, until `seconds` of samples are measured."""
-    end = journal.sampled_seconds + seconds
-    baselines = ladder_baselines(dtype, calibration)
+    """Measure squares near the crossovers of each baseline, until `seconds` of samples are measured."""
+    end, calibration = journal.sampled_seconds + seconds, with_margin(calibration, 0.0)
+    sides = [
+        side
+        for side in LADDER_SIDES
+        if predict_vendor(Problem(side, side, side, dtype), calibration).predicted_seconds <= seconds
+    ]
+    baselines = ladder_baselines(dtype, calibration, sides)
     for levels in LEVEL_COUNTS:
         for baseline in baselines:
-            ladder = Ladder(journal, dtype, calibration, effort, baseline, levels)
-            ladder.measure_bracket(end)
+            Ladder(journal, dtype, calibration, effort, sides, baseline, levels).measure_bracket(end)
 
 
-def ladder_baselines(dtype: str, calibration: Calibration) -> list[str]:
+def ladder_baselines(dtype: str, calibration: Calibration, sides: Sequence[int]) -> list[str]:
     """Return the vendor's product, and the baselines of the plans with levels that the model ranks first.
 
     The plans are ranked twice: with and without emulation.
@@ -45,9 +49,8 @@ def ladder_baselines(dtype: str, calibration: Calibration) -> list[str]:
     found = [str(VENDOR)]
     for emulation in (True, False):
         first = Counter[str]()
-        for side in LADDER_SIDES:
-            problem = Problem(side, side, side, dtype)
-            ranked = (plan for plan, _ in ranked_plans(with_margin(calibration, 0.0), problem, emulation))
+        for side in sides:
+            ranked = (plan for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), emulation))
             first.update(baseline_text(plan) for plan in islice(filter(count_levels, ranked), 1))
         found += [name for name, _ in first.most_common(1)]
     return list(dict.fromkeys(found))
@@ -57,18 +60,24 @@ class Ladder:
     """The squares on which plans with `levels` levels or more are compared with plans with fewer, above a baseline."""
 
     def __init__(
-        self, journal: Journal, dtype: str, calibration: Calibration, effort: Effort, baseline: str, levels: int
+        self,
+        journal: Journal,
+        dtype: str,
+        calibration: Calibration,
+        effort: Effort,
+        sides: Sequence[int],
+        baseline: str,
+        levels: int,
     ) -> None:
         self.journal, self.dtype, self.effort = journal, dtype, effort
-        self.calibration = with_margin(calibration, 0.0)
+        self.calibration, self.sides = calibration, sides
         self.baseline, self.levels = baseline, levels
-        self.rounds = effort.rounds + LADDER_ROUNDS
 
     def measure_bracket(self, end: float) -> None:
         """Measure squares until the crossover is between two of them, the ladder ends, or the time is up."""
         rung, ratios = self.predicted_rung(), dict[int, float]()
-        while 0 <= rung < len(LADDER_SIDES) and rung not in ratios:
-            ratio = self.measure_ratio(LADDER_SIDES[rung], end)
+        while 0 <= rung < len(self.sides) and rung not in ratios:
+            ratio = self.measure_ratio(self.sides[rung], end)
             if ratio is None:
                 return
             ratios[rung] = ratio
@@ -76,43 +85,50 @@ class Ladder:
 
     def predicted_rung(self) -> int:
         """Return the index of the smallest side from which more levels are predicted to win; else the largest index."""
-        wins = [self.predicted_ratio(side) > 1 for side in LADDER_SIDES]
+        wins = [self.predicted_ratio(side) > 1 for side in self.sides]
         last = next((i for i in reversed(range(len(wins))) if not wins[i]), -1)
         return min(last + 1, len(wins) - 1)
 
     def predicted_ratio(self, side: int) -> float:
         """Return the predicted time with fewer levels divided by the time with more; 0 if a plan is missing."""
-        times = [time for _, time in self.best_pair(side)]
-        return times[0] / times[1] if len(times) == 2 else 0.0
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for plan, time in self.compared_plans(side).items():
+            times[count_levels(plan) >= self.levels].append(time)
+        return min(times[False]) / min(times[True]) if times[False] and times[True] else 0.0
 
-    def best_pair(self, side: int) -> list[tuple[Plan, float]]:
-        """Return the fastest plan with fewer levels and the fastest with more, by the model.
+    def compared_plans(self, side: int) -> dict[Plan, float]:
+        """Return the plans that are compared on a square, with their predicted times divided by the vendor's time.
 
-        Each plan comes with its predicted time, divided by the vendor's time.
+        The plans are the baseline, the fastest plan with fewer levels, the fastest plan with more, and the fastest plan
+        with exactly `levels` levels.
         """
-        found: dict[bool, tuple[Plan, float]] = {}
-        for plan, time in (*ranked_plans(self.calibration, self._square(side)), (VENDOR, 1.0)):
-            light = largest_level_products(plan) <= self.effort.heaviest
-            if light and baseline_text(plan) == self.baseline:
-                found.setdefault(count_levels(plan) >= self.levels, (plan, time))
-        return [found[has_more] for has_more in (False, True) if has_more in found]
+        found: dict[str, tuple[Plan, float]] = {}
+        for plan, time in (*ranked_plans(self.calibration, Problem(side, side, side, self.dtype)), (VENDOR, 1.0)):
+            if baseline_text(plan) == self.baseline:
+                number = count_levels(plan)
+                found.setdefault("more" if number >= self.levels else "fewer", (plan, time))
+                if number in (0, self.levels):
+                    found.setdefault(str(number), (plan, time))
+        return dict(found.values())
 
     def measure_ratio(self, side: int, end: float) -> float | None:
-        """Time the pair and the baseline on a square, and return the ratio.
+        """Time the compared plans on a square, and return the time with fewer levels divided by the time with more.
 
         Return None if a plan fails, or if the samples would exceed the time `end`.
         """
-        problem, timed = self._square(side), dict(self.best_pair(side))
-        if len(timed) < 2 or not all(is_within_limits(self.journal.device, plan, problem) for plan in timed):
+        problem, plans = Problem(side, side, side, self.dtype), self.compared_plans(side)
+        rounds = self.effort.rounds + LADDER_ROUNDS
+        seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(plans.values())
+        if self.journal.sampled_seconds + rounds * seconds > end:
             return None
-        timed.setdefault(Plan.parse(self.baseline), 1.0)
-        seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(timed.values())
-        if self.journal.sampled_seconds + self.rounds * seconds > end:
+        if len(plans) < 2 or not all(self.is_measurable(plan, problem) for plan in plans):
             return None
         with self.journal.open_problem(LADDER_STAGE, problem, self.levels) as session:
-            samples = session.sample_rounds([TimedRun(plan) for plan in timed], RoundLimits(self.rounds))
+            samples = session.sample_rounds([TimedRun(plan) for plan in plans], RoundLimits(rounds))
         point = ladder_point(problem, self.levels, {run.plan: own for run, own in samples.items() if own})
-        return point and point.ratio
+        return None if point is None else point.ratio
 
-    def _square(self, side: int) -> Problem:
-        return Problem(side, side, side, self.dtype)
+    def is_measurable(self, plan: Plan, problem: Problem) -> bool:
+        """Return True if the plan is within the limits; a first look measures only plans with compiled kernels."""
+        ready = not self.effort.look or self.journal.has_compiled_kernels(self.dtype, plan)
+        return ready and is_within_limits(self.journal.device, plan, problem)
