@@ -1,9 +1,9 @@
 """The papers' figures: `python -m benchmarks papers [NAME ...]` prints published, computed and measured numbers.
 
-Without a name it prints the list of figures. `--measure` runs their experiments on this device. `missing` lists the
-experiments without samples of this device, and `missing --measure` measures them, the shortest first. Samples are
-written part by part to results/<device>/paper: an interrupted call loses at most one part, and the same command
-continues.
+The samples of all devices in results/ are printed; `--measured DIR` prints those of one folder. Without a name it
+prints the list of figures. `--measure` runs their experiments on this device. `missing` lists the experiments without
+samples of this device, and `missing --measure` measures them, the shortest first. Samples are written part by part to
+results/<device>/paper: an interrupted call loses at most one part, and the same command continues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ from fmm.tuner.tune import EXIT_INTERRUPTED
 
 COMMAND = "benchmarks papers"
 MISSING = "missing"
+RESULTS_FOLDER = Path(__file__).parents[2] / "results"
 NAMES = {**PAPER_TABLES, **FIGURES}
 
 
@@ -86,7 +87,7 @@ def parsed_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, metavar="DIR", help="folder of samples and pictures (results/<device>/paper)")
     any_kernel = "measure on a CPU although BLAS runs a kernel for an older processor"
     add("--any-blas-kernel", action="store_true", help=any_kernel)
-    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder with the published numbers")
+    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder alone (all in results/)")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     style.add_argument("--json", action="store_true", help="print JSON")
@@ -128,24 +129,32 @@ def measured_figure(name: str) -> Figure:
 
 
 def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[PaperTable], int]:
-    """Return each published and computed table, with the samples of --measured, and the exit code."""
-    folder, tables = options.measured, []
+    """Return each published and computed table with the recorded samples, and the exit code."""
+    folders = [options.measured] if options.measured else sorted(RESULTS_FOLDER.glob("*/paper"))
+    tables = []
     for name in names:
-        path = folder / f"{FIGURES[name].experiment.name}.json" if folder and name in FIGURES else None
-        if path and not has_results(path) and options.names != ["all"]:
-            print(f"{COMMAND}: no samples of {name} in {folder}", file=sys.stderr)
-        try:
-            results = read_results(path) if path and has_results(path) else None
-        except DamagedSamplesError as error:
-            raise BadRequestError(str(error)) from None
-        tables.append(table_of(name, results))
+        recorded = list(_recorded_results(name, folders)) if name in FIGURES else []
+        if name in FIGURES and options.measured and not recorded and options.names != ["all"]:
+            print(f"{COMMAND}: no samples of {name} in {options.measured}", file=sys.stderr)
+        tables.append(table_of(name, *recorded))
     return tables, 0
 
 
-def table_of(name: str, results: Results | None = None) -> PaperTable:
+def _recorded_results(name: str, folders: Iterable[Path]) -> Iterator[Results]:
+    """Yield the results of a figure's experiment in these folders; raise BadRequestError for a damaged file."""
+    for folder in folders:
+        path = folder / f"{FIGURES[name].experiment.name}.json"
+        try:
+            if has_results(path):
+                yield read_results(path)
+        except DamagedSamplesError as error:
+            raise BadRequestError(str(error)) from None
+
+
+def table_of(name: str, *recorded: Results) -> PaperTable:
     """Return a figure's table with these results; without results the computed table, if there is one."""
-    if name in FIGURES and (results is not None or name not in PAPER_TABLES):
-        return figure_table(FIGURES[name], results)
+    if name in FIGURES and (recorded or name not in PAPER_TABLES):
+        return figure_table(FIGURES[name], *recorded)
     return computed_table(name)
 
 
@@ -158,7 +167,7 @@ def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
     session = measuring_session(options)
     code = session.measure(session.experiments_of(figures), anew=True)
     results = {name: session.results.get(FIGURES[name].experiment.name) for name in names if name in FIGURES}
-    return [table_of(name, results.get(name)) for name in names], code
+    return [table_of(name, *filter(None, [results.get(name)])) for name in names], code
 
 
 def missing_experiments(figures: Sequence[Figure], options: argparse.Namespace) -> tuple[list[PaperTable], int]:

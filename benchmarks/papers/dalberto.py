@@ -132,8 +132,7 @@ ERROR_FIGURES: Final = (
         ERROR_EXPERIMENT,
         {"measured": _error_ratio("error"), "measured, all entries": _error_ratio("whole")},
         "The paper prints ratios of at most 10 on both ranges, and about 2^l for l levels instead of the bound 3^l. "
-        "A CPU, where BLAS adds up long sums in parts, has such ratios: three levels have 5 to 6 on [-1,1] and 8 to "
-        "10.5 on [0,1], over all entries. An H200, which adds up all k terms in one sum, has 2.3 and 3.6. The column "
+        "The ratios are larger if dgemm adds up long sums in parts, as on a CPU. The column "
         "`expected` assumes one sum over k and random numbers of either sign (the table dalberto-bounds has both "
         "cases).",
         computed={"2^l": _power_of_depth(2.0), "3^l": _power_of_depth(3.0), "expected": _expected_error_ratios},
@@ -333,9 +332,7 @@ def _estimated_gain(results: Results) -> Numbers:
 
 SHAPES_COMMENTARY: Final = (
     "If the recursion point is small, Balanced, HASA and HASA dynamic differ little. If this machine's recursion "
-    "point is large, Equation 2 rejects most levels of the figures. On an H200 the recursion point is 31 thousand: "
-    "HASA equals dgemm on all of these problems, and only the choice of fmm's model is faster. Balanced is slower, "
-    "since the parts of a product run one by one. The problems are random triples of the paper's sizes, drawn once, "
+    "point is large, Equation 2 rejects most levels of the figures. Balanced runs the parts of a product one by one. The problems are random triples of the paper's sizes, drawn once, "
     "without the largest; the note tells how sizes are scaled."
 )
 SPEED_FIGURES: Final = (
@@ -368,10 +365,8 @@ SPEED_FIGURES: Final = (
         SQUARE_EXPERIMENT,
         {"measured": _square_gains, "sp_1": _estimated_gain},
         "The figures are plots without numbers. The text has 7 to 10 percent for one level at 5000, and 24 to 30 "
-        "percent for three levels in the best case. On an H200 S-1 takes longer than dgemm at every size, and 3 "
-        "percent longer at 8000. Equation 3 predicts this loss: the recursion point of an H200 is above 30 thousand. "
-        "sp_1 is the estimate of section 4.2 from the recursion point of this device. Up to 6000 the choice of fmm's "
-        "model is from an earlier commit; at 8000 the model chooses products of bytes.",
+        "percent for three levels in the best case. sp_1 is the estimate of section 4.2 from the recursion "
+        "point of the measured device (table dalberto-n1).",
         unit="percent",
         logarithmic=False,
         lowest=-60,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Results
@@ -46,12 +47,19 @@ def quantity_column(name: str) -> Callable[[Results], Numbers]:
 # ---- a table
 
 
-def figure_table(figure: Figure, results: Results | None = None) -> PaperTable:
-    """Return the published, computed and measured columns; without results, the first two."""
+def figure_table(figure: Figure, *recorded: Results) -> PaperTable:
+    """Return the published, computed and measured columns; without results, the first two.
+
+    With the results of several devices, the name of each measured column ends with the device.
+    """
     columns: dict[str, Numbers] = {"published": figure.published} if figure.published else {}
     columns |= {name: make() for name, make in figure.computed.items()}
-    if results is not None:
-        columns |= {name: find(results) for name, find in figure.measured.items()}
+    for results in recorded:
+        device = f", {short_device_name(results)}" if len(recorded) > 1 else ""
+        own = {f"{name}{device}": find(results) for name, find in figure.measured.items()}
+        columns |= {name: numbers for name, numbers in own.items() if numbers or not device}
+        if results.scale != 1 and figure.x in LOGARITHMIC:
+            columns[f"{figure.x} measured{device}"] = measured_sides(figure, results, own.values())
     keys = list(dict.fromkeys(key for numbers in columns.values() for key in numbers))
     if all(len(key) == 1 and _is_number(key[0]) for key in keys):
         keys.sort()
@@ -59,19 +67,35 @@ def figure_table(figure: Figure, results: Results | None = None) -> PaperTable:
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
     notes = (
         *(() if rows else (_no_rows_note(figure),)),
-        *_measurement_notes(figure, results),
+        *(note for results in recorded for note in _measurement_notes(figure, results)),
         figure.commentary,
         *figure.notes,
     )
     return PaperTable(figure.name, title, (*figure.key_names, *columns), rows, notes)
 
 
+def short_device_name(results: Results) -> str:
+    """Return the device's name without the vendor's; for a processor, its first words and its number of threads."""
+    environment = results.environment
+    if name := environment.get("device"):
+        return str(name).removeprefix("NVIDIA ")
+    words = str(environment.get("processor", "")).replace("(R)", "").split()
+    return f"{' '.join(words[:2])}, {environment.get('blas_threads')} threads"
+
+
+def measured_sides(figure: Figure, results: Results, columns: Iterable[Numbers]) -> Numbers:
+    """Return the sides that were measured in place of the paper's, by the keys of the measured numbers."""
+    at = figure.key_names.index(figure.x)
+    keys = dict.fromkeys(key for numbers in columns for key in numbers)
+    return {key: round(float(key[at]) * results.scale) for key in keys if _is_number(key[at])}
+
+
 def _no_rows_note(figure: Figure) -> str:
     """Return where the numbers of a figure without published and computed ones are."""
     command = f"python -m benchmarks papers {figure.name}"
     return (
-        "The numbers of this figure are measured, neither published nor computed. "
-        f"`{command} --measured results/<device>/paper` prints samples on record, `{command} --measure` takes new ones."
+        "The numbers of this figure are measured, neither published nor computed, and no samples are recorded. "
+        f"`{command} --measure` takes some."
     )
 
 
@@ -79,16 +103,25 @@ def _number_cell(x: float | None) -> Cell:
     return None if x is None else float(x)
 
 
-def _measurement_notes(figure: Figure, results: Results | None) -> tuple[str, ...]:
-    """Return the device and the sizes of the measurement, and the notes on its results."""
-    if results is None:
-        return ()
+def _measurement_notes(figure: Figure, results: Results) -> tuple[str, ...]:
+    """Return the device and the sizes of the measurement, the agreement with the paper, and the results' notes."""
     where = results.environment.get("device") or results.environment.get("processor", "")
     if results.scale == 1:
         sizes = "at these sizes"
     else:
         sizes = f"at {results.scale:.4g} of these sizes, thresholds of sizes likewise"
-    return (f"measured on {where}, {sizes}.", *figure.result_notes(results))
+    agreement = "".join(_agreement_texts(figure, results))
+    return (f"measured on {where}, {sizes}.{agreement}", *figure.result_notes(results))
+
+
+def _agreement_texts(figure: Figure, results: Results) -> Iterator[str]:
+    """Yield a sentence for each column that was measured at the published sizes: the range of measured / published."""
+    for name, find in figure.measured.items() if results.scale == 1 else ():
+        numbers = find(results)
+        ratios = [numbers[key] / x for key, x in figure.published.items() if x > 0 and numbers.get(key, 0) > 0]
+        if len(ratios) > 1:
+            ends = f"{min(ratios):.2g} to {max(ratios):.2g}"
+            yield f" {name} / published: {ends}, median {median(ratios):.3g} ({len(ratios)} numbers)."
 
 
 # ---- a picture
@@ -117,7 +150,7 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
         figure.draw(axes, results)
         axes.set_title(f"{figure.name}: {figure.title}", fontsize=9)
         return
-    table = figure_table(figure, results)
+    table = figure_table(figure, *([] if results is None else [results]))
     keys = len(figure.key_names)
     at = figure.key_names.index(figure.x)
     rows = [row for row in table.rows if figure.is_drawn(row[:keys])]  # type: ignore[arg-type]

@@ -18,9 +18,10 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
 from benchmarks.papers.figure import Figure, quantity_column
-from fmm.hardware.datasheets import datasheet_of
+from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import huang
+from fmm.perfmodel.papers.huang_blocks import modelled_device
 from fmm.problem import Problem
 
 ROUNDS: Final = 3
@@ -190,15 +191,28 @@ def _modelled_tflops() -> Numbers:
     return found
 
 
+def _modelled_here(results: Results) -> Numbers:
+    """Return the TFLOPS by the paper's model with the datasheet of the measured device; none without a datasheet."""
+    words = str(results.environment.get("device", "")).casefold().split()
+    known = [name for name in datasheet_names() if all(word in words for word in name.casefold().split())]
+    if not known:
+        return {}
+    sheet = datasheet_of(max(known, key=len))
+    on, found = modelled_device(sheet, element_bytes=4, cache=huang.CACHE_MULTIPLIER), dict[Key, float]()
+    for strategy, n in product(STRATEGIES, SIZES_10):
+        rates = huang.modelled_tflops(strategy, max(int(n * results.scale), 64), on)
+        found |= {(strategy, code, n): rate for code, rate in zip(PLAN_LEVELS, rates, strict=True)}
+    return found
+
+
 FIGURES: Final = (
     Figure(
         "huang-fig8",
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
         SWEEP_EXPERIMENT,
         {"measured": quantity_column("tflops")},
-        "Figure 8 is a plot without numbers; the numbers in the paper's text are in the table of Figure 1. On an "
-        "H200 the three sweeps have the same ranking: the hybrid is the fastest, at best 1.20 to 1.29 times as fast "
-        "as cuBLAS, and one level is 1.13 to 1.21 times as fast. A CPU has no products with sums inside, so only the "
+        "Figure 8 is a plot without numbers; the numbers in the paper's text are in the table of Figure 1. A "
+        "CPU has no products with sums inside, so only the "
         "vendor and both references are measured there.",
         unit="effective TFLOPS",
         logarithmic=False,
@@ -211,8 +225,7 @@ FIGURES: Final = (
         {"measured": _break_even},
         "A break-even point is one of the measured sizes. A code without a break-even point is slower than the "
         "vendor at the largest measured size. The paper's reference forms each sum by a call of the library; fmm's "
-        "reference forms all sums of a level in one pass. On an H200 one level is faster from 1536 on, as on a V100, "
-        "except at 2048, where cuBLAS is fastest.",
+        "reference forms all sums of a level in one pass.",
         PRINTED_1,
         keys=("number", "code"),
         x="code",
@@ -236,11 +249,10 @@ FIGURES: Final = (
         "huang-fig10",
         "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
         STRATEGY_EXPERIMENT,
-        {"measured": quantity_column("tflops")},
+        {"modelled for this device": _modelled_here, "measured": quantity_column("tflops")},
         "The column V100 has the paper's model. In this model one level with Huge blocks is faster than no level, "
-        "and two levels at once are slower than both. On an H200 one level is 9 to 11 percent faster than no level "
-        "from 6144 on, and two levels are 2 to 3 percent faster from 8192 on. With Small blocks no level is the "
-        "fastest, as in the model.",
+        "and two levels at once are slower than both. The other modelled column has the same model with the datasheet "
+        "of the measured device.",
         computed={"V100, modelled": _modelled_tflops},
         unit="effective TFLOPS",
         logarithmic=False,

@@ -153,17 +153,14 @@ def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
 
 
 TIME_COMMENTARY: Final = (
-    "On a C1060 three to four levels save time at 16384, and the time is proportional to the volume. An H200 "
-    "multiplies 145 times as fast and its memory is 47 times as fast, so sums take a share of the time that is three "
-    "times as large. Two and three levels save 10 to 14 percent at 16384 and 4 percent at 8192. At 4096 no level "
-    "saves time, and four levels never save time. With the paper's block (up to 4096) products are over 30 times "
-    "slower, and one and two levels save 31 and 37 percent."
+    "On a C1060 three to four levels save time at 16384, and the time is proportional to the volume. Products "
+    "of today's devices are faster by a larger factor than their memory, so sums take a larger share of the time, and "
+    "fewer levels save time."
 )
 FIGURE_37_COMMENTARY: Final = (
     "The printed percentages follow from the seconds of Figure 36. In this measurement fmm's own kernel replaces "
     "GPU8, and loads of the read-only path replace texture memory. With the paper's block all codes are many times "
-    "slower. At 16384 an H200 saves half as much as a C1060: three levels save 13 and 14 percent of GPU8's time "
-    "instead of 28."
+    "slower."
 )
 
 
@@ -267,7 +264,7 @@ TAU2_COMMENTARY: Final = (
     "On a C1060 four levels save time with texture memory and three levels without, so tau2 is 2048 and 4096. On "
     "today's chips one operation of a sum takes as long as tens of operations of a product, and in these codes each "
     "sum is a separate pass. Fewer levels therefore save time and tau2 is larger; if no level saves time, the table "
-    "shows 2 n. On an H200 tau2 is 4096 or 8192 at 16384. At 8192 two levels save time only without texture loads."
+    "shows 2 n."
 )
 THRESHOLD_FIGURES: Final = (
     Figure(
@@ -338,8 +335,7 @@ DOUBLE_FIGURES: Final[tuple[Figure, ...]] = (
         DOUBLE_EXPERIMENT,
         {"measured": lambda results: _over_dgemm(results.numbers("seconds"))},
         "The paper's step tables run one product after the other, and each sum is a separate pass. The plan that fmm "
-        "chooses (row fmm, without emulation) forms all sums of several levels in one pass. On an H200 the step "
-        "tables take 1 to 9 percent longer than dgemm, and fmm's choice takes 6 and 19 percent less time.",
+        "chooses (row fmm, without emulation) forms all sums of several levels in one pass.",
         _over_dgemm(_printed_40()),
         unit="percent",
         logarithmic=False,

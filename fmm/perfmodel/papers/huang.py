@@ -284,7 +284,7 @@ def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
 
 def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> PaperTable:
     """Return a table of Figure 10's modelled curves: effective TFLOPS with 0, 1 and 2 levels for m = k = n."""
-    rows = tuple((s, size, *_modelled_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
+    rows = tuple((s, size, *modelled_tflops(s, size, paper_v100())) for s in ("Huge", "Small") for size in sizes)
     notes = (
         "Figure 10 is a plot without numbers, so the table has computed values only.",
         "Huge: one level is faster than GEMM for all sizes from 6144 on. Two direct levels are slower than one level "
@@ -297,9 +297,9 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Pap
     return PaperTable("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)
 
 
-def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
-    """Return the effective TFLOPS of the named strategy with 0, 1 and 2 levels for m = k = n = size."""
-    s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
+def modelled_tflops(name: str, size: int, on: ModelledDevice) -> tuple[float, float, float]:
+    """Return the effective TFLOPS of the named strategy on a device with 0, 1 and 2 levels for m = k = n = size."""
+    s, shape = named_strategy(name), (size, size, size)
 
     def tflops_with_levels(level: int) -> float:
         split = (2**level,) * 3

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
-from fmm.perfmodel.papers import dalberto, huang, sforza
+from fmm.perfmodel.papers import cards, dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory_table, table_name_of_figure, table_names
 from fmm.perfmodel.papers.table import PaperTable
@@ -19,7 +19,7 @@ from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
 # The function huang_fig3 computes the table huang-fig3, and so on.
-PAPER_MODULES = (li, huang, dalberto, sforza)
+PAPER_MODULES = (li, huang, dalberto, sforza, cards)
 PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
     make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
 }

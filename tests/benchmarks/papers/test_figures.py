@@ -116,8 +116,8 @@ RESULTS = Results(({"processor": "P"},), 0.5, {("a", 10): {"error": [3.0, 1.0, 2
 def test_a_table_has_published_computed_and_measured_side_by_side() -> None:
     figure = made(published={("a", 10): 4.0, ("a", 20): 5.0}, computed={"model": lambda: {("a", 20): 6.0}})
     table = figure_table(figure, RESULTS)
-    assert table.columns == ("code", "n", "published", "model", "measured")
-    assert table.rows == (("a", 10, 4.0, None, 2.0), ("a", 20, 5.0, 6.0, None))
+    assert table.columns == ("code", "n", "published", "model", "measured", "n measured")
+    assert table.rows == (("a", 10, 4.0, None, 2.0, 5.0), ("a", 20, 5.0, 6.0, None, None))
     assert table.notes == ("measured on P, at 0.5 of these sizes, thresholds of sizes likewise.", "It says.")
     assert figure_table(figure).columns == ("code", "n", "published", "model")
 
@@ -174,21 +174,37 @@ def test_what_cannot_be_measured(
     assert not out and named in err and err.startswith("benchmarks papers: ") and err.count("\n") == 1
 
 
-def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_samples_of_all_devices_stand_beside_the_published_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["li-fig40"]) == 0
     out = capsys.readouterr().out
-    assert "3.634" in out and "measured on" not in out
+    assert "3.634" in out and "measured, H200" in out and "measured, Intel Xeon" in out
+    assert "measured on NVIDIA H200, at these sizes. measured / published: " in " ".join(out.split())
+
+
+def test_a_note_compares_the_measured_with_the_published_numbers() -> None:
+    figure = made(published={("a", 10): 4.0, ("b", 10): 5.0})
+    whole = Results(({"device": "NVIDIA X"},), 1, {("a", 10): {"error": 2.0}, ("b", 10): {"error": 10.0}})
+    note, _ = figure_table(figure, whole).notes
+    assert note == "measured on NVIDIA X, at these sizes. measured / published: 0.5 to 2, median 1.25 (2 numbers)."
+    both = figure_table(figure, whole, RESULTS)
+    assert both.columns[3:] == ("measured, X", "measured, P, None threads", "n measured, P, None threads")
+
+
+def test_huang_s_model_is_computed_for_the_measured_device() -> None:
+    results = read_results(ROOT / "results" / "nvidia-h200" / "paper" / "huang-fig10.json")
+    table = figure_table(FIGURES["huang-fig10"], results)
+    modelled, measured = (table.column_cells(name) for name in ("modelled for this device", "measured"))
+    assert all(isinstance(x, float) for x in (*modelled, *measured))
+    assert max(modelled) > 2.5 * max(table.column_cells("V100, modelled"))  # type: ignore[type-var, operator]
 
 
 def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    """A figure without published and computed numbers names the folder of its samples."""
-    empty = [name for name in FIGURES if name not in PAPER_TABLES and not figure_table(FIGURES[name]).rows]
-    assert "error-growth" in empty
-    for name in empty:
+    """Every figure has rows, from the samples on record where nothing is published or computed."""
+    for name in FIGURES:
         assert main([name]) == 0
-        title, _, nothing, *notes = capsys.readouterr().out.splitlines()
-        assert title.startswith(f"{name}: ") and nothing == "no rows"
-        assert "--measure" in " ".join(notes) and "---" not in " ".join(notes)
+        assert "no rows" not in capsys.readouterr().out, name
+    without = figure_table(FIGURES["error-growth"])
+    assert not without.rows and "--measure" in without.notes[0]
     assert main(["missing", "huang-fig8", "--device", "cpu", "--output", str(ROOT / "results/nvidia-h200/paper")]) == 0
     assert "Every part of these experiments was measured" in capsys.readouterr().out
 
