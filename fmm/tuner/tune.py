@@ -45,7 +45,7 @@ from fmm.tuner.trials.record import (
     TuningHeader,
     first_look_trials,
 )
-from fmm.tuner.tune_type import TuningOutcome, tune_type
+from fmm.tuner.tune_type import TIME_UP_TEXT, TuningOutcome, tune_type
 
 # packages of the extra `tune`, which are checked before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
@@ -420,7 +420,8 @@ def tune_job(
             return JobResult(1, str(error), journal.elapsed_seconds - before)
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    stopped = _stopped_text(job, path, outcome, why_not)
+    limit_text = f"effort {job.effort}" if left is None else "--time-limit"
+    stopped = _stopped_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s by {limit_text}")
     end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, stopped)
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
@@ -528,10 +529,11 @@ def _print_details(job: TuningJob, path: Path, outcome: TuningOutcome) -> None:
             print(line)
 
 
-def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str) -> str:
+def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str, limit_text: str) -> str:
     """Return why the measurements ended early, and what became of the section; empty for a finished tuning."""
     if not outcome.stopped:
         return ""
+    reason = f"{outcome.stopped} ({limit_text})" if outcome.stopped == TIME_UP_TEXT else outcome.stopped
     result = f"the best result so far is in {path}; {RESUME_NOTE}"
     if why_not:
         trusted, _ = _section_quality(_section_in_config(job, path))
@@ -539,7 +541,7 @@ def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: s
         result += f"; {RESUME_NOTE} from the trials"
     elif outcome.section and outcome.section["doubts"]:
         result = f"the section is in {path}, and fmm.matmul rejects it so far; {RESUME_NOTE}"
-    return f"{outcome.stopped}; {result}"
+    return f"{reason}; {result}"
 
 
 def _json_result(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str) -> dict[str, Any]:

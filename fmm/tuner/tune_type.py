@@ -38,6 +38,8 @@ from fmm.tuner.stages.probes import (
 from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import ProductSize
 
+TIME_UP_TEXT = "the time limit was reached"
+
 
 @dataclass(frozen=True)
 class TuningOutcome:
@@ -56,9 +58,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
         else:
             measure_element_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
-        stopped = "the time limit was reached"
-        if isinstance(error, KernelsNotReadyError):
-            stopped = "kernels are being compiled"
+        stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else TIME_UP_TEXT
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # a later job continues this tuning: without held-out shapes, a fit could not be checked
             return TuningOutcome(None, stopped)

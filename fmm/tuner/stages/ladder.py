@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -46,14 +45,14 @@ def ladder_baselines(dtype: str, calibration: Calibration, sides: Sequence[int])
 
     The plans are ranked twice: with and without emulation.
     """
-    found = [str(VENDOR)]
-    for emulation in (True, False):
-        first = Counter[str]()
-        for side in sides:
-            ranked = (plan for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), emulation))
-            first.update(baseline_text(plan) for plan in islice(filter(count_levels, ranked), 1))
-        found += [name for name, _ in first.most_common(1)]
-    return list(dict.fromkeys(found))
+    first = {True: Counter[str](), False: Counter[str]()}
+    for side in sides:
+        ranked = [plan for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype)) if count_levels(plan)]
+        for emulation, count in first.items():
+            best = next((plan for plan in ranked if emulation or not plan.uses_emulation), None)
+            count.update([baseline_text(best)] if best else [])
+    found = (name for count in first.values() for name, _ in count.most_common(1))
+    return list(dict.fromkeys([str(VENDOR), *found]))
 
 
 class Ladder:
