@@ -223,7 +223,9 @@ def check_model(
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     for_losses = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
     for_error = [margin_for_error(e["speedup"]) for e in (error, own)]
-    pays = crossover_of_levels(replace(fitted, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
+    # On a GPU the crossover without bounds is computed, from rankings that the thresholds need anyway.
+    free = replace(fitted, level_bounds=()) if fitted.batches else fitted
+    pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
     required = zip(for_error, for_losses, losing, strict=True)
     margin, tiled_margin = (min(max(least, *margins), 1.0) for margins in required)

@@ -238,8 +238,10 @@ def add_threshold_intervals(
     epsilons = _resampled_epsilons(sampled[:REDUCED_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:REDUCED_SAMPLE_COUNT]]
-    for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
+    # measured crossovers have measured intervals
+    choosing = [] if calibration.batches and found.measured_taus else sampled[:REDUCED_SAMPLE_COUNT]
+    choices = [_level_count_function(calibration, sample, dtype) for sample in choosing]
+    for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True) if choices else ():
         sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.threshold_value(tau), *sides])
     varying = {

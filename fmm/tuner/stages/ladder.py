@@ -7,22 +7,26 @@ crossovers tau1 to tau3 from the samples.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.level_bounds import baseline_text, count_levels
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TimedRun
 from fmm.tuner.findings.ladder import LADDER_STAGE, LEVEL_COUNTS, ladder_point
-from fmm.tuner.findings.thresholds import ranked_plans, with_margin
+from fmm.tuner.findings.thresholds import with_margin
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 # Sides of the ladder: three in each doubling, and multiples of 128, so that three levels need no padding.
 LADDER_SIDES = tuple(round(1024 * 2 ** (i / 3) / 128) * 128 for i in range(19))
+BASELINE_SIDE_STRIDE = 4  # every 4th side determines the baselines
 LADDER_ROUNDS = 2  # number of rounds beyond the effort's rounds
 
 
@@ -46,13 +50,25 @@ def ladder_baselines(dtype: str, calibration: Calibration, sides: Sequence[int])
     The plans are ranked twice: with and without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
-    for side in sides:
-        ranked = [plan for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype)) if count_levels(plan)]
+    for side in sides[::-BASELINE_SIDE_STRIDE]:
+        ranked = [plan for plan in ranked_candidates(calibration, side, dtype) if count_levels(plan)]
         for emulation, count in first.items():
             best = next((plan for plan in ranked if emulation or not plan.uses_emulation), None)
             count.update([baseline_text(best)] if best else [])
     found = (name for count in first.values() for name, _ in count.most_common(1))
     return list(dict.fromkeys([str(VENDOR), *found]))
+
+
+@lru_cache(maxsize=512)
+def ranked_candidates(calibration: Calibration, side: int, dtype: str) -> dict[Plan, float]:
+    """Return the candidates for a square within the default error limit, the fastest first.
+
+    Each plan has its predicted time divided by the vendor's time. Compositions of levels, which are candidates for very
+    large products, are left out: ranking them takes most of a second.
+    """
+    limits = Limits(1 << 62, default_error_growth_limit(calibration.batches))
+    ranked = rank_candidates(Problem(side, side, side, dtype), calibration)
+    return {c.plan: c.time for c in ranked if limits.allows_plan(c.plan, c.error_growth)}
 
 
 class Ladder:
@@ -84,9 +100,8 @@ class Ladder:
 
     def predicted_rung(self) -> int:
         """Return the index of the smallest side from which more levels are predicted to win; else the largest index."""
-        wins = [self.predicted_ratio(side) > 1 for side in self.sides]
-        last = next((i for i in reversed(range(len(wins))) if not wins[i]), -1)
-        return min(last + 1, len(wins) - 1)
+        first = bisect_left(self.sides, True, key=lambda side: self.predicted_ratio(side) > 1)
+        return min(first, len(self.sides) - 1)
 
     def predicted_ratio(self, side: int) -> float:
         """Return the predicted time with fewer levels divided by the time with more; 0 if a plan is missing."""
@@ -102,7 +117,7 @@ class Ladder:
         with exactly `levels` levels.
         """
         found: dict[str, tuple[Plan, float]] = {}
-        for plan, time in (*ranked_plans(self.calibration, Problem(side, side, side, self.dtype)), (VENDOR, 1.0)):
+        for plan, time in ranked_candidates(self.calibration, side, self.dtype).items():
             if baseline_text(plan) == self.baseline:
                 number = count_levels(plan)
                 found.setdefault("more" if number >= self.levels else "fewer", (plan, time))

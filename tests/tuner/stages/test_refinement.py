@@ -17,6 +17,7 @@ from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.findings.conclude import conclude_section
+from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
@@ -99,8 +100,8 @@ def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) 
 
 
 def test_leaves_with_rates_of_their_own_are_measured_early(tuned: Tuned) -> None:
-    """Before any plan with levels."""
-    plans = list(dict.fromkeys(t.plan for t in tuned.refined))
+    """Before any plan with levels, except those of the ladder, which has its own short time."""
+    plans = list(dict.fromkeys(t.plan for t in tuned.refined if t.stage != LADDER_STAGE))
     own = [i for i, text in enumerate(plans) if Plan.parse(text).leaf_use.leaf.rate and not Plan.parse(text).levels]
     with_levels = [i for i, text in enumerate(plans) if Plan.parse(text).levels]
     assert max(own, default=-1) < min(with_levels, default=len(plans))
