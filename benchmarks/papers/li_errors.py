@@ -312,9 +312,7 @@ def _not_the_reference(results: Results) -> Numbers:
     return {key: x for key, x in results.numbers("error").items() if key[1] != CPU}
 
 
-FIGURE_43_COMMENTARY: Final = (
-    "On this matrix Winograd's variant has about twice Strassen's printed error."
-)
+FIGURE_43_COMMENTARY: Final = "On this matrix Winograd's variant has about twice Strassen's printed error."
 FIGURE_44_COMMENTARY: Final = (
     "The paper prints the larger error for dStrassen, unlike in Figure 43, in theory and on this device: the two "
     "columns look exchanged. The difference of dgemm and another classical product says nothing about dgemm's error, "

@@ -488,7 +488,9 @@ def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
 
 def check_strategy(raw: JsonValue, json_path: str) -> tuple[Size, str]:
     """Return a shape (m, k, n) and the name of its tile strategy, or raise ConfigError."""
-    found = read_fields(raw, json_path, {"size": check_size, "strategy": choice_check(*(s.name for s in ALL_STRATEGIES))})
+    found = read_fields(
+        raw, json_path, {"size": check_size, "strategy": choice_check(*(s.name for s in ALL_STRATEGIES))}
+    )
     return found["size"], found["strategy"]
 
 

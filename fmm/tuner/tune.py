@@ -421,7 +421,7 @@ def tune_job(
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
     limit_text = f"effort {job.effort}" if left is None else "--time-limit"
-    stopped = _stopped_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s by {limit_text}")
+    stopped = _stopped_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s of {limit_text}")
     end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, stopped)
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])

@@ -100,8 +100,8 @@ def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) 
 
 
 def test_leaves_with_rates_of_their_own_are_measured_early(tuned: Tuned) -> None:
-    """Before any plan with levels, except those of the ladder, which has its own short time."""
-    plans = list(dict.fromkeys(t.plan for t in tuned.refined if t.stage != LADDER_STAGE))
+    """Before any plan with levels, except those of the ladder, which has its own short time, and of the search."""
+    plans = list(dict.fromkeys(t.plan for t in tuned.refined if t.stage not in (LADDER_STAGE, "search")))
     own = [i for i, text in enumerate(plans) if Plan.parse(text).leaf_use.leaf.rate and not Plan.parse(text).levels]
     with_levels = [i for i, text in enumerate(plans) if Plan.parse(text).levels]
     assert max(own, default=-1) < min(with_levels, default=len(plans))
