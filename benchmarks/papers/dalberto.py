@@ -332,8 +332,9 @@ def _estimated_gain(results: Results) -> Numbers:
 
 SHAPES_COMMENTARY: Final = (
     "If the recursion point is small, Balanced, HASA and HASA dynamic differ little. If this machine's recursion "
-    "point is large, Equation 2 rejects most levels of the figures. Balanced runs the parts of a product one by one. The problems are random triples of the paper's sizes, drawn once, "
-    "without the largest; the note tells how sizes are scaled."
+    "point is large, Equation 2 rejects most levels of the figures. Balanced runs the parts of a product one by one. "
+    "The problems are random triples of the paper's sizes, drawn once, without the largest; the note tells how sizes "
+    "are scaled."
 )
 SPEED_FIGURES: Final = (
     Figure(
