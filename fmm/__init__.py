@@ -13,6 +13,7 @@ from fmm.integrations import install, installed, uninstall
 from fmm.integrations.install_targets import install_from_env
 from fmm.integrations.report import report, report_from_env
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.newton_schulz import orthogonalize
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
 from fmm.runtime.show_config import show_config
@@ -38,6 +39,7 @@ __all__ = [
     "matmul",
     "minplus",
     "multi_dot",
+    "orthogonalize",
     "plan",
     "prepare",
     "release_workspace",

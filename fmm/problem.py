@@ -56,6 +56,8 @@ class Problem:
     prepared_side: Literal["A", "B"] | None = None  # the operand that a leaf has prepared (fmm.prepare)
     # Row and column strides, in elements, of an addend that C does not hold; 0 along a broadcast axis.
     addend_strides: tuple[int, int] | None = None
+    # Elements from one matrix of a batch to the next, of A, B and C; None if the products of a batch are separate.
+    batch_strides: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -68,6 +70,8 @@ class Problem:
             raise ValueError("an addend outside C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
+        if self.batch_strides is not None and not (self.writes_triangle and self.fill == "full"):
+            raise ValueError("only complete products that are their own adjoints are computed as a batch")
         for name, side in zip("mkn", self.size, strict=True):
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")

@@ -60,6 +60,17 @@ class CallMatrices:
         stack = self.c.shape[:-2]
         return tuple(zip(*(_item_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
+    def batch_strides(self) -> tuple[int, int, int] | None:
+        """Return the elements between consecutive matrices of A, of B and of C; None if a distance is not constant."""
+        found = []
+        for x in (self.a, self.b, self.c):
+            offsets = [*_item_offsets(x, self.c.shape[:-2])]
+            steps = {y - x for x, y in pairwise(offsets)}
+            if len(steps) != 1:
+                return None
+            found.append(steps.pop() // DTYPES[x.dtype].itemsize)
+        return found[0], found[1], found[2]
+
     def addend_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Return the byte offset of each product's addend in an array of C's shape with these strides in elements."""
         addend = Operand(self.c.shape, strides, self.c.dtype)

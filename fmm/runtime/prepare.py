@@ -45,6 +45,7 @@ from fmm.runtime.decisions.limits import (
     default_workspace_bytes,
     workspace_valid_until,
 )
+from fmm.runtime.decisions.stacked_triangles import is_faster_than_vendor, is_stackable, stacked_decisions
 from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
     ByteOffsets,
@@ -294,6 +295,10 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
         return None
     if call.plan == VENDOR and not _can_vendor_syrk_win(query, problem):
         return None
+    if problem.batch_strides is not None:
+        return (
+            call if query.device.chip is not None and is_faster_than_vendor(call.decision, query.device.chip) else None
+        )
     if not query.device.threads:
         return call if is_gram_faster(call.decision, call.limits, query.device) else None
     if call.plan == VENDOR:
@@ -324,7 +329,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
     limits = _remaining_limits(query.limits, work.problem, copied)
-    decision, launches = _decide_launches(query, work.problem, limits)
+    decision, launches = _decide_stack(query, work, limits) or _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
         call = _call_with_launches(call, launches, work, query)
@@ -436,6 +441,26 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
     return first, None
 
 
+def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tuple[Decision, LaunchList | None] | None:
+    """Return the decision and the launch of a complete stack of triangles; None if its products are separate.
+
+    One launch computes the triangles of all matrices of the stack, so small matrices fill the device together.
+    """
+    chip, count = query.device.chip, work.product_count
+    if query.plan is not None or chip is None or count == 1 or any(work.packs):
+        return None
+    strides = work.batch_strides() if is_stackable(work.problem, limits, chip) else None
+    if strides is None:
+        return None
+    problem = replace(work.problem, batch=count, batch_strides=strides)
+    for decision in stacked_decisions(problem, decide_plan(work.problem, limits, query.device), chip):
+        is_vendor = decision.plan == VENDOR
+        launches = None if is_vendor else launches_on_device(decision.plan, problem, query.device, False)
+        if is_vendor or launches is not None:
+            return decision, launches
+    return None
+
+
 def _check_required_plan(
     plan: Plan, problem: Problem, limits: Limits, device: Device
 ) -> tuple[Decision, LaunchList | None]:
@@ -499,15 +524,16 @@ def _call_with_launches(
     # imported here, so programs without a GPU do not load the module
     from fmm.kernels.cuda.record import record_operations
 
-    ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
+    offsets = work.product_offsets() if launches.problem.batch_strides is None else ((0, 0, 0),)
+    ops = len(offsets) * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_MULTIPLY_ADDS
-    several = work.product_count * len(launches.steps) > 1
+    several = len(offsets) * len(launches.steps) > 1
     with_graph = cublas_scratch_offset(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(
         call,
         launches=launches,
-        offsets=work.product_offsets(),
+        offsets=offsets,
         addend_offsets=() if query.addend_strides is None else work.addend_offsets(query.addend_strides),
         workspace=with_graph if uses_graph else launches.workspace,
         uses_graph=uses_graph,

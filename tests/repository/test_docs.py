@@ -170,6 +170,7 @@ def test_python_examples_run(path: Path) -> None:
         "fmm.linalg.inverse",
         "fmm.linalg.qr_factors",
         "fmm.linalg.least_squares",
+        "fmm.newton_schulz.orthogonalization",
     ],
 )
 def test_public_docstrings_have_examples_that_run(module: str) -> None:

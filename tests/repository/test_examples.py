@@ -15,8 +15,12 @@ import pytest
 from tests.support import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SMALL = {"numpy_products.py": ("--side", "64"), "newton_schulz.py": ("--rows", "64", "--cols", "64", "--rounds", "1")}
-NEEDS = {"newton_schulz.py": "torch"}  # besides NumPy
+SMALL = {
+    "muon.py": ("--steps", "2", "--width", "16"),
+    "numpy_products.py": ("--side", "64"),
+    "newton_schulz.py": ("--rows", "64", "--cols", "64", "--rounds", "1"),
+}
+NEEDS = {"muon.py": "torch", "newton_schulz.py": "torch"}  # besides NumPy
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

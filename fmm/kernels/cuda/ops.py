@@ -184,6 +184,7 @@ class GemmOp:
     prepared: PreparedOperands = NO_PREPARED_OPERANDS
     dest_dtype: str | None = None  # the element type of dest; None: dest has the operands' type
     addend: DeviceView | None = None  # matrix that beta multiplies, with the layout of dest; None: beta multiplies dest
+    addend_stride: int = 0  # elements from one addend of a batch to the next
 
     @property
     def operands_and_result(self) -> tuple[GemmOperand, GemmOperand, GemmOperand]:

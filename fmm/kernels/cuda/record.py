@@ -43,6 +43,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import ChipTarget
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
@@ -125,6 +126,9 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
+    if problem.batch_strides is not None:
+        recorder.multiply_stack(plan, operands, problem)
+        return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
     if addend is not None and has_matching_layout(addend, operands["C"]):
         operands[ADDEND] = addend
     elif addend is not None:
@@ -317,6 +321,19 @@ class LaunchRecorder:
         self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
 
     # ---- results that are their own adjoints
+
+    def multiply_stack(self, plan: Plan, operands: Operands, problem: Problem) -> None:
+        """Record a batch of products that are their own adjoints as one operation, which writes both triangles."""
+        assert problem.batch_strides is not None
+        if plan.levels:
+            raise PlanError(f"{plan}: one launch for a stack needs a plan without levels")
+        left, right, dest = (
+            [x._replace(offset=x.offset + i * stride * x.itemsize) for i in range(problem.batch)]
+            for x, stride in zip((operands[name] for name in "ABC"), problem.batch_strides, strict=True)
+        )
+        self.multiply(plan.leaf, [*zip(left, right, dest, strict=True)], problem.dtype, problem.alpha, problem.beta)
+        both = TriangleOutput("full", problem.op == "gram")
+        self.ops = [replace(op, triangle=both) if isinstance(op, GemmOp) else op for op in self.ops]
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Record lower triangles by syrk, by the leaf's kernel, or else as complete products into temporaries.

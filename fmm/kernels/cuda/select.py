@@ -20,6 +20,7 @@ from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES,
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
 from fmm.kernels.cuda.products.small_tiles import small_launch
+from fmm.kernels.cuda.products.stacked_products import best_stack_sizes
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.products.tma_tiles import TmaOp, has_tma_alignment, tma_launch, tma_op
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
@@ -163,6 +164,8 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     launch = _warpgroup_launch(op, target)
     if isinstance(launch, Launch):
         return (launch,)
+    if op.count > 1 and op.triangle_extent == "full":
+        raise PlanError(f"{op.leaf} cannot compute the triangles of a stack in one launch, because {launch}")
     return (VendorCall(op.as_vendor_gemm, batch_label(f"cuBLAS, not {op.leaf}, because {launch}", op)),)
 
 
@@ -205,7 +208,9 @@ def _warpgroup_launch(op: GemmOp, target: ChipTarget) -> Launch | str:
         return "only compute capability 9.0 has its instructions"
     if any(target.alignment_by_base[x.base] % VECTOR_BYTES for x in op.operands_and_result):
         return f"an operand does not begin at a multiple of {VECTOR_BYTES} bytes"
-    product = wgmma_op(op, op.dtype, target.chip.multiprocessors)
+    is_stack = op.count > 1 and op.triangle_extent == "full"
+    sizes = best_stack_sizes(op, target.chip.multiprocessors) if is_stack else None
+    product = wgmma_op(op, op.dtype, target.chip.multiprocessors, sizes)
     if product is None:
         wants = f"lines of whole {VECTOR_BYTES} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if op.dtype == "tf32" else ""

@@ -53,6 +53,21 @@ __device__ __forceinline__ const Pack<Element, COUNT>& pack(const Element* q) {
 
 __device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
+// ---- overlapping launches
+
+// Let the next launch start when all thread blocks of this launch have started (programmatic dependent launch).
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Wait until the previous launch has ended: both may write the same memory. If launches do not overlap, do nothing.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- the tiles of a launch
 
 struct Tile {  // position of a thread block's tile

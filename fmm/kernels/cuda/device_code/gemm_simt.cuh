@@ -123,19 +123,6 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
-// Let the next launch start when all thread blocks of this launch have started (programmatic dependent launch).
-__device__ __forceinline__ void allow_next_launch() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-// Wait until the previous launch has ended: both may write the same memory. If launches do not overlap, do nothing.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // ---- from global to shared memory
 
 // The layout of one operand's tile in shared memory, and the accesses of each thread to the tile. A tile has the layout

@@ -67,6 +67,7 @@ struct Product {
     int units;         // number of cluster tiles of all products of a batch
     int adds;          // 1 if the copy engine adds to C, 0 if it overwrites C
     float factor;      // coefficient of the sum A B + keep C
+    float shift;       // number that is added to the sum on C's diagonal; only for MIRRORED sizes
 };
 
 // ---- PTX of clusters, the copy engine and warpgroups
@@ -328,10 +329,22 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
+// Return the number of pairs that a thread loads before it adds them: the largest divisor of `pairs` that needs at most
+// 16 registers.
+template <class Pair>
+__device__ constexpr int pairs_at_once(int pairs) {
+    int found = 64 / static_cast<int>(sizeof(Pair));
+    while (pairs % found) --found;
+    return found;
+}
+
 // Add keep times the old C to x, for the thread's pairs of numbers from this row and column on. n is even.
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
-    constexpr int AT_ONCE = 8;  // number of loads in flight; more loads need too many registers
+    struct alignas(2 * sizeof(Element)) Pair {
+        Element number[2];
+    };
+    constexpr int AT_ONCE = pairs_at_once<Pair>(COUNT / 4);
     const Element* const old = static_cast<const Element*>(p.old) + layer * p.layer + col;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -339,21 +352,37 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
         const Element* const first = old + line * p.leading;
 #pragma unroll
         for (int begin = 0; begin < COUNT / 4; begin += AT_ONCE) {
-            float2 old_pair[AT_ONCE];
+            Pair old_pair[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
-                old_pair[j] = {0, 0};
-                if ((begin + j) * 8 < there) old_pair[j] = widened_pair(first + (begin + j) * 8);
+                old_pair[j] = {};
+                if ((begin + j) * 8 < there) old_pair[j] = *reinterpret_cast<const Pair*>(first + (begin + j) * 8);
             }
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
                 float* const pair = x + (begin + j) * 4 + r * 2;
-                pair[0] += p.keep * old_pair[j].x;
-                pair[1] += p.keep * old_pair[j].y;
+                const float2 wide = widened_pair(old_pair[j].number);
+                pair[0] += p.keep * wide.x;
+                pair[1] += p.keep * wide.y;
             }
             asm volatile("" ::: "memory");  // compiler barrier: later loads stay behind this point
         }
     }
+}
+
+// Add a number to the entries of C's diagonal among the thread's numbers. The warpgroup's 64 x 64 submatrix on the
+// diagonal begins at column `diagonal` of the tile.
+template <class S, int COUNT>
+__device__ __forceinline__ void add_to_diagonal(float (&x)[COUNT], float shift, int diagonal) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row = lane / 4, col = lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < S::WIDTH / 8; ++i)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (i * 8 == diagonal + warp * 16 + r * 8) {
+                if (row == col) x[i * 4 + r * 2] += shift;
+                if (row == col + 1) x[i * 4 + r * 2 + 1] += shift;
+            }
 }
 
 // Write a thread's numbers of COLUMNS columns to shared memory, from column `from` of the staged part on.
@@ -413,6 +442,9 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         if constexpr (Finish::ADDS) {
             if (p.keep != 0)
                 add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
+        }
+        if constexpr (MIRRORED<S>) {
+            if (p.shift != 0) add_to_diagonal<S>(sum, p.shift, place.row + group * 64 - place.col);
         }
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
@@ -523,6 +555,8 @@ template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Fin
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = SwizzledTile<Element, LEFT, S::HEIGHT>;
     using Right = SwizzledTile<Element, RIGHT, S::WIDTH>;
+    allow_next_launch();
+    wait_for_previous_launch();
     const auto copy = [&](const Barriers& barriers, int warp) {
         const bool first = threadIdx.x % 32 == 0;
         if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, barriers);

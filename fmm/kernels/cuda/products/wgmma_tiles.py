@@ -195,6 +195,8 @@ class WgmmaOp(Generic[KernelT]):
     sides: tuple[int, int]  # number of rows and number of columns of C
     clusters: int  # number of clusters that run on the device at the same time
     addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
+    addend_stride: int = 0  # elements from one addend of the batch to the next
+    shift: float = 0.0  # multiple of the identity that is added to the result; only if the kernel mirrors a triangle
 
     def __hash__(self) -> int:
         return id(self)
@@ -212,7 +214,7 @@ class WgmmaOp(Generic[KernelT]):
     def parameter_bytes(self) -> bytes:
         """The bytes of struct Product of gemm_wgmma.cuh, with zeros in place of tensor maps and pointers."""
         dest = self.maps[2]
-        lines = (self.addend.right, 0) if self.addend else (dest.leading, dest.layer)
+        lines = (self.addend.right, self.addend_stride) if self.addend else (dest.leading, dest.layer)
         old_values = 0, *lines, *self.sides, self.keep
         product = (
             self.steps,
@@ -221,15 +223,21 @@ class WgmmaOp(Generic[KernelT]):
             self.cluster_tile_total,
             self.adds,
             self.factor,
+            self.shift / self.factor if self.shift else 0.0,
         )
-        numbers = struct.pack("<3q2if6if", *old_values, *product)
+        numbers = struct.pack("<3q2if6i2f", *old_values, *product)
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + numbers
         return parameters + bytes(-len(parameters) % 64)
 
 
 @lru_cache(maxsize=4096)
-def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
-    """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM."""
+def wgmma_op(
+    op: GemmOp, dtype: str, multiprocessors: int, sizes: WgmmaSizes | None = None
+) -> WgmmaOp[WgmmaKernel] | None:
+    """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM.
+
+    `sizes`: the tile sizes; None to choose them.
+    """
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k
@@ -237,8 +245,8 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     alpha, beta = complex(op.alpha), complex(op.beta)
     # The copy engine (TMA) can add a tile to C, but TMA can neither add to a mirrored tile nor read a separate addend.
     adds = beta == 1 and op.triangle is None and op.addend is None
-    sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
-    s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
+    among = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
+    s = sizes or best_wgmma_sizes(m, n, op.count, multiprocessors, among, op.triangle is not None)
     line = TILE_LINE_BYTES // DTYPES[dtype].itemsize
 
     def operand_tensor_map(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
@@ -255,7 +263,8 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.triangle_extent)
     keep = 0.0 if adds else beta.real / alpha.real
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.addend)
+    addend = op.addend, op.addend_stride
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, *addend)
 
 
 def _can_multiply(op: GemmOp, dtype: str) -> bool:
@@ -280,7 +289,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     if op.triangle_extent == "lower" or (op.triangle_extent == "full" and itemsize > 2):
         return False
     # The kernel reads the addend in pairs of elements.
-    return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
+    return added is None or not (added.right % 2 or op.addend_stride % 2 or added.offset % (2 * itemsize))
 
 
 def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:

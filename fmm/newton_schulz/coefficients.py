@@ -1,0 +1,75 @@
+"""The coefficients (a, b, c) of each step X <- a X + b (X X^T) X + c (X X^T)^2 X."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice, repeat
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
+
+from fmm.arrays.detect import describe_value
+
+StepCoefficients = tuple[float, float, float]
+
+# Keller Jordan, https://kellerjordan.github.io/posts/muon/: the same polynomial in each step. Singular values come near
+# 1 (about 0.7 to 1.2) instead of converging.
+MUON: StepCoefficients = (3.4445, -4.7750, 2.0315)
+# Amsel, Persson, Musco, Gower, "The Polar Express", arXiv 2505.16932: the best polynomials for singular values from
+# 0.001 to 1. Singular values converge to 1.
+POLAR_EXPRESS: tuple[StepCoefficients, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+# The paper evaluates all polynomials but the last at x / 1.01, so that rounding cannot move a singular value beyond the
+# interval for which the polynomial was made.
+SAFETY_FACTOR = 1.01
+
+
+def _with_safety_factor(step: StepCoefficients) -> StepCoefficients:
+    a, b, c = step
+    return a / SAFETY_FACTOR, b / SAFETY_FACTOR**3, c / SAFETY_FACTOR**5
+
+
+NAMED_COEFFICIENTS: dict[str, tuple[StepCoefficients, ...]] = {
+    "muon": (MUON,),
+    "polar-express": (*map(_with_safety_factor, POLAR_EXPRESS[:-1]), POLAR_EXPRESS[-1]),
+}
+
+
+def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, ...]:
+    """Return the coefficients of each step; if there are more steps than coefficients, the last ones are repeated.
+
+    `coefficients` is a name, three numbers for all steps, or a sequence of three numbers for each step.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
+        raise ValueError(f"steps must be an integer of at least 0, not {describe_value(steps)}")
+    found = NAMED_COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else _listed_steps(coefficients)
+    if not found:
+        names = ", ".join(map(repr, NAMED_COEFFICIENTS))
+        raise ValueError(
+            f"coefficients must be {names}, three finite numbers, or a sequence of three finite numbers for each step,"
+            f" not {describe_value(coefficients)}"
+        )
+    return tuple(islice(chain(found, repeat(found[-1])), int(steps)))
+
+
+def _listed_steps(coefficients: Any) -> tuple[StepCoefficients, ...]:
+    """Return the caller's coefficients as tuples; an empty tuple if they are not three numbers, or such triples."""
+    if not isinstance(coefficients, Iterable):
+        return ()
+    listed = tuple(coefficients)
+    if _is_step(listed):
+        listed = (listed,)
+    steps = tuple(tuple(step) if isinstance(step, Iterable) else () for step in listed)
+    return tuple((float(a), float(b), float(c)) for a, b, c in steps) if all(map(_is_step, steps)) else ()
+
+
+def _is_step(step: tuple[Any, ...]) -> bool:
+    return len(step) == 3 and all(isinstance(x, Real) and isfinite(x) for x in step)

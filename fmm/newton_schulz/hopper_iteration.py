@@ -1,0 +1,145 @@
+"""Run the iteration of CuPy and torch stacks by the launches of hopper_launches.py.
+
+Steps read one of two arrays and write the other. The number of steps decides which of the two is the result: `out`, or
+a new array.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from fmm.arrays.detect import array_kind, is_on_device, type_name
+from fmm.arrays.library import DeviceLibrary
+from fmm.arrays.select_library import library_of
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
+from fmm.kernels.plans.memory_layout import round_up
+from fmm.newton_schulz.coefficients import StepCoefficients
+from fmm.newton_schulz.hopper_launches import SIDE_UNIT, Stack, is_faster, iteration_launches
+from fmm.newton_schulz.scaling import scaled_array, scaled_tensor
+
+HALF_TYPES = ("bfloat16", "float16")
+
+
+def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], bound: float | None, out: Any) -> Any:
+    """Return the result, in `out` if `out` was passed; None if products of arrays must compute it."""
+    if type_name(x.dtype) not in HALF_TYPES or not is_on_device(x) or not _is_plain(x, out):
+        return None
+    rows, cols = (round_up(side, SIDE_UNIT) for side in x.shape[-2:])
+    stack = Stack(prod(x.shape[:-2]), rows, cols, type_name(x.dtype))
+    library: Any = library_of(x, x)
+    device = library.device_number(x)
+    stream, context = library.current_stream(device)
+    with context or nullcontext():
+        prepared = _prepared_iteration(stack, coefficients, device, stream)
+        return None if prepared is None else prepared.run(library, x, bound, out, stream)
+
+
+def _is_plain(x: Any, out: Any) -> bool:
+    """Return True if only the values of x matter: no gradient, trace or mode must see torch's own calls."""
+    if array_kind(x) != "torch":
+        return True
+    from fmm.arrays.torch_calls import is_plain_call
+
+    is_recorded = sys.modules["torch"].is_grad_enabled() and x.requires_grad
+    return is_plain_call(x, x, out) and not (is_recorded or x.is_conj() or x.is_neg())
+
+
+# ---- the launches of one signature
+
+_prepared: dict[tuple[Any, ...], PreparedIteration | None] = {}
+MAX_PREPARED = 1024  # largest number of signatures in the cache
+
+
+def _prepared_iteration(
+    stack: Stack, coefficients: tuple[StepCoefficients, ...], device: int, stream: int
+) -> PreparedIteration | None:
+    """Return the cached iteration of this signature, prepared on a miss; None if products of arrays are faster.
+
+    While the caller captures the stream, no kernel can be loaded, and cuBLAS has no memory that outlives the capture.
+    So the result is then None on a miss, and for iterations with calls of cuBLAS.
+    """
+    try:
+        from cupy_backends.cuda.api import runtime
+    except ImportError:
+        return None
+    key, is_capturing = (stack, coefficients, device), bool(stream) and runtime.streamIsCapturing(stream)
+    if key not in _prepared and not is_capturing:
+        if len(_prepared) >= MAX_PREPARED:
+            _prepared.clear()
+        _prepared[key] = _prepare_iteration(stack, coefficients, device)
+    found = _prepared.get(key)
+    return None if found is None or (is_capturing and found.launches.calls_vendor) else found
+
+
+def _prepare_iteration(
+    stack: Stack, coefficients: tuple[StepCoefficients, ...], device: int
+) -> PreparedIteration | None:
+    from fmm.kernels.cuda.launch.device_facts import chip_of
+    from fmm.newton_schulz.recurring_launches import RecurringLaunches
+
+    chip = chip_of(device)
+    if not coefficients or not chip.has_warpgroups or not is_faster(stack, chip.multiprocessors):
+        return None
+    launches = iteration_launches(stack, coefficients, chip.multiprocessors)
+    return PreparedIteration(stack, len(coefficients), RecurringLaunches(launches, device)) if launches else None
+
+
+@dataclass(frozen=True)
+class PreparedIteration:
+    """The launches of all steps, compiled for a device, without addresses."""
+
+    stack: Stack
+    steps: int
+    launches: Any  # the RecurringLaunches
+
+    def run(self, library: DeviceLibrary, x: Any, bound: float | None, out: Any, stream: int) -> Any:
+        """Return the result, in `out` if `out` was passed."""
+        rows, cols = x.shape[-2:]
+        is_padded = (self.stack.rows, self.stack.cols) != (rows, cols)
+        shape = (*x.shape[:-2], self.stack.rows, self.stack.cols)
+        writes_out = out is not None and not is_padded and self._may_begin_in(x, out) and _is_writable(library, out)
+        workspace = _new_array(x, (self.launches.workspace // 2,))
+        result = out if writes_out else _new_array(x, shape, is_padded)
+        other = _new_array(x, shape, is_padded)
+        first, second = (other, result) if self.steps % 2 else (result, other)
+        scale = scaled_tensor if array_kind(x) == "torch" else scaled_array
+        scale(x, bound, first[..., :rows, :cols] if is_padded else first)
+        a, c, w = (library.data_pointer(y) for y in (first, second, workspace))
+        self.launches.launch_all((a, a, c, w), stream)
+        if writes_out:
+            library.mark_written(out)
+            return out
+        if is_padded:
+            result = _without_padding(result, rows, cols)
+        if out is None:
+            return result
+        library.copy_into(result, out)
+        return out
+
+    def _may_begin_in(self, x: Any, out: Any) -> bool:
+        """Return True if x is read before `out` is written, or is the same array."""
+        return self.steps % 2 == 1 or out is x
+
+
+def _without_padding(x: Any, rows: int, cols: int) -> Any:
+    """Return a contiguous copy of the first rows and columns of the matrices."""
+    part = x[..., :rows, :cols]
+    return part.contiguous() if array_kind(x) == "torch" else part.copy()
+
+
+def _is_writable(library: DeviceLibrary, out: Any) -> bool:
+    """Return True if the kernels can write `out`: a contiguous array at a multiple of 16 bytes."""
+    is_contiguous = out.is_contiguous() if array_kind(out) == "torch" else out.flags.c_contiguous
+    return bool(is_contiguous) and library.data_pointer(out) % VECTOR_BYTES == 0
+
+
+def _new_array(like: Any, shape: tuple[int, ...], zeros: bool = False) -> Any:
+    """Return a new array of the library, type and device of `like`."""
+    if array_kind(like) == "torch":
+        return like.new_zeros(shape) if zeros else like.new_empty(shape)
+    module = sys.modules["cupy"]
+    return (module.zeros if zeros else module.empty)(shape, like.dtype)

@@ -1,0 +1,50 @@
+"""Scale matrices so that no singular value exceeds 1: by the Frobenius norm, or by a bound that the caller has."""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.detect import describe_value
+
+SMALLEST_NORM = 1e-7  # a matrix with a smaller norm is divided by this number, so a zero matrix stays zero
+
+
+def check_bound(bound: Any) -> float | None:
+    """Return the bound as a number, None for no bound; ValueError unless it is a positive finite number."""
+    if bound is None:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, Real) or not isfinite(bound) or bound <= 0:
+        raise ValueError(f"bound must be a positive finite number, not {describe_value(bound)}")
+    return float(bound)
+
+
+def scaled_tensor(x: Any, bound: float | None, out: Any = None) -> Any:
+    """Return torch matrices divided by the bound, or by their Frobenius norms.
+
+    Norms are computed in float32 at least: the sum of the squares of float16 numbers overflows early.
+    """
+    torch = sys.modules["torch"]
+    divisor: Any = bound
+    if bound is None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide)
+        divisor = norms.clamp(min=SMALLEST_NORM)
+    return torch.div(x, divisor, out=out) if out is not None else torch.div(x, divisor).to(x.dtype)
+
+
+def scaled_array(x: Any, bound: float | None, out: Any = None) -> Any:
+    """Return matrices of NumPy or CuPy divided by the bound, or by their Frobenius norms."""
+    module = sys.modules["cupy"] if type(x).__module__.startswith("cupy") else np
+    divisor: Any = bound
+    if bound is None:
+        wide = np.promote_types(x.dtype, np.float32)
+        squares = module.square(x, dtype=wide).sum(axis=(-2, -1), keepdims=True)
+        divisor = module.maximum(module.sqrt(squares), wide.type(SMALLEST_NORM))
+    if out is not None:
+        return module.divide(x, divisor, out=out, casting="same_kind")
+    return (x / divisor).astype(x.dtype, copy=False)

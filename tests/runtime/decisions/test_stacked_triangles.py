@@ -1,0 +1,126 @@
+"""Stacks of products that are their own adjoints: one launch, the vendor's batch, or one matrix after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.arrays.library import Operand, Setting, contiguous_operand
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
+from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.block_model import chip_target
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Layout, Problem
+from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
+from tests.kernels.cuda.products.test_wgmma_kernels import POISON, bits_of, numbers_of
+from tests.support.devices import H200
+from tests.support.host_launch import aligned
+from tests.support.warpgroups_on_host import play
+
+
+def prepared(
+    shape: tuple[int, ...],
+    dtype: str = "bfloat16",
+    params: GemmParams = GemmParams(op="gram"),  # noqa: B008
+    strides: tuple[int, ...] | None = None,
+    **changed: Any,
+) -> PreparedCall:
+    """Return the prepared call for a stack times its transposes."""
+    a = Operand(shape, strides or contiguous_operand(shape, dtype).strides, dtype)
+    assert a.strides is not None
+    *stack, n, k = range(len(shape))
+    order = (*stack, k, n)
+    b = Operand(tuple(shape[i] for i in order), tuple(a.strides[i] for i in order), dtype)
+    out = contiguous_operand((*shape[:-2], shape[-2], shape[-2]), dtype) if params.beta else None
+    setting = Setting(0, dtype, b_is_transposed_a=True)
+    limits = Limits(1 << 33, **changed)
+    return prepare_query(ProblemQuery(a, b, out, setting, H200, limits, params=params))
+
+
+@pytest.mark.parametrize(
+    "shape", [(16, 2048, 2048), (64, 512, 512), (2, 3, 256, 1024), (24, 768, 3072), (8, 2048, 8192)]
+)
+def test_a_stack_of_half_precision_matrices_is_one_launch(shape: tuple[int, ...]) -> None:
+    for params in (GemmParams(op="gram"), GemmParams(2, -0.5, "gram"), GemmParams(2, -0.5, "symmetric")):
+        call = prepared(shape, params=params)
+        assert call.launches is not None and call.offsets == ((0, 0, 0),)
+        (launch,) = call.launches.launches
+        assert "gemm_wgmma" in launch.label and "and its mirror" in launch.label
+        assert launch.maps[0][1].layers == np.prod(shape[:-2])
+        assert not call.uses_graph and call.workspace == 0 and "one launch" in call.decision.reason
+
+
+def test_strided_and_broadcast_stacks() -> None:
+    call = prepared((8, 256, 512), strides=(3 * 256 * 520, 520, 1))
+    assert call.launches is not None and call.launches.problem.batch_strides == (399360, 399360, 65536)
+    call = prepared((8, 256, 512), strides=(0, 512, 1))  # each product is equal
+    assert call.launches is not None and call.launches.problem.batch_strides == (0, 0, 65536)
+    call = prepared((2, 3, 256, 512), strides=(10 * 131072, 131072, 512, 1))  # no constant distance
+    assert call.launches is None or call.launches.problem.batch_strides is None
+
+
+def test_the_vendor_multiplies_small_matrices_as_one_batch() -> None:
+    for shape, dtype in (((1000, 100, 100), "bfloat16"), ((1000, 100, 100), "float32"), ((512, 200, 300), "float64")):
+        call = prepared(shape, dtype)
+        assert call.plan is None and call.launches is None
+    call = prepared((50, 30, 30), "float64")
+    assert call.launches is not None and len(call.launches.launches) == 1
+    assert call.launches.launches[0].grid[2] == 50
+
+
+def test_plans_of_large_matrices_are_not_replaced() -> None:
+    call = prepared((16, 2048, 2048), "float32")
+    assert len(call.offsets) == 16 and call.plan not in (VENDOR, None)
+
+
+def test_other_calls_are_not_stacked() -> None:
+    assert prepared((1, 512, 512)).offsets == ((0, 0, 0),)
+    for call in (
+        prepared((4, 2048, 2048), params=GemmParams(op="gram", fill="lower")),
+        prepared((4, 2048, 2048), componentwise=True),
+        prepared((4, 2048, 2048), "complex64"),
+    ):
+        assert call.launches is None or len(call.offsets) == 4
+
+
+def test_matmul_by_the_own_transpose_needs_a_gain() -> None:
+    call = prepared((16, 2048, 2048), params=PLAIN)
+    assert call.launches is not None and call.launches.problem.batch == 16
+    assert prepared((64, 512, 512), params=PLAIN).launches is None  # predicted to be slower than the vendor
+
+
+def test_unaligned_addresses_have_no_single_launch() -> None:
+    problem = prepared((4, 512, 512)).decision.problem
+    assert problem is not None and H200.chip is not None
+    with pytest.raises(PlanError, match="one launch"):
+        record_launches(Plan.parse("tile"), problem, chip_target(H200.chip, (2, *ALLOCATOR_ALIGNMENT[1:])))
+    with pytest.raises(PlanError, match="without levels"):
+        record_launches(Plan.parse("gram > tile"), problem, chip_target(H200.chip))
+
+
+def test_only_complete_triangles_are_batches() -> None:
+    for options in ({}, {"op": "gram", "fill": "lower"}):
+        with pytest.raises(ValueError, match="as a batch"):
+            Problem(8, 8, 8, batch=2, batch_strides=(64, 64, 64), **options)  # type: ignore[arg-type]
+
+
+def test_the_emulated_launch_of_a_stack() -> None:
+    """alpha A A^T + beta C for matrices with gaps between them."""
+    rng, count, n, k = np.random.default_rng(6), 3, 24, 16
+    x = rng.integers(-2, 3, (count, n, k))
+    old = rng.integers(-8, 9, (count, n, n))
+    old = old + old.swapaxes(1, 2)
+    layouts, strides = (Layout("C", k), Layout("F", k), Layout("C", n)), (n * k + 8, n * k + 8, n * n)
+    problem = Problem(n, k, n, "float16", layouts, 2, -1, "gram", count, batch_strides=strides)
+    assert H200.chip is not None
+    (launch,) = record_launches(Plan.parse("tile"), problem, chip_target(H200.chip)).launches
+    memory = {"A": aligned(count * (n * k + 8), np.uint16, POISON["float16"]), "C": aligned(old.size, np.uint16)}
+    memory["A"].reshape(count, -1)[:, : n * k] = bits_of(x, "float16").reshape(count, -1)
+    memory["B"] = memory["A"]
+    memory["C"][:] = bits_of(old, "float16").ravel()
+    play(launch, memory)
+    np.testing.assert_array_equal(numbers_of(memory["C"], "float16").reshape(old.shape), 2 * x @ x.swapaxes(1, 2) - old)
