@@ -13,10 +13,10 @@ from fmm.newton_schulz.coefficients import step_coefficients
 from tests.support.newton_schulz import expected_result
 
 pytest.importorskip("cupy")
-torch = pytest.importorskip("torch")
 
 import cupy
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 SHAPES = [(256, 256), (257, 1000), (3, 384, 640), (2, 640, 384), (5, 300, 520), (2, 2, 136, 264)]
 
