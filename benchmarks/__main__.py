@@ -25,6 +25,7 @@ BENCHMARKS = {
     "integers": "benchmarks.integers",
     "contractions": "benchmarks.contractions",
     "solvers": "benchmarks.solvers",
+    "muon": "benchmarks.muon",
     "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",
     "out_of_core": "benchmarks.out_of_core",

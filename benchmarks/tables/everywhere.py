@@ -112,6 +112,27 @@ def _solver_rows(results: Path) -> Iterator[tuple[object, ...]]:
             yield environment["device"], f"`{row['function']}`", row["dtype"], row["side"], *times, speedup, *errors
 
 
+# Muon
+
+MUON_COLUMNS = ("on", "function", "bfloat16", "torch, µs", "fmm, µs", "speedup", "error", "torch's")
+
+
+def muon_speedups(results: Path) -> Iterator[str]:
+    """Yield a row for each stack of fmm.orthogonalize and fmm.gram: both times, the speedup, and both errors."""
+    yield from table_lines(MUON_COLUMNS, _muon_rows(results))
+
+
+def _muon_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded_results(results, "*/muon.json"):
+        for row in (row for row in rows if not row["failure"]):
+            count = f"{row['count']} of " if row["count"] > 1 else ""
+            times = [rounded_text(1e6 * median(row["samples"][name])) for name in ("torch", "fmm")]
+            errors = [f"{row['errors'][name]:.1e}" for name in ("fmm", "torch")]
+            speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
+            size = f"{count}{row['rows']} x {row['cols']}"
+            yield environment["device"], f"`fmm.{row['function']}`", size, *times, speedup, *errors
+
+
 # Unchanged programs
 
 GAINED_COLUMNS = ("what", "where", "as it is", "with fmm", "gained")
