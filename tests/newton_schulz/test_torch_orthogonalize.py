@@ -51,6 +51,12 @@ def test_large_matrices_may_be_multiplied_by_plans(monkeypatch: pytest.MonkeyPat
         np.testing.assert_allclose(fmm.orthogonalize(x).numpy(), expected_result(x.numpy()), atol=1e-10)
 
 
+def test_a_compiled_program_has_no_graph_break() -> None:
+    x = random_tensor((2, 24, 40), torch.bfloat16)
+    compiled = torch.compile(lambda y: fmm.orthogonalize(y), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), fmm.orthogonalize(x))
+
+
 def test_invalid_arrays() -> None:
     for x in (torch.zeros(3), torch.zeros(2, 2, dtype=torch.complex64), torch.zeros(2, 2, dtype=torch.int32)):
         with pytest.raises(ValueError, match="expected a"):
