@@ -26,6 +26,7 @@ BENCHMARKS = {
     "contractions": "benchmarks.contractions",
     "solvers": "benchmarks.solvers",
     "muon": "benchmarks.muon",
+    "solver_errors": "benchmarks.solver_errors",
     "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",
     "out_of_core": "benchmarks.out_of_core",

@@ -121,7 +121,10 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
 
 
 def invert_triangle_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> None:
-    """Replace a lower triangular matrix by its inverse; the block below is -L22^-1 L21 L11^-1."""
+    """Replace a lower triangular matrix L by its inverse Y; the block below is -(Y22 L21) L11^-1.
+
+    In this order Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's.
+    """
     n = a.shape[0]
     if levels == 0 or n < 2:
         x = library.identity(n, a)
@@ -130,7 +133,9 @@ def invert_triangle_in_place(library: NumpySolvers, a: Any, levels: int, limit: 
         return
     h = first_half(n)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
-    invert_triangle_in_place(library, first, levels - 1, limit)
-    library.write(panel, api.gemm(panel, first, alpha=-1, max_error_growth=limit))
-    solve_in_place(library, rest, panel, (True, False), triangular_levels(library, rest, h, limit), limit)
     invert_triangle_in_place(library, rest, levels - 1, limit)
+    library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=limit))
+    # X L = P is L^T X^T = P^T
+    panel_levels = triangular_levels(library, first, n - h, limit)
+    solve_in_place(library, library.transpose(first), library.transpose(panel), (False, False), panel_levels, limit)
+    invert_triangle_in_place(library, first, levels - 1, limit)

@@ -47,10 +47,10 @@ def triangle_inverse_steps(n: int, levels: int, levels_of: LevelsOfSystem) -> It
         yield Step("solve_triangular", n, n, n)
         return
     h = first_half(n)
-    yield from triangle_inverse_steps(h, levels - 1, levels_of)
-    yield Step("product", n - h, h, h)
-    yield from triangular_steps(n - h, h, levels_of(n - h, h))
     yield from triangle_inverse_steps(n - h, levels - 1, levels_of)
+    yield Step("product", n - h, n - h, h)
+    yield from triangular_steps(h, n - h, levels_of(h, n - h), lower=False)
+    yield from triangle_inverse_steps(h, levels - 1, levels_of)
 
 
 def general_inverse_steps(n: int, levels: int) -> Iterator[Step]:
