@@ -20,7 +20,7 @@ from fmm.runtime import devices, run_host
 from fmm.runtime.decisions import early_declines
 from tests.support import ROOT
 from tests.support.cuda_device import no_device
-from tests.support.torch_plans import DEVICES, plans_for_all, usable
+from tests.support.torch_plans import DEVICES, plans_for_all, usable_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
@@ -136,7 +136,7 @@ def host_plans(eager: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Where torch's tensors lie."""
-    return usable(request.param)
+    return usable_device(request.param)
 
 
 @pytest.fixture

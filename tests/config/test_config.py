@@ -32,7 +32,7 @@ from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.tuner.tune import output_path
 from tests.support import configs as tuned
-from tests.support.interrupts import AtStep
+from tests.support.interrupts import StepInterrupts
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
 ROOM = Limits(1 << 40)
@@ -303,7 +303,7 @@ def test_online_decides_for_the_vendor_if_that_is_faster(path: Path, passing: Ca
 
 def test_online_goes_on_after_an_interrupt_at_each_step(path: Path) -> None:
     """No lock stays shut, no turn is counted twice or half, and what was measured is concluded in the end."""
-    steps, step, hit = AtStep(["online.py"]), 1, True
+    steps, step, hit = StepInterrupts(["online.py"]), 1, True
     while hit:
         trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
         multiplied: list[Plan] = []

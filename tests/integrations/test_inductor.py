@@ -10,7 +10,7 @@ import pytest
 import fmm
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import Plan
-from tests.support.torch_plans import LEVEL, drawn, same
+from tests.support.torch_plans import LEVEL, draw_tensor, same
 
 torch: Any = pytest.importorskip("torch")
 from fmm.integrations import torch_inductor  # noqa: E402 - which loads torch
@@ -24,7 +24,7 @@ def test_inductor_times_the_candidate_and_may_take_it(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    a, b = drawn(device, 512, 512, dtype=torch.float32), drawn(device, 512, 512, dtype=torch.float32)
+    a, b = draw_tensor(device, 512, 512, dtype=torch.float32), draw_tensor(device, 512, 512, dtype=torch.float32)
     options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN", "autotune_local_cache": False}
     with fmm.installed("torch-inductor"):
         assert len(sys.modules["torch._inductor.config"].external_matmul) == 1
@@ -48,7 +48,7 @@ def test_a_report_counts_what_compiled_code_asks_for(
 ) -> None:
     """Each product once, however often Inductor tried the candidate on numbers of its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    a = drawn(device, 512, 512, dtype=torch.float32)
+    a = draw_tensor(device, 512, 512, dtype=torch.float32)
     options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN", "autotune_local_cache": False}
     small, own = a[:32, :32].contiguous(), torch_inductor.fmm_product
     tried: list[bool] = []
@@ -75,7 +75,7 @@ def test_a_report_counts_what_compiled_code_asks_for(
 
 
 def test_products_of_the_candidate_are_counted_by_what_answered_them(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     found, resized = torch.empty_like(a), a.new_empty(0)
     counts = begin_report()
     try:

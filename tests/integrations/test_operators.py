@@ -17,7 +17,7 @@ from fmm.integrations.report import begin_report, end_report
 from fmm.kernels import long_waits
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
-from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
+from tests.support.torch_plans import LEVEL, N, draw_tensor, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
@@ -70,8 +70,8 @@ def requested(
 
 def products(device: str, dtype: Any = None) -> list[tuple[str, Callable[[Any], Any]]]:
     """Calls of every operator; each takes a place for its result, or None."""
-    a, b = drawn(device, N, 48, dtype=dtype), drawn(device, 48, 80, dtype=dtype)
-    s, t = drawn(device, 3, N, 48, dtype=dtype), drawn(device, 3, 48, 80, dtype=dtype)
+    a, b = draw_tensor(device, N, 48, dtype=dtype), draw_tensor(device, 48, 80, dtype=dtype)
+    s, t = draw_tensor(device, 3, N, 48, dtype=dtype), draw_tensor(device, 3, 48, 80, dtype=dtype)
     calls: list[tuple[str, Callable[[Any], Any]]] = [
         ("mm", lambda out: torch.mm(a, b, out=out)),
         ("mm, turned", lambda out: torch.mm(b.mT, a.mT, out=out)),
@@ -80,7 +80,12 @@ def products(device: str, dtype: Any = None) -> list[tuple[str, Callable[[Any], 
         ("stacks", lambda out: torch.matmul(s, t, out=out)),
     ]
     for beta, alpha in ((1, 1), (1, 2.5), (0, 1), (0, -3), (0.5, 1), (2, -1.5)):
-        for added in (drawn(device, 80), drawn(device, N, 1), drawn(device, N, 80), drawn(device, 1)):
+        for added in (
+            draw_tensor(device, 80),
+            draw_tensor(device, N, 1),
+            draw_tensor(device, N, 80),
+            draw_tensor(device, 1),
+        ):
             x = added.to(a.dtype)
             calls += [
                 (f"addmm {beta} {alpha}", addmm(x, a, b, beta, alpha)),
@@ -100,8 +105,8 @@ def baddbmm(x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Callable[[Any], An
 def test_operands_may_have_torchs_names(
     device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
-    a, b, out = drawn(device, N, 48), drawn(device, 48, 80), drawn(device, N, 80)
-    s, t, x = drawn(device, 3, N, 48), drawn(device, 3, 48, 80), drawn(device, 80)
+    a, b, out = draw_tensor(device, N, 48), draw_tensor(device, 48, 80), draw_tensor(device, N, 80)
+    s, t, x = draw_tensor(device, 3, N, 48), draw_tensor(device, 3, 48, 80), draw_tensor(device, 80)
     calls: list[Callable[[], Any]] = [
         lambda: torch.mm(input=a, mat2=b),
         lambda: torch.mm(a, mat2=b, out=out),
@@ -138,12 +143,12 @@ def test_every_operator_runs_plans(
 
 def test_nothing_is_added_of_what_is_ignored(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     """torch ignores the first operand where beta is zero, NaN and all."""
-    a, nan = drawn(device), torch.full((N, N), float("nan"), dtype=torch.float64, device=device)
+    a, nan = draw_tensor(device), torch.full((N, N), float("nan"), dtype=torch.float64, device=device)
     same(torch.addmm(nan, a, a, beta=0), a @ a)
     out = nan.clone()
     torch.addmm(nan, a, a, beta=0, alpha=2, out=out)
     same(out, 2 * (a @ a))
-    x = drawn(device)
+    x = draw_tensor(device)
     expected = x + a @ a
     same(torch.addmm(x, a, a, out=x), expected)  # the sum stands where one of its terms stood
     assert plans_run
@@ -166,7 +171,10 @@ def test_neither_factors_nor_what_is_added_cost_a_pass(
 ) -> None:
     if in_place and len(shape) != 2:
         pytest.skip("the result takes the place of a matrix")
-    x, a = drawn(device, *(shape if not in_place else ())) if shape else drawn(device, 1)[0], drawn(device)
+    x, a = (
+        draw_tensor(device, *(shape if not in_place else ())) if shape else draw_tensor(device, 1)[0],
+        draw_tensor(device),
+    )
     expected, held = beta * x + alpha * (a @ a), x.clone()
     made: list[str] = []
 
@@ -188,7 +196,7 @@ def test_neither_factors_nor_what_is_added_cost_a_pass(
 
 
 def test_conjugates_are_multiplied_as_such(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    z = drawn(device, dtype=torch.complex128)
+    z = draw_tensor(device, dtype=torch.complex128)
     found = torch.mm(z.mH, z), torch.mm(z.conj(), z.conj())
     assert plans_run == [LEVEL] * 2
     with bypass_fmm():
@@ -201,7 +209,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
 ) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(N, 48, device=device, dtype=torch.float64)
-    x = drawn(device, 5, 32, N).requires_grad_()
+    x = draw_tensor(device, 5, 32, N).requires_grad_()
 
     def gradients() -> list[Any]:
         loss = layer(x).pow(2).sum()
@@ -215,7 +223,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
         same(mine, its)
     squared: Any = lambda v: torch.mm(v, v)  # noqa: E731
     small = torch.nn.Linear(17, 17, device=device, dtype=torch.float64)
-    y = drawn(device, 17, 17).requires_grad_()
+    y = draw_tensor(device, 17, 17).requires_grad_()
     assert torch.autograd.gradcheck(small, (y,), fast_mode=True)
     assert torch.autograd.gradgradcheck(squared, (y,), fast_mode=True)
 
@@ -228,7 +236,7 @@ def test_training_goes_as_without(device: str, requested: list[Any], plans_run: 
         model = torch.nn.Sequential(torch.nn.Linear(32, N), torch.nn.GELU(), torch.nn.Linear(N, 32))
         model = model.to(device, torch.float64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        x, found = drawn(device, 128, 32), []
+        x, found = draw_tensor(device, 128, 32), []
         for _ in range(4):
             optimizer.zero_grad()
             loss = (checkpoint(model, x, use_reentrant=False) - x).pow(2).mean()
@@ -253,7 +261,7 @@ def test_training_goes_as_without(device: str, requested: list[Any], plans_run: 
 def test_small_products_are_not_asked_about(
     device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
-    a = drawn(device, 8, 8)
+    a = draw_tensor(device, 8, 8)
     same(torch.mm(a, a), torch.addmm(a, a, a) - a)
     torch.bmm(a[None], a[None])
     assert not plans_run
@@ -280,12 +288,12 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
 def test_a_report_counts_every_product(
     device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
-    a = torch.ones(N, N, dtype=torch.int64) if device == "cpu" else drawn(device)
+    a = torch.ones(N, N, dtype=torch.int64) if device == "cpu" else draw_tensor(device)
     report = begin_report()
     try:
         for _ in range(3):
             torch.mm(a, a)
-        torch.addmm(drawn(device), drawn(device), drawn(device))
+        torch.addmm(draw_tensor(device), draw_tensor(device), draw_tensor(device))
     finally:
         end_report()
     assert sum(report.counts.values()) == 4 and "of 4 products ran by plans" in str(report)
@@ -299,7 +307,7 @@ def test_a_report_counts_every_product(
 def test_a_report_begun_later_counts_small_products_too(
     device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
-    a = drawn(device, 8, 8)
+    a = draw_tensor(device, 8, 8)
     torch.mm(a, a)
     report = begin_report()
     try:
@@ -313,7 +321,7 @@ def test_a_report_begun_later_counts_small_products_too(
 
 
 def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool, requested: list[Any]) -> None:
-    a, row = drawn(device), drawn(device, N)
+    a, row = draw_tensor(device), draw_tensor(device, N)
     mine = a.as_subclass(type("Mine", (torch.Tensor,), {}))
     wrong = torch.zeros(N, N, dtype=torch.float64, device=device).mT[:, :3]
 
@@ -377,13 +385,13 @@ def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, r
 def test_what_torch_rejects_it_rejects_in_its_own_words(
     device: str, requested: list[Any], plans_run: list[Plan]
 ) -> None:
-    a, s = drawn(device), drawn(device, 2, N, N)
+    a, s = draw_tensor(device), draw_tensor(device, 2, N, N)
     wrong: list[Callable[[], Any]] = [
         lambda: torch.mm(a, a[:3]),
         lambda: torch.mm(a, a.float()),
         lambda: torch.mm(a, s),
         lambda: torch.bmm(s, s[:1]),
-        lambda: torch.addmm(drawn(device, 3), a, a),
+        lambda: torch.addmm(draw_tensor(device, 3), a, a),
         lambda: torch.addmm(a.int(), a, a),
         lambda: torch.mm(a, a, out=torch.zeros(N, 1, dtype=a.dtype, device=device).expand(N, N)),
         lambda: torch.mm(a, a, out=torch.zeros(N, N, device=device, dtype=torch.int32)),
@@ -399,14 +407,14 @@ def test_what_torch_rejects_it_rejects_in_its_own_words(
 
 
 def test_an_out_of_another_shape_is_made_fit_by_torch(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    a, out = drawn(device), torch.empty(0, dtype=torch.float64, device=device)
+    a, out = draw_tensor(device), torch.empty(0, dtype=torch.float64, device=device)
     torch.mm(a, a, out=out)
     assert out.shape == (N, N) and not plans_run
     same(out, a @ a)
 
 
 def test_types_and_settings_that_are_torchs(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     torch.mm(a.to_sparse(), a)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -421,7 +429,7 @@ def test_types_and_settings_that_are_torchs(device: str, requested: list[Any], p
 
 
 def test_modes_traces_and_transforms_are_as_ever(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    a, s = drawn(device), drawn(device, 2, N, N)
+    a, s = draw_tensor(device), draw_tensor(device, 2, N, N)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(torch.mm, (a, a), check_trace=False)
@@ -438,7 +446,7 @@ def test_modes_traces_and_transforms_are_as_ever(device: str, requested: list[An
 
 
 def test_compiled_functions_run_plans_too(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     try:
         compiled = torch.compile(lambda x: torch.mm(x, x).sin(), backend="aot_eager", fullgraph=True)
         found = compiled(a)
@@ -451,7 +459,7 @@ def test_compiled_functions_run_plans_too(device: str, requested: list[Any], pla
 def test_what_fmm_leaves_to_torch_does_not_come_back_to_it(
     device: str, requested: list[Any], plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     found = fmm.matmul(a, a, plan=VENDOR)
     assert not plans_run
     same(fmm.matmul(a, a), found)
@@ -463,7 +471,7 @@ def test_what_fmm_leaves_to_torch_does_not_come_back_to_it(
 
 
 def test_threads_multiply_side_by_side(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
-    a, wrong = drawn(device), []
+    a, wrong = draw_tensor(device), []
     expected = fmm.matmul(a, a, plan=VENDOR)
 
     def work() -> None:
@@ -484,7 +492,7 @@ def test_each_process_multiplies_its_part_of_sharded_tensors(
 ) -> None:
     if device == "cuda":
         pytest.skip("one process, on the host")
-    a = drawn(device)
+    a = draw_tensor(device)
     with shards_of_one_process(a, tmp_path) as (left, right):
         c = (left @ right).full_tensor()
     assert plans_run == [LEVEL]
@@ -507,7 +515,7 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
             if line.startswith((f"{key}:", "name", "schema"))
         ]
 
-    before, a = registered(), drawn(device)
+    before, a = registered(), draw_tensor(device)
     for _ in range(3):
         undo = torch_install.install_at_key(key, compiled)
         assert registered() != before
@@ -525,7 +533,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
     for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()
+    a, b, wrong, done = draw_tensor(device), draw_tensor(device, 16, 16), [], threading.Event()
     expected = torch.mm(a, a), torch.mm(b, b)
 
     def work() -> None:
@@ -552,7 +560,7 @@ def test_others_may_multiply_while_it_comes_and_goes(
 def test_torch_on_the_host_is_a_place(plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_hook, "load_compiled_hook", lambda: None)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: False)
-    a = drawn("cpu")
+    a = draw_tensor("cpu")
     with fmm.installed("torch-cpu"):
         torch.mm(a, a)
         assert plans_run == [LEVEL]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.ended_tests import recorded
+from tests.support.ended_tests import read_outcomes
 
 TESTS = """
 import pytest
@@ -76,7 +76,7 @@ def test_what_has_ended_is_not_run_again_and_failures_count(tmp_path: Path) -> N
     file = tmp_path / "test_these.py"
     file.write_text(TESTS.format(last="last"))
     status, said = run(tmp_path)
-    found = {name.partition("::")[2]: outcome for name, outcome in recorded(tmp_path / "ended.txt").items()}
+    found = {name.partition("::")[2]: outcome for name, outcome in read_outcomes(tmp_path / "ended.txt").items()}
     assert status == 1, said
     assert found == {
         "test_good": "passed",
@@ -105,10 +105,10 @@ def test_nothing_left_is_no_failure_if_none_has_failed(tmp_path: Path) -> None:
 def test_a_test_that_hangs_each_time_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "ended.txt"
     path.write_text("begun a::b c\nbegun a::d\npassed a::d\nbegun a::b c\npas")
-    assert recorded(path) == {"a::d": "passed"}  # nor is a line that was torn
+    assert read_outcomes(path) == {"a::d": "passed"}  # nor is a line that was torn
     with path.open("a") as file:
         file.write("\nbegun a::b c\n")
-    assert recorded(path)["a::b c"] == "failed"
+    assert read_outcomes(path)["a::b c"] == "failed"
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_process_that_has_lost_its_device_gives_way_to_another(tmp_path: Path)
     (tmp_path / "cupy.py").write_text(CUPY)
     (tmp_path / "test_losing.py").write_text(LOSING)
     status, said = run(tmp_path, "-p", "xdist", "-n", "1")
-    found = {name.partition("::")[2]: outcome for name, outcome in recorded(tmp_path / "ended.txt").items()}
+    found = {name.partition("::")[2]: outcome for name, outcome in read_outcomes(tmp_path / "ended.txt").items()}
     assert status == 1, said
     assert found == {name: "failed" if name in ("test_loses", "test_fails") else "passed" for name in found}
     assert len(found) == 5, said
@@ -128,4 +128,4 @@ def test_alone_it_ends_where_the_device_is_lost(tmp_path: Path) -> None:
     (tmp_path / "test_losing.py").write_text(LOSING)
     status, said = run(tmp_path)
     assert status == 1 and "the device is lost: RuntimeError: illegal address" in said, said
-    assert list(recorded(tmp_path / "ended.txt").values()) == ["passed", "failed"]
+    assert list(read_outcomes(tmp_path / "ended.txt").values()) == ["passed", "failed"]

@@ -18,7 +18,7 @@ from fmm.kernels.cpu import triangle_product
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.early_declines import decline_key
-from tests.support.own_calls import own_calls
+from tests.support.own_calls import called_functions
 
 
 @cache
@@ -82,7 +82,7 @@ def test_herk_needs_no_adjoint_of_a_row_major_matrix_alone() -> None:
 
 def count_calls(call: Callable[[], object]) -> int:
     """The functions of fmm that a call enters; comprehensions are functions up to Python 3.11 and do not count."""
-    return sum(not name.endswith(">") for name in own_calls(call))
+    return sum(not name.endswith(">") for name in called_functions(call))
 
 
 def test_a_small_numpy_product_takes_few_calls() -> None:

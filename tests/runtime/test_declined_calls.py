@@ -12,7 +12,7 @@ import fmm
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
-from tests.support.own_calls import own_calls
+from tests.support.own_calls import called_functions
 
 MOST = 17  # functions of fmm, at some 0.1 microseconds each with what they read of an array
 VENDOR_FUNCTIONS = (
@@ -27,7 +27,7 @@ def overhead(call: Callable[[], object]) -> list[str]:
     """Return the functions that a declined call enters besides the adapter's calls of the library."""
     for _ in range(2):
         call()
-    names = [name for name in own_calls(call) if not name.endswith(">")]
+    names = [name for name in called_functions(call) if not name.endswith(">")]
     first = next((i for i, name in enumerate(names) if name.endswith(VENDOR_FUNCTIONS)), len(names))
     return names[:first]
 

@@ -11,7 +11,7 @@ import pytest
 import fmm
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import VENDOR
-from tests.support.integers import KINDS, by_python, drawn, laid_out
+from tests.support.integers import INTEGER_KINDS, draw_integers, python_product, with_layout
 
 pytestmark = pytest.mark.gpu
 
@@ -39,16 +39,16 @@ def on_device(x: Any, how: int = 0) -> Any:
     return found
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("kind", range(len(INTEGER_KINDS)))
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_numbers_of_each_kind(dtype: str, kind: int) -> None:
     import cupy
 
     draw = np.random.default_rng(kind)
-    a, b = drawn(draw, dtype, (65, 203), kind), drawn(draw, dtype, (203, 130), kind)
+    a, b = draw_integers(draw, dtype, (65, 203), kind), draw_integers(draw, dtype, (203, 130), kind)
     found = fmm.matmul(on_device(a), on_device(b), plan=PLAN)
     assert type(found) is cupy.ndarray and found.dtype == dtype
-    np.testing.assert_array_equal(cupy.asnumpy(found), by_python(a, b))
+    np.testing.assert_array_equal(cupy.asnumpy(found), python_product(a, b))
 
 
 def test_random_products() -> None:
@@ -58,12 +58,12 @@ def test_random_products() -> None:
     for _ in range(150):
         m, k, n = (choose.choice([1, 2, 3, 17, 64, 129, choose.randint(1, 300)]) for _ in range(3))
         dtype = choose.choice(INTEGERS)
-        a, b = drawn(draw, dtype, (m, k)), drawn(draw, dtype, (k, n))
+        a, b = draw_integers(draw, dtype, (m, k)), draw_integers(draw, dtype, (k, n))
         x, y = (on_device(v, choose.randint(0, 2)) for v in (a, b))
         out = choose.choice([None, on_device(np.ones((m, n), dtype), choose.randint(0, 2))])
         found = fmm.matmul(x, y, out=out, plan=PLAN)
         assert found is out or out is None
-        expected = by_python(a, b) if m * k * n < 50_000 else np.matmul(a, b)
+        expected = python_product(a, b) if m * k * n < 50_000 else np.matmul(a, b)
         np.testing.assert_array_equal(cupy.asnumpy(found), expected, err_msg=f"{dtype} {m} {k} {n}")
 
 
@@ -74,7 +74,7 @@ def test_unasked(dtype: str) -> None:
 
     draw = np.random.default_rng(12)
     for kind in (0, 3, 5):
-        a, b = drawn(draw, dtype, (1100, 2500), kind), drawn(draw, dtype, (2500, 1201), kind)
+        a, b = draw_integers(draw, dtype, (1100, 2500), kind), draw_integers(draw, dtype, (2500, 1201), kind)
         x, y = on_device(a), on_device(b)
         assert str(fmm.explain(x, y).plan) == PLAN
         assert bool((fmm.matmul(x, y) == cupy.matmul(x, y)).all())
@@ -90,7 +90,7 @@ def test_stacks_vectors_and_mixed_types() -> None:
         ((50,), (50, 20), "int32", "int16"),
         ((40, 50), (50,), "uint8", "int8"),
     ):
-        a, b = drawn(draw, one, left), drawn(draw, other, right)
+        a, b = draw_integers(draw, one, left), draw_integers(draw, other, right)
         found = fmm.matmul(on_device(a), on_device(b), plan=PLAN)
         expected = np.matmul(a, b)
         assert found.dtype == expected.dtype
@@ -100,7 +100,7 @@ def test_stacks_vectors_and_mixed_types() -> None:
 def test_out_that_is_an_operand() -> None:
     import cupy
 
-    a = drawn(np.random.default_rng(14), "int64", (200, 200), 0)
+    a = draw_integers(np.random.default_rng(14), "int64", (200, 200), 0)
     x = on_device(a)
     assert fmm.matmul(x, x, out=x, plan=PLAN) is x
     np.testing.assert_array_equal(cupy.asnumpy(x), np.matmul(a, a))
@@ -109,7 +109,7 @@ def test_out_that_is_an_operand() -> None:
 def test_out_of_another_type_is_cupys() -> None:
     import cupy
 
-    x = on_device(drawn(np.random.default_rng(15), "int32", (30, 30), 0))
+    x = on_device(draw_integers(np.random.default_rng(15), "int32", (30, 30), 0))
 
     def outcome(multiply: Any, kind: str) -> Any:
         out = cupy.zeros((30, 30), kind)
@@ -130,7 +130,7 @@ def test_torch_has_integers_by_fmm_alone(dtype: str) -> None:
         pytest.skip("this torch has no CUDA")
     draw = np.random.default_rng(16)
     for m, k, n in ((3, 5, 4), (100, 300, 50), (1500, 900, 1100)):
-        a, b = drawn(draw, dtype, (m, k), 0), drawn(draw, dtype, (k, n), 0)
+        a, b = draw_integers(draw, dtype, (m, k), 0), draw_integers(draw, dtype, (k, n), 0)
         x, y = (torch.from_numpy(v).cuda() for v in (a, b))
         if dtype == "int64":
             with pytest.raises(RuntimeError):
@@ -148,12 +148,12 @@ def test_block_by_block_of_c(dtype: str) -> None:
 
     draw = np.random.default_rng(18)
     for m, k, n in ((1, 7, 1), (130, 257, 99), (511, 300, 640)):
-        a, b = drawn(draw, dtype, (m, k), 0), drawn(draw, dtype, (k, n), 0)
+        a, b = draw_integers(draw, dtype, (m, k), 0), draw_integers(draw, dtype, (k, n), 0)
         for how in range(3):
             for plan in ("quarters > residues > bytes", "quarters > quarters > residues > bytes"):
                 found = fmm.matmul(on_device(a, how), on_device(b, 2 - how), plan=plan)
                 np.testing.assert_array_equal(cupy.asnumpy(found), np.matmul(a, b))
-    x, y = (on_device(drawn(draw, dtype, (4096, 4096), 0)) for _ in range(2))
+    x, y = (on_device(draw_integers(draw, dtype, (4096, 4096), 0)) for _ in range(2))
     whole, expected = fmm.explain(x, y).workspace, cupy.matmul(x, y)
     for share in (2, 3):
         less = fmm.explain(x, y, workspace=whole // share)
@@ -174,9 +174,9 @@ def test_layouts_of_both_operands() -> None:
 
     draw = np.random.default_rng(17)
     for dtype in ("int8", "int64", "uint16"):
-        a, b = drawn(draw, dtype, (129, 257), 0), drawn(draw, dtype, (257, 131), 0)
+        a, b = draw_integers(draw, dtype, (129, 257), 0), draw_integers(draw, dtype, (257, 131), 0)
         for how in range(4):
-            x, y = (cupy.asarray(laid_out(v, 0)) for v in (a, b))
+            x, y = (cupy.asarray(with_layout(v, 0)) for v in (a, b))
             x = cupy.asfortranarray(x) if how & 1 else x
             y = cupy.asfortranarray(y) if how & 2 else y
             np.testing.assert_array_equal(cupy.asnumpy(fmm.matmul(x, y, plan=PLAN)), np.matmul(a, b))

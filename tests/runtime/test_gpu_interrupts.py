@@ -11,7 +11,7 @@ import pytest
 
 import fmm
 from tests.support.device_arrays import CupyLibrary, close, draw
-from tests.support.interrupts import printed
+from tests.support.interrupts import interpreter_output
 
 pytestmark = pytest.mark.gpu
 OVERLAPPED = "strassen.overlapped > vendor"
@@ -20,7 +20,7 @@ OVERLAPPED = "strassen.overlapped > vendor"
 def test_some_seconds_of_hostile_use() -> None:
     """`make gpu-check` takes a minute of it, and prints the counts."""
     command = "-m", "tests.support.hostile_device", "--seconds", "3", "--seed", "1"
-    assert "interrupts" in printed(*command, seconds=600, quiet=False)
+    assert "interrupts" in interpreter_output(*command, seconds=600, quiet=False)
 
 
 @pytest.mark.parametrize("at", range(1, 16, 2))

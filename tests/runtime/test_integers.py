@@ -19,7 +19,7 @@ from fmm.runtime import run_host
 from fmm.runtime.decisions import decide, early_declines
 from fmm.runtime.decisions.early_declines import is_small_on_host
 from tests.support import random_integers
-from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
+from tests.support.integers import INTEGER_KINDS, draw_integers, python_product, uniform_integers, with_layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,14 +51,14 @@ def forget() -> None:
 # ---- products
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("kind", range(len(INTEGER_KINDS)))
 @pytest.mark.parametrize("dtype", RING_TYPES)
 def test_numbers_of_each_kind(dtype: str, kind: int) -> None:
     draw = np.random.default_rng(kind)
-    a, b = drawn(draw, dtype, (9, 37), kind), drawn(draw, dtype, (37, 11), kind)
+    a, b = draw_integers(draw, dtype, (9, 37), kind), draw_integers(draw, dtype, (37, 11), kind)
     found = fmm.matmul(a, b, plan="digits")
     assert found.dtype == dtype
-    np.testing.assert_array_equal(found, by_python(a, b))
+    np.testing.assert_array_equal(found, python_product(a, b))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -69,19 +69,19 @@ def test_random_products(count: int) -> None:
     for _ in range(count):
         m, k, n = (choose.choice([1, 2, 3, 13, 40, 41, choose.randint(1, 90)]) for _ in range(3))
         dtype = choose.choice(INTEGERS)
-        a, b = (laid_out(drawn(draw, dtype, shape), choose.randint(0, 3)) for shape in ((m, k), (k, n)))
+        a, b = (with_layout(draw_integers(draw, dtype, shape), choose.randint(0, 3)) for shape in ((m, k), (k, n)))
         plan = choose.choice(["digits"] if dtype == "bool" else ["digits", "digits", "strassen > digits"])
-        out = choose.choice([None, laid_out(np.ones((m, n), dtype), choose.randint(0, 2))])
+        out = choose.choice([None, with_layout(np.ones((m, n), dtype), choose.randint(0, 2))])
         found = fmm.matmul(a, b, out=out, plan=plan)
         assert found is out or out is None
-        np.testing.assert_array_equal(found, by_python(a, b), err_msg=f"{dtype} {m} {k} {n} {plan}")
+        np.testing.assert_array_equal(found, python_product(a, b), err_msg=f"{dtype} {m} {k} {n} {plan}")
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_the_usual_blocks(dtype: str) -> None:
     """On several threads, over more than one block of the inner side, and unasked."""
     draw = np.random.default_rng(3)
-    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 131), 0)
+    a, b = draw_integers(draw, dtype, (200, 2100), 0), draw_integers(draw, dtype, (2100, 131), 0)
     assert str(fmm.explain(a, b).plan) == "digits"
     np.testing.assert_array_equal(fmm.matmul(a, b), np.matmul(a, b))
 
@@ -90,9 +90,9 @@ def test_the_usual_blocks(dtype: str) -> None:
 def test_levels_are_exact_modulo_two_to_the_bits() -> None:
     draw = np.random.default_rng(4)
     for dtype in ("int64", "uint64", "int8", "uint16"):
-        a, b = drawn(draw, dtype, (70, 70), 2), drawn(draw, dtype, (70, 70), 0)
+        a, b = draw_integers(draw, dtype, (70, 70), 2), draw_integers(draw, dtype, (70, 70), 0)
         for plan in ("winograd > digits", "strassen > strassen > digits", "li-fig3.peel > digits", "hasa > digits"):
-            np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), by_python(a, b))
+            np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), python_product(a, b))
 
 
 def test_bytes_of_bool_that_are_neither_zero_nor_one() -> None:
@@ -139,7 +139,7 @@ def test_options_are_numpys(what: str, left: str, right: str, options: dict[str,
     a, b = (
         draw.integers(0, 2, (40, 40)).astype(bool)
         if t == "bool"
-        else spread(draw, np.dtype(t).name, (40, 40)).astype(t)
+        else uniform_integers(draw, np.dtype(t).name, (40, 40)).astype(t)
         for t in (left, right)
     )
     expected = np.matmul(a, b, **options)
@@ -181,15 +181,15 @@ def test_out_of_other_types(out_type: str) -> None:
 )
 def test_stacks_and_vectors(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     draw = np.random.default_rng(6)
-    a, b = (spread(draw, "int64", shape) for shape in shapes)
+    a, b = (uniform_integers(draw, "int64", shape) for shape in shapes)
     found = fmm.matmul(a, b, plan="digits")
     np.testing.assert_array_equal(found, np.matmul(a, b))
     assert type(found) is type(np.matmul(a, b))
 
 
 def test_out_that_is_an_operand() -> None:
-    a = spread(np.random.default_rng(7), "int64", (50, 50))
-    expected = by_python(a, a)
+    a = uniform_integers(np.random.default_rng(7), "int64", (50, 50))
+    expected = python_product(a, a)
     assert fmm.matmul(a, a, out=a, plan="digits") is a
     np.testing.assert_array_equal(a, expected)
 
@@ -237,7 +237,7 @@ def test_no_memory_means_numpys_product(monkeypatch: pytest.MonkeyPatch) -> None
     def none(*_: Any) -> Any:
         raise MemoryError
 
-    a = spread(np.random.default_rng(8), "int64", (300, 300))
+    a = uniform_integers(np.random.default_rng(8), "int64", (300, 300))
     monkeypatch.setattr(exact_product, "_split_panel", none)
     out = np.zeros((300, 300), int)
     expected = np.matmul(a, a)
@@ -256,7 +256,7 @@ def test_plans_that_are_refused(plan: str, dtype: str) -> None:
 
 
 def test_gemm_and_gram_are_left_to_numpy() -> None:
-    a = spread(np.random.default_rng(9), "int64", (20, 20))
+    a = uniform_integers(np.random.default_rng(9), "int64", (20, 20))
     np.testing.assert_array_equal(fmm.gemm(a, a, alpha=3), np.matmul(a, a) * 3)
     np.testing.assert_array_equal(fmm.gemm(a, a, a, alpha=-2, beta=5), np.matmul(a, a) * -2 + a * 5)
     np.testing.assert_array_equal(fmm.gram(a), a.T @ a)
@@ -282,7 +282,7 @@ def test_random_products_in_several_processes(capfd: pytest.CaptureFixture[str])
 
 
 def test_the_command_finds_a_wrong_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong(x: random_integers.Drawn, plan: str) -> Any:
+    def wrong(x: random_integers.RandomProduct, plan: str) -> Any:
         found = multiply_on_host(x, plan)
         found[-1, -1] ^= found.dtype.type(1)
         return found
@@ -298,7 +298,7 @@ def test_the_command_finds_a_wrong_entry(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize("alpha", [2, 2.0, np.float32(2), np.int8(2), -3.0])
 def test_factors_are_whole_however_they_are_written(alpha: Any) -> None:
-    a = spread(np.random.default_rng(9), "int64", (20, 20))
+    a = uniform_integers(np.random.default_rng(9), "int64", (20, 20))
     whole = int(alpha)
     np.testing.assert_array_equal(fmm.gemm(a, a, a, alpha=alpha, beta=alpha), np.matmul(a, a) * whole + a * whole)
     symmetric = a.T @ a

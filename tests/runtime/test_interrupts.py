@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.support.interrupts import printed
+from tests.support.interrupts import interpreter_output
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
 
@@ -19,23 +19,25 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no int
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
     """On the caller's thread, on ours, and with two products at a time; into an `out`, and into a new array."""
-    here, new, *apart = map(int, printed("-m", "tests.support.interrupted_host", str(every), seconds=1500).split())
+    here, new, *apart = map(
+        int, interpreter_output("-m", "tests.support.interrupted_host", str(every), seconds=1500).split()
+    )
     assert min(here, new) > 500 and min(apart) > 150, "as many steps as there were when this was written"
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_an_exact_product(every: int) -> None:
-    printed("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=1500)
+    interpreter_output("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=1500)
 
 
 def test_interrupts_forks_threads_and_faults_at_random() -> None:
-    assert int(printed("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1").split()[0]) > 0
+    assert int(interpreter_output("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1").split()[0]) > 0
 
 
 @pytest.mark.slow
 def test_most_of_a_minute_of_hostile_use(capsys: pytest.CaptureFixture[str]) -> None:
     seed = str(os.getpid())
-    counts = printed("-m", "tests.support.hostile_use", "--seconds", "45", "--seed", seed)
+    counts = interpreter_output("-m", "tests.support.hostile_use", "--seconds", "45", "--seed", seed)
     with capsys.disabled():
         print(f"\nhostile use, seed {seed}: {counts}")
     assert int(counts.split()[0]) > 200
@@ -99,4 +101,4 @@ print(os.waitpid(child, 0)[1])
 @pytest.mark.parametrize("pages", [400, 2200])
 def test_a_child_without_address_space_multiplies(pages: int) -> None:
     """It has none of its parent's threads, and a new one may not be had, or not begin."""
-    assert printed("-c", NO_ROOM.replace("{pages}", str(pages))) == "0\n"
+    assert interpreter_output("-c", NO_ROOM.replace("{pages}", str(pages))) == "0\n"

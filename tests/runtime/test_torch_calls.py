@@ -20,7 +20,7 @@ from fmm.arrays import detect, select_library
 from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
-from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
+from tests.support.torch_plans import LEVEL, N, draw_tensor, same, shards_of_one_process
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torch
@@ -33,7 +33,7 @@ pytestmark = [
 
 def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None:
     """Without which the other tests here would say nothing."""
-    a, b = drawn(device), drawn(device)
+    a, b = draw_tensor(device), draw_tensor(device)
     same(fmm.matmul(a, b), a @ b)
     same(fmm.matmul(torch.nn.Parameter(a), b), a @ b)
     assert plans_run == [LEVEL] * 2
@@ -42,7 +42,7 @@ def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None
 def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = drawn(device), drawn(device)
+    a, b = draw_tensor(device), draw_tensor(device)
     out = fmm.matmul(a, b)
     plans_run.clear()
     monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
@@ -57,7 +57,7 @@ def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.Mo
     """As NumPy's may; torch alone would read what it has written."""
     if left:
         monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
-    a, b = drawn(device), drawn(device)
+    a, b = draw_tensor(device), draw_tensor(device)
     wanted = a @ b
     for x, y, out in ((c := a.clone(), b, c), (a, c := b.clone(), c), (a, c := b.T.clone().T, c.T)):
         assert fmm.matmul(x, y, out=out) is out
@@ -71,7 +71,7 @@ def test_out_may_lie_on_a_factor(device: str, left: bool, monkeypatch: pytest.Mo
 
 def test_out_beside_a_factor_costs_no_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fmm.dispatch.is_declined_on_device", lambda *given: True)
-    both, b = torch.stack([drawn(device), drawn(device)]), drawn(device)
+    both, b = torch.stack([draw_tensor(device), draw_tensor(device)]), draw_tensor(device)
     wanted = both[0] @ b
     monkeypatch.setattr(torch.Tensor, "copy_", None)
     same(fmm.matmul(both[0], b, out=both[1]), wanted)
@@ -105,7 +105,7 @@ class Operators(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore
 
 
 def test_a_mode_sees_torchs_function_and_nothing_else(device: str, plans_run: list[Plan]) -> None:
-    a, out = drawn(device), drawn(device)
+    a, out = draw_tensor(device), draw_tensor(device)
     with Calls() as calls:
         fmm.matmul(a, a)
         fmm.matmul(a[:8, :8], a[:8, :8])
@@ -128,12 +128,12 @@ def test_a_mode_may_answer_in_torchs_place(plans_run: list[Plan]) -> None:
             return "mine" if func is torch.matmul else func(*args, **(kwargs or {}))
 
     with Answers():
-        assert fmm.matmul(drawn("cpu"), drawn("cpu")) == "mine"
+        assert fmm.matmul(draw_tensor("cpu"), draw_tensor("cpu")) == "mine"
 
 
 def test_a_default_device_keeps_nobody_from_plans(device: str, plans_run: list[Plan]) -> None:
     """torch keeps it in a mode, too; the product is where its operands are."""
-    a = drawn(device)
+    a = draw_tensor(device)
     for other in ("meta", device):
         with torch.device(other):
             c = fmm.matmul(a, a)
@@ -151,7 +151,7 @@ def test_a_default_device_keeps_nobody_from_plans(device: str, plans_run: list[P
 
 
 def test_a_mode_is_its_threads_own(plans_run: list[Plan]) -> None:
-    a = drawn("cpu")
+    a = draw_tensor("cpu")
     with Calls():
         thread = threading.Thread(target=fmm.matmul, args=(a, a))
         thread.start()
@@ -192,7 +192,7 @@ def test_a_plan_that_torch_cannot_follow_is_refused_by_the_call_and_by_its_expla
 
 @pytest.mark.parametrize("n", [4, N], ids=["small", "large"])
 def test_a_trace_records_a_product(n: int, device: str) -> None:
-    a, b, x = drawn(device, n, n), drawn(device, n, n), drawn(device, n, n)
+    a, b, x = draw_tensor(device, n, n), draw_tensor(device, n, n), draw_tensor(device, n, n)
     with warnings.catch_warnings():
         for kind in (DeprecationWarning, FutureWarning):  # of torch.jit itself; what a trace warns of is an error
             warnings.filterwarnings("ignore", ".torch.jit", kind)
@@ -207,7 +207,7 @@ def test_symbolic_tracing_records_a_product(plans_run: list[Plan]) -> None:
     found = torch.fx.symbolic_trace(lambda x, y: fmm.matmul(x, y) + 1)
     calls = [node.target for node in found.graph.nodes if node.op == "call_function"]
     assert calls[0] is torch.matmul and not plans_run
-    a = drawn("cpu")
+    a = draw_tensor("cpu")
     same(found(a, a), a @ a + 1)
     mixed = torch.fx.symbolic_trace(lambda x: fmm.matmul(x, a))
     same(mixed(a), a @ a)
@@ -230,7 +230,7 @@ def no_type_known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_type_known")
 def test_an_exported_program_holds_a_product(n: int, strict: bool, device: str, plans_run: list[Plan]) -> None:
     """(And torch has nothing to warn of, such as names that the call has kept.)"""
-    a = drawn(device, n, n)
+    a = draw_tensor(device, n, n)
     program = torch.export.export(TimesItself(), (a,), strict=strict)
     targets = [str(node.target) for node in program.graph.nodes]
     assert "aten.matmul.default" in targets and not plans_run
@@ -240,7 +240,7 @@ def test_an_exported_program_holds_a_product(n: int, strict: bool, device: str, 
 def test_make_fx_records_a_product(plans_run: list[Plan]) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(TimesItself())(drawn("cpu")).graph
+    graph = make_fx(TimesItself())(draw_tensor("cpu")).graph
     assert "aten.mm.default" in [str(node.target) for node in graph.nodes] and not plans_run
 
 
@@ -288,7 +288,7 @@ def test_inductor_compiles_them(device: str) -> None:
 
 
 def test_a_compiled_product_is_torchs(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -309,7 +309,7 @@ def test_a_compiled_product_is_torchs(device: str, plans_run: list[Plan]) -> Non
 
 
 def test_transforms_of_functions_are_torchs(device: str, plans_run: list[Plan]) -> None:
-    a, b = drawn(device, 3, N, N), drawn(device)
+    a, b = draw_tensor(device, 3, N, N), draw_tensor(device)
     same(torch.func.vmap(fmm.matmul, in_dims=(0, None))(a, b), a @ b)
     same(torch.func.grad(lambda x: fmm.matmul(x, b).sum())(b), torch.ones_like(b) @ b.mT)
     same(torch.func.functionalize(fmm.matmul)(b, b), b @ b)
@@ -324,8 +324,8 @@ def test_transforms_of_functions_are_torchs(device: str, plans_run: list[Plan]) 
 
 def test_gradients_for_many_vectors_at_once(device: str, plans_run: list[Plan]) -> None:
     """The backward pass of a plan's product, told to differentiate for a whole stack of gradients."""
-    a, b = (drawn(device).requires_grad_() for _ in range(2))
-    stack = drawn(device, 3, N, N)
+    a, b = (draw_tensor(device).requires_grad_() for _ in range(2))
+    stack = draw_tensor(device, 3, N, N)
     ours = torch.autograd.grad(fmm.matmul(a, b), (a, b), stack, is_grads_batched=True)
     theirs = torch.autograd.grad(a @ b, (a, b), stack, is_grads_batched=True)
     assert plans_run == [LEVEL]
@@ -334,7 +334,7 @@ def test_gradients_for_many_vectors_at_once(device: str, plans_run: list[Plan]) 
 
 
 def test_gradients_of_gradients_forward_over_backward(device: str, plans_run: list[Plan]) -> None:
-    a, b, v = (drawn(device) for _ in range(3))
+    a, b, v = (draw_tensor(device) for _ in range(3))
 
     def found(function: Callable[..., Any]) -> Any:
         x = a.clone().requires_grad_()
@@ -352,7 +352,7 @@ def test_gradients_of_gradients_forward_over_backward(device: str, plans_run: li
 
 def test_memory_can_be_resized_afterwards(device: str, plans_run: list[Plan]) -> None:
     """As torch does with sharded parameters, whose memory it gives back between two uses."""
-    a, b = drawn(device), drawn(device)
+    a, b = draw_tensor(device), draw_tensor(device)
     c = fmm.matmul(a, b)
     fmm.matmul(a, b, out=c)
     assert plans_run == [LEVEL, LEVEL]
@@ -363,7 +363,7 @@ def test_memory_can_be_resized_afterwards(device: str, plans_run: list[Plan]) ->
 def test_checkpoints_and_hooks_see_what_is_saved(device: str, plans_run: list[Plan]) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    a, b = drawn(device).requires_grad_(), drawn(device)
+    a, b = draw_tensor(device).requires_grad_(), draw_tensor(device)
     checkpoint(fmm.matmul, a, b, use_reentrant=False).sum().backward()
     same(a.grad, torch.ones_like(b) @ b.mT)
     saved: list[Any] = []
@@ -391,7 +391,7 @@ def rejected(a: Any, b: Any, out: Any) -> None:
 
 
 def test_an_out_that_torch_rejects_is_its_error(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     for shape in ((N, 1), (1, N), (1, 1)):
         kept = torch.zeros(shape, dtype=a.dtype, device=device)
         rejected(a, a, kept.expand(N, N))
@@ -405,7 +405,7 @@ def test_an_out_that_torch_rejects_is_its_error(device: str, plans_run: list[Pla
 
 
 def test_an_out_that_torch_writes_is_written(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     places = [torch.zeros(2 * N, 2 * N, dtype=a.dtype, device=device)[::2, ::2], torch.zeros_like(a).mT]
     with torch.inference_mode():
         frozen = torch.zeros_like(a)
@@ -415,12 +415,12 @@ def test_an_out_that_torch_writes_is_written(device: str, plans_run: list[Plan])
     for out in places:
         same(fmm.matmul(a, 2 * a, out), 2 * a @ a)
     assert len(plans_run) == 5
-    row, one = drawn(device, 1, N), torch.zeros(1, 1, dtype=a.dtype, device=device).expand(1, 1)
+    row, one = draw_tensor(device, 1, N), torch.zeros(1, 1, dtype=a.dtype, device=device).expand(1, 1)
     same(fmm.matmul(row, row.mT, one), row @ row.mT)  # expanded to its own size: nothing overlaps
 
 
 def test_products_of_the_inference_mode_are_of_it(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     with torch.inference_mode():
         c = fmm.matmul(a, a)
     assert c.is_inference() and not fmm.matmul(a, a).is_inference()
@@ -440,7 +440,7 @@ def test_products_of_the_inference_mode_are_of_it(device: str, plans_run: list[P
 def test_tensors_of_another_kind_are_torchs(plans_run: list[Plan]) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    a, mode = drawn("cpu"), FakeTensorMode()
+    a, mode = draw_tensor("cpu"), FakeTensorMode()
     mine = type("Mine", (torch.Tensor,), {})
     with mode:
         fake = torch.empty(N, N, dtype=a.dtype)
@@ -462,7 +462,7 @@ def test_tensors_of_another_kind_are_torchs(plans_run: list[Plan]) -> None:
 
 
 def test_distributed_tensors_are_torchs(plans_run: list[Plan], tmp_path: Any) -> None:
-    a = drawn("cpu")
+    a = draw_tensor("cpu")
     with shards_of_one_process(a, tmp_path) as (left, right):
         c = fmm.matmul(left, right)
         assert type(c) is type(left)
@@ -472,7 +472,7 @@ def test_distributed_tensors_are_torchs(plans_run: list[Plan], tmp_path: Any) ->
 
 def test_deterministic_algorithms_are_torchs(device: str, plans_run: list[Plan]) -> None:
     """Which plan is chosen depends on what is free of memory and what was measured, and so do the last digits."""
-    a = drawn(device, dtype=torch.float32)
+    a = draw_tensor(device, dtype=torch.float32)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
@@ -487,7 +487,7 @@ def test_a_replaced_matmul_of_torch_does_not_call_itself(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "matmul", fmm.matmul)
-    a = drawn(device)
+    a = draw_tensor(device)
     same(torch.matmul(a, a), a @ a)
     same(torch.matmul(a[:4, :4], a[:4, :4]), a[:4, :4] @ a[:4, :4])
     assert plans_run == [LEVEL]
@@ -509,7 +509,7 @@ def test_only_what_gradients_need_is_kept(call: Any, device: str) -> None:
     """As of torch's own product: a factor of which no gradient is asked is kept, and the other one is not. So that may
     be written over, and its memory is not held."""
     for right in (False, True):
-        x, w = drawn(device).requires_grad_(), drawn(device)
+        x, w = draw_tensor(device).requires_grad_(), draw_tensor(device)
         y = x * 1
         kept: list[Any] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from tests.support.torch_plans import LEVEL, N, drawn, same
+from tests.support.torch_plans import LEVEL, N, draw_tensor, same
 
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torch
@@ -37,14 +37,14 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 def test_gradients_of_all_shapes(left: tuple[int, ...], right: tuple[int, ...], device: str) -> None:
-    a, b = (drawn(device, *shape).requires_grad_() for shape in (left, right))
+    a, b = (draw_tensor(device, *shape).requires_grad_() for shape in (left, right))
     same(torch.ops.fmm.matmul(a, b), torch.matmul(a, b))
     assert torch.autograd.gradcheck(torch.ops.fmm.matmul, (a, b), fast_mode=True)
     assert torch.autograd.gradgradcheck(torch.ops.fmm.matmul, (a, b), fast_mode=True)
 
 
 def test_complex_gradients_are_conjugated(device: str) -> None:
-    a, b = (drawn(device, 5, 5, dtype=torch.complex128).requires_grad_() for _ in range(2))
+    a, b = (draw_tensor(device, 5, 5, dtype=torch.complex128).requires_grad_() for _ in range(2))
     assert torch.autograd.gradcheck(torch.ops.fmm.matmul, (a, b), fast_mode=True)
 
 
@@ -55,7 +55,7 @@ RULED = pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="thi
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 def test_forward_gradients_of_all_shapes(left: tuple[int, ...], right: tuple[int, ...], device: str) -> None:
     """Of both operands, and of either alone; and gradients of these in turn."""
-    pair = [drawn(device, *shape).requires_grad_() for shape in (left, right)]
+    pair = [draw_tensor(device, *shape).requires_grad_() for shape in (left, right)]
     checks: dict[str, Any] = {"fast_mode": True, "check_forward_ad": True, "check_backward_ad": False}
     assert torch.autograd.gradcheck(torch.ops.fmm.matmul, pair, **checks)
     assert torch.autograd.gradgradcheck(torch.ops.fmm.matmul, pair, fast_mode=True, check_fwd_over_rev=True)
@@ -64,7 +64,7 @@ def test_forward_gradients_of_all_shapes(left: tuple[int, ...], right: tuple[int
 @RULED
 def test_where_forward_gradients_are_wanted_the_product_is_torchs(device: str, plans_run: list[Plan]) -> None:
     """As it is of fmm.matmul."""
-    a, b, of_a = (drawn(device, dtype=torch.complex128) for _ in range(3))
+    a, b, of_a = (draw_tensor(device, dtype=torch.complex128) for _ in range(3))
     for operands, tangents, expected in (((a,), (of_a,), of_a @ b), ((a, b), (of_a, a), of_a @ b + a @ a)):
         rest = () if len(operands) == 2 else (b,)
         value, found = torch.func.jvp(lambda *x, rest=rest: torch.ops.fmm.matmul(*x, *rest), operands, tangents)
@@ -81,7 +81,7 @@ def test_where_forward_gradients_are_wanted_the_product_is_torchs(device: str, p
 @RULED
 def test_a_compiled_function_has_forward_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", 0)
-    a, of_a = drawn(device), drawn(device)
+    a, of_a = draw_tensor(device), draw_tensor(device)
 
     def function(x: Any, tangent: Any) -> Any:
         return torch.func.jvp(lambda y: fmm.matmul(y, y).sin(), (x,), (tangent,))[1]
@@ -106,7 +106,7 @@ KINDS = "float16", "bfloat16", "float32", "float64", "complex64"
 def test_autocast_casts_its_operands_as_those_of_mm(device: str, kind: str) -> None:
     """In a fake world too, where compilers ask."""
     dtype = getattr(torch, kind)
-    a, b = drawn(device, 8, 8, dtype=dtype).requires_grad_(), drawn(device, 8, 8, dtype=dtype)
+    a, b = draw_tensor(device, 8, 8, dtype=dtype).requires_grad_(), draw_tensor(device, 8, 8, dtype=dtype)
     with torch.autocast(device, dtype=torch.bfloat16):
         found, expected = torch.ops.fmm.matmul(a, b), torch.mm(a, b)
         with fake_tensor.FakeTensorMode() as mode:
@@ -119,7 +119,7 @@ def test_autocast_casts_its_operands_as_those_of_mm(device: str, kind: str) -> N
 
 def test_in_mixed_precision_a_plan_runs_on_what_it_was_cast_to(plans_run: list[Plan]) -> None:
     """float64 is not cast."""
-    a = drawn("cpu")
+    a = draw_tensor("cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         same(torch.ops.fmm.matmul(a, a), a @ a)
     assert plans_run == [LEVEL]
@@ -135,7 +135,7 @@ def test_batches_of_all_shapes(
     left: tuple[int, ...], right: tuple[int, ...], places: tuple[int | None, int | None], device: str
 ) -> None:
     """torch.vmap over any axis of either operand, or of both."""
-    pair = [drawn(device, *_with_batch(shape, at)) for shape, at in zip((left, right), places, strict=True)]
+    pair = [draw_tensor(device, *_with_batch(shape, at)) for shape, at in zip((left, right), places, strict=True)]
     found = torch.vmap(torch.ops.fmm.matmul, in_dims=places)(*pair)
     same(found, torch.vmap(torch.matmul, in_dims=places)(*pair))
 
@@ -150,7 +150,7 @@ def _with_batch(shape: tuple[int, ...], at: int | None) -> tuple[int, ...]:
 
 @pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="this torch's operators have no batches")
 def test_a_batch_is_one_product_and_has_gradients(device: str, plans_run: list[Plan]) -> None:
-    a, b = drawn(device, 3, N, N).requires_grad_(), drawn(device)
+    a, b = draw_tensor(device, 3, N, N).requires_grad_(), draw_tensor(device)
     found = torch.vmap(torch.ops.fmm.matmul, in_dims=(0, None))(a, b)
     assert plans_run == [LEVEL]
     (ours,), (theirs,) = (torch.autograd.grad(c.square().sum(), a) for c in (found, a @ b))
@@ -160,13 +160,13 @@ def test_a_batch_is_one_product_and_has_gradients(device: str, plans_run: list[P
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of its checks
 def test_torchs_own_checks_of_an_operator(device: str) -> None:
-    a, b = drawn(device, 5, 6).requires_grad_(), drawn(device, 6, 7)
+    a, b = draw_tensor(device, 5, 6).requires_grad_(), draw_tensor(device, 6, 7)
     torch.library.opcheck(torch.ops.fmm.matmul.default, (a, b))
-    torch.library.opcheck(torch.ops.fmm.matmul.default, (drawn(device, 2, 5, 6), b, None, 8.0, 1 << 20))
+    torch.library.opcheck(torch.ops.fmm.matmul.default, (draw_tensor(device, 2, 5, 6), b, None, 8.0, 1 << 20))
 
 
 def test_it_does_as_it_is_told(device: str, plans_run: list[Plan]) -> None:
-    a = drawn(device)
+    a = draw_tensor(device)
     same(torch.ops.fmm.matmul(a, a), a @ a)
     same(torch.ops.fmm.matmul(a, a, plan="vendor"), a @ a)
     same(torch.ops.fmm.matmul(a, a, plan="winograd > vendor"), a @ a)
@@ -185,7 +185,7 @@ def test_the_products_of_a_compiled_function(
 ) -> None:
     """Large ones are the operator, small ones torch's own; the backward pass likewise."""
     monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", N**3)
-    a, small = drawn(device).requires_grad_(), drawn(device, 8, 8)
+    a, small = draw_tensor(device).requires_grad_(), draw_tensor(device, 8, 8)
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -217,7 +217,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
 ) -> None:
     """Nothing is asked of it, so that nothing is compiled again for it."""
     monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", N**3)
-    x, y = drawn(device), drawn(device)
+    x, y = draw_tensor(device), draw_tensor(device)
     torch._dynamo.mark_dynamic(x, 0)
     try:
         compiled = torch.compile(lambda x, y: fmm.matmul(x, y), backend="eager", fullgraph=True)
@@ -236,13 +236,13 @@ def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.Monke
             return fmm.matmul(x, x)
 
     for strict in (True, False):
-        program = torch.export.export(Twice(), (drawn(device),), strict=strict)
+        program = torch.export.export(Twice(), (draw_tensor(device),), strict=strict)
         assert "fmm" not in str(program.graph)
 
 
 def test_mixed_precision_is_torchs_in_a_compiled_function(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "SMALL_MULTIPLY_ADDS", 0)
-    x = drawn(device, dtype=torch.float32)
+    x = draw_tensor(device, dtype=torch.float32)
     try:
         compiled = torch.compile(lambda x: fmm.matmul(x, x), backend="aot_eager", fullgraph=True)
         with torch.autocast(device, dtype=torch.bfloat16):

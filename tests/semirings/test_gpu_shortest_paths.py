@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fmm
-from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, with_length_type
 from tests.support.semiring_kernels import every_kernel
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def cupy() -> Any:
 def test_the_same_as_on_the_host(cupy: Any, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(21)
     for n in (0, 1, 2, 127, 129, 333):
-        edges = of_type(GRAPHS[kind](n, rng), dtype, rng)
+        edges = with_length_type(GRAPHS[kind](n, rng), dtype, rng)
         wanted = fmm.shortest_paths(edges)
         found, nodes = fmm.shortest_paths(cupy.asarray(edges), return_predecessors=True)
         alone = fmm.shortest_paths(cupy.asarray(edges))
@@ -109,7 +109,7 @@ def test_large_products(cupy: Any, dtype: str, signed: bool) -> None:
 def test_many_nodes(cupy: Any, kind: str, dtype: str) -> None:
     """No path is shorter by one more edge, and none is longer than an edge."""
     n, rng = 2500, np.random.default_rng(26)
-    edges = of_type(GRAPHS[kind](n, rng), dtype, rng)
+    edges = with_length_type(GRAPHS[kind](n, rng), dtype, rng)
     lengths = as_lengths(cupy.asnumpy(fmm.shortest_paths(cupy.asarray(edges))))
     direct = np.where(edges == 0, np.inf, edges.astype(float))
     assert (lengths <= direct + 1e-4).all() and (np.diag(lengths) == 0).all()

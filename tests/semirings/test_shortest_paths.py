@@ -15,7 +15,7 @@ from fmm.semirings import numba_kernels, placement, shortest_paths
 from fmm.semirings.domain import RingDomain, choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from fmm.semirings.path_request import PathRequest
-from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
+from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, random_graph, with_length_type
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
 from tests.support.semiring_on_host import NumpyAsCupy, count_kernels, take_the_hosts_place
@@ -82,7 +82,7 @@ def test_the_same_as_scipys(kind: str, dtype: str) -> None:
     if kind != "negative":  # undirected, a negative edge is a cycle
         options += [{"directed": False}, {"directed": False, "return_predecessors": True}]
     for n, chosen in product((0, 1, 2, 67), options):
-        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), **chosen)
+        same_as_scipy(with_length_type(GRAPHS[kind](n, rng), dtype, rng), **chosen)
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_the_same_as_scipys(kind: str, dtype: str) -> None:
 def test_the_same_for_larger_graphs(kind: str, dtype: str) -> None:
     rng = np.random.default_rng(12)
     for n in (257, 400):
-        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=True)
+        same_as_scipy(with_length_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=True)
 
 
 def test_no_edge_is_what_scipy_takes_for_none() -> None:
@@ -544,7 +544,7 @@ def test_a_first_call_on_a_device_compiles_none_of_cupys_kernels_before_the_clos
     required_compiler()
     take_the_hosts_place(monkeypatch)
     kernels = count_kernels(monkeypatch)
-    edges = of_type(random_graph(40, np.random.default_rng(33)), dtype, np.random.default_rng(34))
+    edges = with_length_type(random_graph(40, np.random.default_rng(33)), dtype, np.random.default_rng(34))
     fmm.shortest_paths(edges, return_predecessors=with_predecessors)
     assert {name for name, *_ in kernels} == expected, kernels
 
@@ -577,7 +577,7 @@ def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pyte
     required_compiler()
     device, rng = take_the_hosts_place(monkeypatch), np.random.default_rng(31)
     for n, with_predecessors in ((0, True), (1, False), (67, True), (131, False)):
-        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=with_predecessors)
+        same_as_scipy(with_length_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=with_predecessors)
     negative = kind == "negative" and dtype[0] == "i"
     assert ("int32" if negative else f"{dtype}{', none negative' * (dtype[0] == 'i')}") in device.rings
 

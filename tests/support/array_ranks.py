@@ -20,7 +20,7 @@ import fmm.distributed
 from fmm.distributed import sharded_tensors
 
 PLACES = (Shard(0), Shard(1), Replicate())
-BOUND = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5, "complex128": 1e-12}
+ERROR_BOUNDS = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5, "complex128": 1e-12}
 
 
 def meshes(device: str) -> Iterator[Any]:
@@ -30,18 +30,18 @@ def meshes(device: str) -> Iterator[Any]:
         yield init_device_mesh(device, (2, 2))
 
 
-def library(device: str) -> Any:
+def array_library(device: str) -> Any:
     return import_module("cupy" if device == "cuda" else "numpy")
 
 
-def drawn(rows: int, cols: int, seed: int, dtype: str = "float64") -> Any:
+def draw_matrix(rows: int, cols: int, seed: int, dtype: str = "float64") -> Any:
     """The same on all processes."""
     rng = np.random.default_rng(seed)
     found = rng.standard_normal((rows, cols)) + (1j * rng.standard_normal((rows, cols)) if "complex" in dtype else 0)
     return found.astype(dtype)
 
 
-def part(whole: Any, mesh: Any, places: Any) -> Any:
+def local_part(whole: Any, mesh: Any, places: Any) -> Any:
     """Return the part of a NumPy array that this process holds, cut as by torch.chunk along each dimension of
     the mesh."""
     for place, side, mine in zip(places, mesh.mesh.shape, mesh.get_coordinate(), strict=True):
@@ -52,60 +52,60 @@ def part(whole: Any, mesh: Any, places: Any) -> Any:
     return np.ascontiguousarray(whole)
 
 
-def near(found: Any, expected: Any, dtype: str = "float64") -> bool:
+def is_close(found: Any, expected: Any, dtype: str = "float64") -> bool:
     found = found if isinstance(found, np.ndarray) else found.get()
     assert found.dtype == dtype and found.shape == expected.shape, (found.dtype, found.shape, expected.shape)
     wide = np.abs(found.astype(expected.dtype) - expected)
-    return wide.size == 0 or float(wide.max()) <= BOUND[dtype] * 10 * max(float(np.abs(expected).max()), 1e-30)
+    return wide.size == 0 or float(wide.max()) <= ERROR_BOUNDS[dtype] * 10 * max(float(np.abs(expected).max()), 1e-30)
 
 
 def arrays(device: str) -> None:
     """Check products with all placements, even and uneven sizes and outer levels, and that the array's type
     is kept."""
-    xp, count = library(device), dist.get_world_size()
+    xp, count = array_library(device), dist.get_world_size()
     for mesh in meshes(device):
         pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=3))
         for (m, k, n), plan, places in list(
             product(((24, 36, 12), (7, 9, 5), (count - 1, 3, 2)), (None, "vendor"), pairs)
         )[:: 3 if mesh.ndim == 1 else 101]:
-            a, b = drawn(m, k, 1), drawn(k, n, 2)
-            x, y = (xp.asarray(part(whole, mesh, at)) for whole, at in zip((a, b), places, strict=False))
+            a, b = draw_matrix(m, k, 1), draw_matrix(k, n, 2)
+            x, y = (xp.asarray(local_part(whole, mesh, at)) for whole, at in zip((a, b), places, strict=False))
             found = fmm.distributed.matmul(
                 x, y, mesh=mesh, operand_placements=places[:2], placements=places[2], plan=plan, sizes=(m, k, n)
             )
             assert type(found) is xp.ndarray
-            assert near(found, part(a @ b, mesh, places[2])), (m, k, n, plan, places)
+            assert is_close(found, local_part(a @ b, mesh, places[2])), (m, k, n, plan, places)
     usual_places(device)
 
 
 def usual_places(device: str) -> None:
     """Check products whose caller passes only the mesh: rows on a mesh of one dimension (or a group), else
     blocks."""
-    xp, count = library(device), dist.get_world_size()
-    a, b = drawn(12 * count, 8 * count, 3), drawn(8 * count, 4 * count, 4)
+    xp, count = array_library(device), dist.get_world_size()
+    a, b = draw_matrix(12 * count, 8 * count, 3), draw_matrix(8 * count, 4 * count, 4)
     for mesh in (*meshes(device), dist.group.WORLD):
         row = DeviceMesh(device, list(range(count)))
         places, over = ([Shard(0), Shard(1)], mesh) if getattr(mesh, "ndim", 1) == 2 else ([Shard(0)], row)
-        x, y = (xp.asarray(part(whole, over, places)) for whole in (a, b))
+        x, y = (xp.asarray(local_part(whole, over, places)) for whole in (a, b))
         for plan in (None, "winograd"):
-            assert near(fmm.distributed.matmul(x, y, mesh=mesh, plan=plan), part(a @ b, over, places))
+            assert is_close(fmm.distributed.matmul(x, y, mesh=mesh, plan=plan), local_part(a @ b, over, places))
         assert f"product: {12 * count} x {8 * count} x {4 * count}, float64" in str(
             fmm.distributed.explain(x, y, mesh=mesh)
         )
-    for dtype in BOUND:
-        x, y = (drawn(6 * count, 6 * count, seed, dtype) for seed in (5, 6))
-        parts = [xp.asarray(part(whole, row, [Shard(0)])) for whole in (x, y)]
+    for dtype in ERROR_BOUNDS:
+        x, y = (draw_matrix(6 * count, 6 * count, seed, dtype) for seed in (5, 6))
+        parts = [xp.asarray(local_part(whole, row, [Shard(0)])) for whole in (x, y)]
         wide = "complex128" if "complex" in dtype else "float64"
-        expected = part(x.astype(wide) @ y.astype(wide), row, [Shard(0)])
-        assert near(fmm.distributed.matmul(*parts, mesh=row), expected, dtype), dtype
+        expected = local_part(x.astype(wide) @ y.astype(wide), row, [Shard(0)])
+        assert is_close(fmm.distributed.matmul(*parts, mesh=row), expected, dtype), dtype
 
 
 def same_memory(device: str) -> None:
     """Check that no operand or result is copied, except arrays that DLPack cannot describe, and that those
     are right too."""
-    xp, mesh = library(device), next(meshes(device))
+    xp, mesh = array_library(device), next(meshes(device))
     count, rank = mesh.size(), mesh.get_local_rank()
-    x, y = (xp.asarray(drawn(6, 6 * count, seed + rank)) for seed in (10, 20))
+    x, y = (xp.asarray(draw_matrix(6, 6 * count, seed + rank)) for seed in (10, 20))
     own, seen = sharded_tensors.matmul, list[int]()
 
     def noted(a: Any, b: Any, wanted: sharded_tensors.SharingOptions) -> Any:
@@ -132,13 +132,13 @@ def same_memory(device: str) -> None:
         odd += [fixed, x.astype(">f8")]
     before = x.copy()
     for other in odd:
-        assert near(fmm.distributed.matmul(other, y, mesh=mesh), expected)
+        assert is_close(fmm.distributed.matmul(other, y, mesh=mesh), expected)
     assert (x == before).all()
 
 
 def refused_arrays(device: str) -> None:
     """Check that each process alone refuses wrong arguments with a message."""
-    xp, mesh = library(device), next(meshes(device))
+    xp, mesh = array_library(device), next(meshes(device))
     count = mesh.size()
     x, tensor = xp.ones((4, 4 * count)), distribute_tensor(torch.ones(4, 4, device=device), mesh, [Shard(0)])
     elsewhere = DeviceMesh("cuda" if device == "cpu" else "cpu", list(range(count)), _init_backend=False)
@@ -175,24 +175,24 @@ def refused_arrays(device: str) -> None:
             assert words in str(reported), (words, str(reported))
             continue
         raise AssertionError(f"{words}: no error was raised")
-    assert near(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
+    assert is_close(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
 
 
 def other_stream(device: str) -> None:
     """Check a product whose operands CuPy has just written on another stream."""
-    xp, mesh = library(device), next(meshes(device))
+    xp, mesh = array_library(device), next(meshes(device))
     rows = 2048
     n = rows * mesh.size()
-    whole = [drawn(n, n, seed, "float32") for seed in (30, 31)]
-    parts = [xp.asarray(part(x, mesh, [Shard(0)])) for x in whole]
-    expected = part(whole[0].astype("float64") @ whole[1], mesh, [Shard(0)])
+    whole = [draw_matrix(n, n, seed, "float32") for seed in (30, 31)]
+    parts = [xp.asarray(local_part(x, mesh, [Shard(0)])) for x in whole]
+    expected = local_part(whole[0].astype("float64") @ whole[1], mesh, [Shard(0)])
     xp.cuda.Device().synchronize()
     with xp.cuda.Stream(non_blocking=True):
         for _ in range(5):
             x, y = (x * 1 for x in parts)
             found = fmm.distributed.matmul(x, y, mesh=mesh) * 1
             del x, y
-        assert near(found, expected, "float32")
+        assert is_close(found, expected, "float32")
 
 
 ARRAYS = (other_stream, arrays, same_memory, refused_arrays)

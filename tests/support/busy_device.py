@@ -22,7 +22,9 @@ from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import ProductSize
 
-UNKNOWN = 0.015  # standard deviation of the true times of a plan, and of the vendor's product, around the model's
+TIME_DEVIATION = (
+    0.015  # standard deviation of the true times of a plan, and of the vendor's product, around the model's
+)
 OVERHEAD = 0.002  # seconds between samples
 
 
@@ -55,7 +57,7 @@ class BusyDevice(SimulatedDevice):
 
     def unknown(self, plan: Plan, problem: Problem) -> float:
         """Return the factor between the plan's true time and the model's."""
-        return exp(random.Random(repr((str(plan), problem.size, problem.dtype))).gauss(0.0, UNKNOWN))
+        return exp(random.Random(repr((str(plan), problem.size, problem.dtype))).gauss(0.0, TIME_DEVIATION))
 
     def true_speedup(self, plan: Plan, problem: Problem) -> float:
         return self.true_seconds(VENDOR, problem) / self.true_seconds(plan, problem)

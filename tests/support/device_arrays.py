@@ -137,13 +137,13 @@ def same_places(library: Any, ours: Any, theirs: Any) -> None:
 
 # ---- streams that are busy
 
-SPIN = r"""
+SPIN_SOURCE = r"""
 extern "C" __global__ void spin(const volatile int* opened, long long cycles) {
     const long long start = clock64();
     while (!*opened && clock64() - start < cycles) {}
 }
 """
-PATIENCE = 20.0  # about so many seconds after its start a gate opens by itself, so that no test hangs
+GATE_SECONDS = 20.0  # about so many seconds after its start a gate opens by itself, so that no test hangs
 
 
 class Gate:
@@ -154,7 +154,7 @@ class Gate:
 
         self.memory = cupy.cuda.alloc_pinned_memory(4)  # host memory that the device reads
         self.opened: Any = np.frombuffer(self.memory, np.int32, 1)
-        self.kernel = cupy.RawKernel(SPIN, "spin")
+        self.kernel = cupy.RawKernel(SPIN_SOURCE, "spin")
         self.open()
         self.close_current()  # compiles and loads
         cupy.cuda.get_current_stream().synchronize()
@@ -171,4 +171,4 @@ class Gate:
             self.close_current()
 
     def close_current(self) -> None:
-        self.kernel((1,), (1,), (np.uint64(self.memory.ptr), np.int64(PATIENCE * 1.5e9)))
+        self.kernel((1,), (1,), (np.uint64(self.memory.ptr), np.int64(GATE_SECONDS * 1.5e9)))

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_EndedTests(config))
 
 
-def recorded(path: Path) -> dict[str, str]:
+def read_outcomes(path: Path) -> dict[str, str]:
     """Return the outcomes of tests, by their names."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     noted = [(name, outcome) for outcome, _, name in (line.partition(" ") for line in lines) if name]
@@ -55,7 +55,7 @@ class _EndedTests:
         self.path: Path = config.getoption(OPTION)
         told: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.works_for_another = told is not None
-        self.before: dict[str, str] = recorded(self.path) if told is None else told[OPTION]
+        self.before: dict[str, str] = read_outcomes(self.path) if told is None else told[OPTION]
         self.now: dict[str, str] = {}
         self.in_doubt = False
 
@@ -108,10 +108,10 @@ class _EndedTests:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         found = self.before | self.now
         if self.before:
-            terminalreporter.write_line(f"with the tests of earlier runs: {counted(found)}")
+            terminalreporter.write_line(f"with the tests of earlier runs: {outcome_text(found)}")
 
 
-def counted(found: dict[str, str]) -> str:
+def outcome_text(found: dict[str, str]) -> str:
     """Return the counts of the outcomes and the names of the tests that failed, as text."""
     counts = Counter(found.values())
     failed = sorted(name for name, outcome in found.items() if outcome == "failed")

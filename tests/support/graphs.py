@@ -49,7 +49,7 @@ GRAPHS: dict[str, Callable[[int, np.random.Generator], Matrix]] = {
 }
 
 
-def of_type(edges: Matrix, dtype: str, rng: np.random.Generator) -> Matrix:
+def with_length_type(edges: Matrix, dtype: str, rng: np.random.Generator) -> Matrix:
     """Return the lengths in another type, with fractions if the type has them."""
     if dtype[0] != "f":
         return edges.astype(dtype)

@@ -13,10 +13,10 @@ Pair = tuple[Array, Array]
 # |error| of an entry beside the norms of its row of A and its column of B: hi and lo lose 2^-22 of a number each, their
 # lowest product as much; the tensor cores cut up to 17 numbers that they add, four times before their sum is promoted.
 # What float32 adds up is less, but for very long sums of numbers of one sign. (Measured: up to 5 times 2^-22.)
-BESIDE_NORMS = 16 * 2.0**-22
+BOUND_BY_NORMS = 16 * 2.0**-22
 
 
-def beside_entries(k: int) -> float:
+def bound_by_entries(k: int) -> float:
     """|error| of an entry beside the same entry of |A| |B|, with componentwise: as of float32 sums one after the other;
     short ones are cut by the tensor cores, of 64 numbers at a time."""
     return max(k, 256) * 2.0**-24
@@ -107,7 +107,7 @@ def _without_partners(a: Array, b: Array) -> Pair:
 # ---- errors
 
 
-def beside(a: Array, b: Array, c: Array) -> tuple[float, float]:
+def relative_errors(a: Array, b: Array, c: Array) -> tuple[float, float]:
     """Return the largest errors relative to the norms of rows and columns, and to |A| |B|. An error below the
     smallest number counts as zero."""
     x, y = a.astype(np.float64), b.astype(np.float64)

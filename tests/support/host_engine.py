@@ -44,7 +44,7 @@ class HostBuffer:
             self.waiting.wait()
 
 
-def all_over(events: Iterable[HostEvent]) -> None:
+def wait_for_all(events: Iterable[HostEvent]) -> None:
     for event in events:
         event.wait()
 
@@ -106,7 +106,7 @@ class HostEngine:
     def arrival_event(self) -> HostEvent:
         with self.lock:
             events = list(self.pending)
-        return HostEvent(lambda: all_over(events))
+        return HostEvent(lambda: wait_for_all(events))
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: Any) -> None:
         self.fails("fetch")
@@ -133,7 +133,7 @@ class HostEngine:
         return self.latest
 
     def wait_until_idle(self) -> None:
-        all_over([*self.pending, self.latest])
+        wait_for_all([*self.pending, self.latest])
         self.finished = True
 
 

@@ -21,7 +21,9 @@ def aligned(count: int, dtype: Any = np.uint8, fill: Any = 255, to: int = 64) ->
     return room[start : start + count]
 
 
-def told_words(parameters: bytes, slots: Iterable[tuple[int, str, int]], bases: Mapping[str, int | Numbers]) -> Numbers:
+def parameter_words(
+    parameters: bytes, slots: Iterable[tuple[int, str, int]], bases: Mapping[str, int | Numbers]
+) -> Numbers:
     """Return a launch's parameters as 8-byte words with the addresses filled in."""
     words = aligned(len(parameters) // 8, np.int64, 0)
     words[:] = np.frombuffer(parameters, np.int64)

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tests.support.interrupts import Fire, watched
+from tests.support.interrupts import SignalInterrupts, time_limit
 
 UNTOUCHED = 7.25
 
 
-class Wrong(Exception):  # noqa: N818
+class BrokenPromise(Exception):  # noqa: N818
     """A product, or the state after an attack, was not as promised."""
 
 
@@ -28,10 +28,10 @@ def check_place(read: Callable[[], Any], right: Any, done: bool, what: str) -> N
     afterwards."""
     before = read()
     if not (before == right).all() and (done or not (before == UNTOUCHED).all()):
-        raise Wrong(f"{what}: neither complete nor untouched")
+        raise BrokenPromise(f"{what}: neither complete nor untouched")
     time.sleep(0.001)
     if not (before == read()).all():
-        raise Wrong(f"{what}: written after the call has ended")
+        raise BrokenPromise(f"{what}: written after the call has ended")
 
 
 class HostileUse(ABC):
@@ -41,7 +41,7 @@ class HostileUse(ABC):
     hangs = 60  # seconds after which a round counts as a hang
 
     def __init__(self, seed: int) -> None:
-        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), SignalInterrupts()
 
     @abstractmethod
     def attacks(self) -> Sequence[Callable[[], None]]:
@@ -58,7 +58,7 @@ class HostileUse(ABC):
     def rounds(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            with watched(self.hangs):
+            with time_limit(self.hangs):
                 self.attack()
 
     def interrupt_among(self, works: Iterable[Callable[[], None]], times: int) -> None:

@@ -26,13 +26,13 @@ STUCK_SECONDS = 5  # time-out of a process that waits for a process that does no
 set_group_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
-def drawn(m: int, n: int, dtype: Any = torch.float64, seed: int = 1) -> Any:
+def draw_tensor(m: int, n: int, dtype: Any = torch.float64, seed: int = 1) -> Any:
     """The same on all processes."""
     found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return found.to(dtype)
 
 
-def right(found: Any, expected: Any, bound: float = 1e-12) -> None:
+def is_close(found: Any, expected: Any, bound: float = 1e-12) -> None:
     whole = found.full_tensor().to(torch.float64)
     assert float((whole - expected).norm()) <= bound * max(float(expected.norm()), 1e-30), whole
 
@@ -42,10 +42,12 @@ def disagree(device: str) -> None:
     product is right."""
     mesh, second = init_device_mesh(device, (dist.get_world_size(),)), dist.get_rank() == 1
     rows = [Shard(0)]
-    single, double = (distribute_tensor(drawn(12, 12, kind), mesh, rows) for kind in (torch.float32, torch.float64))
-    wide = distribute_tensor(drawn(12, 20), mesh, rows)
-    whole = distribute_tensor(drawn(12, 12).long(), mesh, rows)
-    wanting = distribute_tensor(drawn(12, 12), mesh, rows).requires_grad_()
+    single, double = (
+        distribute_tensor(draw_tensor(12, 12, kind), mesh, rows) for kind in (torch.float32, torch.float64)
+    )
+    wide = distribute_tensor(draw_tensor(12, 20), mesh, rows)
+    whole = distribute_tensor(draw_tensor(12, 12).long(), mesh, rows)
+    wanting = distribute_tensor(draw_tensor(12, 12), mesh, rows).requires_grad_()
     taller = torch.ones(7 if second else 5, 12, dtype=torch.float64)  # not as torch.chunk cuts twelve rows
     shape = torch.Size((12, 12))
     uneven = DTensor.from_local(taller, mesh, rows, run_check=False, shape=shape, stride=(12, 1))
@@ -61,7 +63,7 @@ def disagree(device: str) -> None:
         "mixed types": lambda: multiplied(double, single) if second else multiplied(double, double),
         "uneven parts": lambda: multiplied(uneven, double),
     }
-    expected = drawn(12, 12) @ drawn(12, 12)
+    expected = draw_tensor(12, 12) @ draw_tensor(12, 12)
     for cached in (False, True):  # the first time nobody has multiplied yet
         for what, call in requested.items():
             try:
@@ -73,7 +75,7 @@ def disagree(device: str) -> None:
                 assert "different products" in str(error), error
             else:
                 raise AssertionError(f"{what}: no process raised an error")
-            right(fmm.distributed.matmul(double, double), expected)
+            is_close(fmm.distributed.matmul(double, double), expected)
         for matrix in (single, double) if not cached else ():
             fmm.distributed.matmul(matrix, matrix)
 
@@ -86,12 +88,12 @@ def refused(device: str) -> None:
     """Check that a wrong request that is the same in all processes raises the error that one process would
     raise."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    x, y = (distribute_tensor(drawn(8, 8, kind), mesh, [Shard(0)]) for kind in (torch.float64, torch.float32))
+    x, y = (distribute_tensor(draw_tensor(8, 8, kind), mesh, [Shard(0)]) for kind in (torch.float64, torch.float32))
     wrongs: tuple[tuple[Callable[[], Any], type[Exception]], ...] = (
         (lambda: fmm.distributed.matmul(x, x, plan="no-such-scheme"), PlanError),
         (lambda: fmm.distributed.matmul(x, y, plan="winograd"), PlanError),
         (lambda: fmm.distributed.matmul(x, y), RuntimeError),
-        (lambda: fmm.distributed.matmul(x, distribute_tensor(drawn(6, 8), mesh, [Shard(0)])), RuntimeError),
+        (lambda: fmm.distributed.matmul(x, distribute_tensor(draw_tensor(6, 8), mesh, [Shard(0)])), RuntimeError),
     )
     for wrong, error in wrongs:
         try:
@@ -107,7 +109,7 @@ def refused(device: str) -> None:
             assert valid in str(reported) and str(places) in str(reported), reported
             continue
         raise AssertionError(places)
-    right(fmm.distributed.matmul(x, x), drawn(8, 8) @ drawn(8, 8))
+    is_close(fmm.distributed.matmul(x, x), draw_tensor(8, 8) @ draw_tensor(8, 8))
 
 
 def stuck(device: str) -> None:
@@ -118,7 +120,7 @@ def stuck(device: str) -> None:
     """
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     store = dist.distributed_c10d._get_default_store()
-    a = distribute_tensor(drawn(64, 64), mesh, [Shard(0)])
+    a = distribute_tensor(draw_tensor(64, 64), mesh, [Shard(0)])
     fmm.distributed.matmul(a, a)
     dist.barrier()
     if dist.get_rank() == 1:
@@ -141,25 +143,25 @@ def stuck(device: str) -> None:
 def submeshes(device: str) -> None:
     """Check meshes of some of the processes, meshes of three dimensions, and slices of a larger mesh."""
     count, rank = dist.get_world_size(), dist.get_rank()
-    a, b = drawn(13, 9), drawn(9, 11, seed=2)
+    a, b = draw_tensor(13, 9), draw_tensor(9, 11, seed=2)
     part = DeviceMesh(device, [[0], [count - 1]])  # without names
     row = DeviceMesh(device, [0, count - 1])
     for mesh, places in ((part, [Shard(0), Shard(1)]), (row, [Shard(1)])):
         if rank in (0, count - 1):
             x, y = distribute_tensor(a, mesh, places), distribute_tensor(b, mesh, places)
             for plan in (None, "vendor"):
-                right(fmm.distributed.matmul(x, y, plan=plan), a @ b)
+                is_close(fmm.distributed.matmul(x, y, plan=plan), a @ b)
     dist.barrier()
     if count == 4:
         square = init_device_mesh(device, (2, 2), mesh_dim_names=("down", "across"))
         for name in ("down", "across"):
             x, y = distribute_tensor(a, square[name], [Shard(0)]), distribute_tensor(b, square[name], [Shard(1)])
-            right(fmm.distributed.matmul(x, y), a @ b)
+            is_close(fmm.distributed.matmul(x, y), a @ b)
         solid = init_device_mesh(device, (2, 1, 2))
         x, y = (distribute_tensor(matrix, solid, [Shard(0), Replicate(), Shard(1)]) for matrix in (a, b))
-        right(fmm.distributed.matmul(x, y), a @ b)
+        is_close(fmm.distributed.matmul(x, y), a @ b)
         twice = distribute_tensor(a, square, [Shard(0), Shard(0)])
-        right(fmm.distributed.matmul(twice, distribute_tensor(b, square, [Replicate(), Shard(1)])), a @ b)
+        is_close(fmm.distributed.matmul(twice, distribute_tensor(b, square, [Replicate(), Shard(1)])), a @ b)
 
 
 def again(device: str) -> None:
@@ -167,8 +169,8 @@ def again(device: str) -> None:
     again."""
     for _ in range(2):
         mesh = init_device_mesh(device, (dist.get_world_size(),))
-        x = distribute_tensor(drawn(16, 16), mesh, [Shard(0)])
-        right(fmm.distributed.matmul(x, x), drawn(16, 16) @ drawn(16, 16))
+        x = distribute_tensor(draw_tensor(16, 16), mesh, [Shard(0)])
+        is_close(fmm.distributed.matmul(x, x), draw_tensor(16, 16) @ draw_tensor(16, 16))
         dist.barrier()
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
@@ -179,30 +181,30 @@ def odd_parts(device: str) -> None:
     """Check parts in any memory order, with gaps, with one repeated row, empty parts, and partial sums."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     count, rank = dist.get_world_size(), dist.get_rank()
-    a, b = drawn(4 * count, 10), drawn(10, 6, seed=2)
+    a, b = draw_tensor(4 * count, 10), draw_tensor(10, 6, seed=2)
     mine = a[4 * rank : 4 * rank + 4]
     y = distribute_tensor(b, mesh, [Shard(1)])
     wide = torch.empty(8, 30, dtype=a.dtype)
     wide[::2, ::3] = mine
     for local in (mine.T.contiguous().T, wide[::2, ::3]):
         x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-        right(fmm.distributed.matmul(x, y), a @ b)
-        right(fmm.distributed.matmul(y.T, x.T), (a @ b).T)
+        is_close(fmm.distributed.matmul(x, y), a @ b)
+        is_close(fmm.distributed.matmul(y.T, x.T), (a @ b).T)
     row = torch.ones(1, 10, dtype=a.dtype).expand(4, 10)
     same = DTensor.from_local(row, mesh, [Shard(0)], run_check=False)
-    right(fmm.distributed.matmul(same, y), torch.ones_like(a) @ b)
+    is_close(fmm.distributed.matmul(same, y), torch.ones_like(a) @ b)
     few = distribute_tensor(a[:1], mesh, [Shard(0)])  # all but one have nothing
-    right(fmm.distributed.matmul(few, y), a[:1] @ b)
+    is_close(fmm.distributed.matmul(few, y), a[:1] @ b)
     for kind, whole in (("sum", count), ("avg", 1), ("max", 1)):
         parts = DTensor.from_local(b, mesh, [Partial(kind)], run_check=False)
         x = distribute_tensor(a, mesh, [Shard(0)])
-        right(fmm.distributed.matmul(x, parts), a @ b * whole)
+        is_close(fmm.distributed.matmul(x, parts), a @ b * whole)
 
 
 def all_gradients(device: str) -> None:
     """Check gradients of parts, gradients with requested placements, and second derivatives."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    a, b = drawn(10, 7), drawn(7, 5, seed=2)
+    a, b = draw_tensor(10, 7), draw_tensor(7, 5, seed=2)
     for places in ([Shard(0)], [Shard(1)], [Replicate()]):
         x = distribute_tensor(a, mesh, [Shard(1)]).requires_grad_()
         y = distribute_tensor(b, mesh, [Replicate()]).requires_grad_()
@@ -210,16 +212,16 @@ def all_gradients(device: str) -> None:
         (found * found).sum().backward()
         p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
         (p @ q).square().sum().backward()
-        right(x.grad, p.grad)
-        right(y.grad, q.grad)
+        is_close(x.grad, p.grad)
+        is_close(y.grad, q.grad)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]).requires_grad_() for matrix in (a, b))
     p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
     ours = torch.autograd.grad(fmm.distributed.matmul(x, y).square().sum(), (x, y), create_graph=True)
     theirs = torch.autograd.grad((p @ q).square().sum(), (p, q), create_graph=True)
     sum(g.square().sum() for g in ours).backward()
     sum(g.square().sum() for g in theirs).backward()
-    right(x.grad, p.grad)
-    right(y.grad, q.grad)
+    is_close(x.grad, p.grad)
+    is_close(y.grad, q.grad)
 
 
 def gradients_of_parts(device: str) -> None:
@@ -227,8 +229,8 @@ def gradients_of_parts(device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     shares = (dist.get_rank() + 1) * 2 / dist.get_world_size() / (dist.get_world_size() + 1)
     for kind in (torch.float64, torch.complex128):
-        a, b = drawn(10, 7).to(kind), drawn(7, 5, seed=2).to(kind)
-        weights = drawn(10, 5, seed=3).to(kind) * (1j if kind.is_complex else 1)
+        a, b = draw_tensor(10, 7).to(kind), draw_tensor(7, 5, seed=2).to(kind)
+        weights = draw_tensor(10, 5, seed=3).to(kind) * (1j if kind.is_complex else 1)
         p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
         ((p @ q) * weights).sum().abs().backward()
         whole = distribute_tensor(weights, mesh, [Replicate()])
@@ -247,7 +249,7 @@ def gradients_of_parts(device: str) -> None:
 def under_autocast(device: str) -> None:
     """Check that under autocast fmm multiplies in the operands' type, where torch's product would be cast."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    a, b = drawn(40, 30).to(torch.float32), drawn(30, 20, seed=2).to(torch.float32)
+    a, b = draw_tensor(40, 30).to(torch.float32), draw_tensor(30, 20, seed=2).to(torch.float32)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
     force_plan("winograd > vendor")
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -258,15 +260,15 @@ def under_autocast(device: str) -> None:
     assert theirs.dtype is torch.bfloat16
     for found in ours:
         assert found.dtype is torch.float32
-        right(found, a.double() @ b.double(), 1e-5)
+        is_close(found, a.double() @ b.double(), 1e-5)
 
 
 def alike(device: str) -> None:
     """Check that every process explains a product in the same words."""
     for shape in ((dist.get_world_size(),), (2, dist.get_world_size() // 2)):
         mesh = init_device_mesh(device, shape)
-        x = distribute_tensor(drawn(300, 200, torch.float32), mesh, [Shard(0)] * mesh.ndim)
-        y = distribute_tensor(drawn(200, 100, torch.float32), mesh, [Shard(1)] * mesh.ndim)
+        x = distribute_tensor(draw_tensor(300, 200, torch.float32), mesh, [Shard(0)] * mesh.ndim)
+        y = distribute_tensor(draw_tensor(200, 100, torch.float32), mesh, [Shard(1)] * mesh.ndim)
         reported: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reported, str(fmm.distributed.explain(x, y)))
         assert len(set(reported)) == 1, reported
@@ -277,7 +279,11 @@ def out_of_range(device: str) -> None:
     sooner."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     rows, eye = [Shard(0)], torch.eye(24, dtype=torch.float64)
-    one_inf, one_nan, large = drawn(24, 24), drawn(24, 24), torch.full((24, 24), 1.7e308, dtype=torch.float64)
+    one_inf, one_nan, large = (
+        draw_tensor(24, 24),
+        draw_tensor(24, 24),
+        torch.full((24, 24), 1.7e308, dtype=torch.float64),
+    )
     one_inf[3, 5], one_nan[20, 1] = torch.inf, torch.nan
     for a in (one_inf, one_nan, large):
         x, y = distribute_tensor(a, mesh, rows), distribute_tensor(eye, mesh, rows)

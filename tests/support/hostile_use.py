@@ -26,7 +26,7 @@ from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import run_host
-from tests.support.hostile import UNTOUCHED, HostileUse, Wrong, check_place, main
+from tests.support.hostile import UNTOUCHED, BrokenPromise, HostileUse, check_place, main
 
 Array = np.ndarray[Any, Any]
 PLANS = (
@@ -86,7 +86,7 @@ class Case:
         afterwards."""
         if self.out is None:
             if done and not np.array_equal(found, self.right):
-                raise Wrong(f"{self.op} by {self.plan}: wrong")
+                raise BrokenPromise(f"{self.op} by {self.plan}: wrong")
             return
         check_place(self.out.copy, self.right, done, f"{self.op} by {self.plan}, {self.where}")
 
@@ -96,7 +96,7 @@ def sound(threads: int) -> None:
     case = Case(random.Random(1))
     case.check(True, case.multiply())
     if blas_threads() != threads:
-        raise Wrong("BLAS does not have all its threads again")
+        raise BrokenPromise("BLAS does not have all its threads again")
 
 
 # ---- what is done to them
@@ -209,7 +209,7 @@ class HostileHost(HostileUse):
             other.check(True)
         self.counts["forked children without memory" if full else "forked children"] += 1
         if status:
-            raise Wrong(f"a forked child ended with status {status} (address space full: {full})")
+            raise BrokenPromise(f"a forked child ended with status {status} (address space full: {full})")
 
     def interrupt_among_threads(self) -> None:
         """Interrupt this thread while other threads multiply."""

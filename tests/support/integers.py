@@ -10,7 +10,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def spread(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+def uniform_integers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
     i = np.iinfo(dtype)
     return draw.integers(i.min, i.max, shape, dtype=dtype, endpoint=True)
 
@@ -22,7 +22,7 @@ def with_bits(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
     return draw.integers(max(-most, int(i.min)), most, shape, dtype=dtype, endpoint=True)
 
 
-def extremes(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+def lowest_and_highest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
     i = np.iinfo(dtype)
     return draw.choice(np.array([i.min, i.max, i.min + 1, i.max - 1, 0, 1], dtype), shape)
 
@@ -35,29 +35,37 @@ def all_highest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -
     return np.full(shape, np.iinfo(dtype).max, dtype)
 
 
-def alternating(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+def alternating_signs(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
     found = np.full(shape, np.iinfo(dtype).max, dtype)
     found.reshape(-1)[::2] = np.iinfo(dtype).min
     return found
 
 
-def powers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+def powers_of_two(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
     """Return powers of two, one more and one less, at which digits carry."""
     bits = 8 * np.dtype(dtype).itemsize
     found = np.uint64(1) << draw.integers(0, bits, shape).astype(np.uint64)
     return (found + draw.integers(0, 3, shape).astype(np.uint64) - np.uint64(1)).astype(dtype)
 
 
-KINDS: list[Callable[..., Array]] = [spread, with_bits, extremes, all_lowest, all_highest, alternating, powers]
+INTEGER_KINDS: list[Callable[..., Array]] = [
+    uniform_integers,
+    with_bits,
+    lowest_and_highest,
+    all_lowest,
+    all_highest,
+    alternating_signs,
+    powers_of_two,
+]
 
 
-def drawn(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: int | None = None) -> Array:
+def draw_integers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: int | None = None) -> Array:
     if dtype == "bool":
         return np.asarray(draw.random(shape) < draw.choice([0.02, 0.5, 1.0]))
-    return KINDS[draw.integers(len(KINDS)) if kind is None else kind](draw, dtype, shape)
+    return INTEGER_KINDS[draw.integers(len(INTEGER_KINDS)) if kind is None else kind](draw, dtype, shape)
 
 
-def by_python(a: Array, b: Array) -> Array:
+def python_product(a: Array, b: Array) -> Array:
     """Return the product by Python's unbounded integers, of which the lowest bits are kept."""
     if a.dtype == np.bool_:
         return np.asarray((a.astype(object) @ b.astype(object)) > 0)
@@ -66,7 +74,7 @@ def by_python(a: Array, b: Array) -> Array:
     return whole.astype(f"u{a.dtype.itemsize}").view(a.dtype) if whole.size else np.zeros(whole.shape, a.dtype)
 
 
-def laid_out(x: Array, how: int) -> Array:
+def with_layout(x: Array, how: int) -> Array:
     """Return the same numbers in another memory layout."""
     if how == 1:
         return np.asfortranarray(x)

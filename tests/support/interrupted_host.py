@@ -13,7 +13,7 @@ import fmm
 from fmm.arrays import host_memory
 from fmm.kernels.cpu import exact_product, parallel_products, thread_pool, worker_threads
 from fmm.runtime import run_host
-from tests.support.interrupts import AtStep, watched
+from tests.support.interrupts import StepInterrupts, time_limit
 
 MODULES = (worker_threads, thread_pool, host_memory, run_host, exact_product)
 FILES = [os.path.basename(str(module.__file__)) for module in MODULES]
@@ -25,13 +25,13 @@ def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: s
     run_host.SMALL_ARRAY_BYTES, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (40, 40)).astype(kind) for _ in range(2))
-    right, steps = a @ b, AtStep(FILES)
+    right, steps = a @ b, StepInterrupts(FILES)
     assert not (right == UNTOUCHED).any()
     fmm.matmul(a, b, plan=plan)
     step = 1
     while True:
         out = np.full((40, 40), UNTOUCHED, kind) if given else None
-        with watched(30):
+        with time_limit(30):
             hit = steps.interrupted(lambda out=out: fmm.matmul(a, b, out=out, plan=plan), step)  # type: ignore[misc]
             if out is not None:
                 left = out.copy()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support import noting_driver
-from tests.support.interrupts import AtStep, watched
+from tests.support.interrupts import StepInterrupts, time_limit
 from tests.support.library_functions import Functions
 from tests.support.noting_driver import Note, fails, log, modes, noted_call, sizes, words_at
 
@@ -119,7 +119,7 @@ def is_ahead(made: Any, right: list[Note]) -> int:
 def interrupt_player(every: int) -> int:
     """Check that either all launches are made or none that writes C, and that the next call has its own
     addresses."""
-    count, steps = 0, AtStep(FILES[:5])
+    count, steps = 0, StepInterrupts(FILES[:5])
     for text, dtype in LISTS:
         for few in (0, 1000):
             player.MAX_LOOP_SLOTS = few
@@ -155,7 +155,7 @@ def stack_call(offsets: Any, replays: bool = False) -> Any:
 
 def interrupt_stack(every: int) -> int:
     """Check that each product of a stack is launched as a whole, or none is."""
-    whole, steps, count, step = stack_call(OFFSETS), AtStep(FILES[:6]), 0, 1
+    whole, steps, count, step = stack_call(OFFSETS), StepInterrupts(FILES[:6]), 0, 1
     noted(lambda: whole.run_at_addresses(*BASES[0], 0))
     a, b, c, w = BASES[0]
     singles = [noted(partial(stack_call(OFFSETS[:1]).run_at_addresses, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
@@ -199,7 +199,7 @@ MOVED = [(*bases[:3], BASES[0][3]) for bases in BASES]  # the addresses that cuB
 
 def interrupt_replay(every: int) -> int:
     """Check that a graph is launched with one call's addresses, or not at all."""
-    made, steps, count, step, turn = stack_call(OFFSETS[:1], True), AtStep(FILES), 0, 1, 0
+    made, steps, count, step, turn = stack_call(OFFSETS[:1], True), StepInterrupts(FILES), 0, 1, 0
     for _ in range(5):
         made.run_at_addresses(*MOVED[0], 0)
     right = [noted(partial(made.run_at_addresses, *bases)) for bases in MOVED]
@@ -282,7 +282,7 @@ def refuse_candidates() -> int:
 
 def main(what: str) -> None:
     patch()
-    with watched(1200):
+    with time_limit(1200):
         if what == "failures":
             print(fail_each_call())
         elif what == "refusals":

@@ -18,7 +18,7 @@ from typing import Any
 from tests.support import ROOT
 
 
-def printed(*command: str, seconds: float = 240, quiet: bool = True) -> str:
+def interpreter_output(*command: str, seconds: float = 240, quiet: bool = True) -> str:
     """Return the output of another interpreter. It must end in time with status 0 and, if `quiet`, report no
     lost exceptions."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -29,7 +29,7 @@ def printed(*command: str, seconds: float = 240, quiet: bool = True) -> str:
 
 
 @contextmanager
-def watched(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """End the process, with all tracebacks, if the block takes longer than `seconds`."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -42,7 +42,7 @@ class Alarm(BaseException):
     """The exception that the signal's handler raises."""
 
 
-class Fire:
+class SignalInterrupts:
     """Signals that raise exceptions, but only while `under` is on the stack, so that the code that counts
     them is not interrupted."""
 
@@ -52,7 +52,7 @@ class Fire:
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
-        under = Fire.under.__code__
+        under = SignalInterrupts.under.__code__
         while frame is not None and frame.f_code is not under:
             frame = frame.f_back
         if frame is None or not self.left:
@@ -84,7 +84,7 @@ class Fire:
 # ---- at each step
 
 
-class AtStep:
+class StepInterrupts:
     """Raises KeyboardInterrupt before the n-th step of the interpreter within these files, in this thread.
     These are more places than those of a signal's handler, which runs only where a function begins, a loop
     continues, or a call has ended.

@@ -15,11 +15,11 @@ SAMPLES = ROOT / "results"
 
 
 @lru_cache(maxsize=16)
-def measured_small(name: str, side: int = 64) -> Results:
+def measure_small(name: str, side: int = 64) -> Results:
     return measured_now(EXPERIMENTS[name], BENCH, side, ["a test"])
 
 
-def samples_of(name: str) -> list[Path]:
+def sample_files(name: str) -> list[Path]:
     """Return the files of an experiment's samples; compressed files have the name of the uncompressed
     file."""
     return [folder / f"{name}.json" for folder in SAMPLES.glob("*/paper") if has_results(folder / f"{name}.json")]

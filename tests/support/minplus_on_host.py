@@ -9,7 +9,7 @@ import numpy as np
 
 from fmm.kernels.cuda.launch_list import Kernel, Launch
 from fmm.semirings.minplus_kernel import ENTRY_POINT as ENTRY
-from tests.support.host_launch import aligned, launch_words, told_words
+from tests.support.host_launch import aligned, launch_words, parameter_words
 from tests.support.tiled_on_host import SHARED_BYTES, tiled_library
 
 DRIVER = """
@@ -39,5 +39,5 @@ def lines_of(rows: int, cols: int, fill: Any, dtype: Any) -> np.ndarray[Any, Any
 
 def play(launches: list[Launch] | tuple[Launch, ...], memory: Memory) -> None:
     for launch in launches:
-        words = told_words(launch.parameters, launch.slots, memory)
+        words = parameter_words(launch.parameters, launch.slots, memory)
         launch_words(compiled(launch.kernel).launch, words, launch.grid[0], launch.kernel.threads)

@@ -93,7 +93,7 @@ class Device:
 
 class RawModule:
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
-        note(Kernel(str, (code,), "", 0, options=options))
+        record_kernel(Kernel(str, (code,), "", 0, options=options))
 
     def get_function(self, name: str) -> Any:
         return SimpleNamespace(local_size_bytes=0)
@@ -134,7 +134,7 @@ def fake_cupy() -> ModuleType:
 # ---- launch lists
 
 
-def note(kernel: Kernel) -> None:
+def record_kernel(kernel: Kernel) -> None:
     """Record a kernel that would be compiled, once in all processes."""
     folder = os.environ.get("FMM_KERNELS")
     if not folder or kernel in noted:
@@ -143,9 +143,9 @@ def note(kernel: Kernel) -> None:
     write_kernel(kernel, Path(folder))
 
 
-def note_all(device: int, kernels: Iterable[Kernel]) -> None:
+def record_kernels(device: int, kernels: Iterable[Kernel]) -> None:
     for kernel in kernels:
-        note(kernel)
+        record_kernel(kernel)
 
 
 noted: set[Kernel] = set()
@@ -159,7 +159,7 @@ class Player:
 
     def launch_all(self, addresses: Any, stream: int, counters: Any = None, scratch: int = 0) -> None:
         for launch in self.launches.launches:
-            note(launch.kernel)
+            record_kernel(launch.kernel)
         problem = self.launches.problem
         shapes = zip(addresses[:3], problem.matrix_shapes, problem.layouts, strict=True)
         a, b, c = (_matrix(address, shape, layout, problem.dtype) for address, shape, layout in shapes)
@@ -225,7 +225,7 @@ def install() -> None:
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
     vars(device_backend)["cached_player"] = Player
-    vars(device_backend)["compile_kernels"] = note_all
+    vars(device_backend)["compile_kernels"] = record_kernels
     device_backend.DeviceBackend._capture_graph = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 
 
-def own_calls(call: Callable[[], object]) -> list[str]:
+def called_functions(call: Callable[[], object]) -> list[str]:
     """Return the functions of fmm that one call runs, with their modules."""
     names: list[str] = []
 

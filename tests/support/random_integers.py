@@ -21,7 +21,7 @@ import numpy as np
 import fmm
 from fmm.dtypes import INTEGERS, RING_TYPES
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW
-from tests.support.integers import Array, by_python, drawn, laid_out
+from tests.support.integers import Array, draw_integers, python_product, with_layout
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
 PLANS = {
@@ -33,10 +33,10 @@ TYPES = {
     "residues > strassen > bytes": TYPES_WITH_LEVEL_BELOW,
 }  # types of plans that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which Python computes all entries; else it computes so many
-LONG = 131072  # an inner dimension that is too long for one sum in 32 bits
+LONG_INNER_DIMENSION = 131072  # an inner dimension that is too long for one sum in 32 bits
 
 
-class Drawn(NamedTuple):
+class RandomProduct(NamedTuple):
     """A random product: its operands, their memory layouts, and the layout of `out`, if the caller passes
     it."""
 
@@ -51,20 +51,22 @@ class Drawn(NamedTuple):
         return f"{self.dtype} {m} x {k} x {n}, laid out {self.layouts}, out {self.out}"
 
 
-def draw_product(seed: int) -> Drawn:
+def draw_product(seed: int) -> RandomProduct:
     choose, draw = random.Random(seed), np.random.default_rng(seed)
     m, k, n = (choose.choice([*SIDES, choose.randint(1, 200)]) for _ in range(3))
     rare = choose.random()
     if rare < 0.01:
-        m, k, n = min(m, 4), LONG + choose.randint(0, 999), min(n, 4)
+        m, k, n = min(m, 4), LONG_INNER_DIMENSION + choose.randint(0, 999), min(n, 4)
     elif rare < 0.05:
         m, k, n = min(m, 64), choose.randint(200, 4000), min(n, 64)
     dtype = choose.choice(INTEGERS)
-    a, b = drawn(draw, dtype, (m, k)), drawn(draw, dtype, (k, n))
-    return Drawn(dtype, a, b, (choose.randint(0, 2), choose.randint(0, 2)), choose.choice([None, None, 0, 1, 2]))
+    a, b = draw_integers(draw, dtype, (m, k)), draw_integers(draw, dtype, (k, n))
+    return RandomProduct(
+        dtype, a, b, (choose.randint(0, 2), choose.randint(0, 2)), choose.choice([None, None, 0, 1, 2])
+    )
 
 
-def expected_product(x: Drawn) -> Array:
+def expected_product(x: RandomProduct) -> Array:
     """Return NumPy's product, whose sums wrap."""
     if x.dtype == "bool":
         return np.asarray(x.a.astype(np.float64) @ x.b.astype(np.float64) > 0)
@@ -73,24 +75,24 @@ def expected_product(x: Drawn) -> Array:
     return np.asarray((a @ b).astype(wide).view(x.dtype))
 
 
-def differs_from_python(x: Drawn, found: Array, seed: int) -> bool:
+def differs_from_python(x: RandomProduct, found: Array, seed: int) -> bool:
     """Return True if an entry differs from Python's integers; of a large product only some entries are
     compared."""
     (m, k), n = x.a.shape, x.b.shape[1]
     if m * k * n <= SMALL:
-        return not np.array_equal(found, by_python(x.a, x.b))
+        return not np.array_equal(found, python_product(x.a, x.b))
     choose = random.Random(seed)
-    places = [(choose.randrange(m), choose.randrange(n)) for _ in range(ENTRIES if k < LONG else 1)]
-    return any(found[i, j] != by_python(x.a[i : i + 1], x.b[:, j : j + 1])[0, 0] for i, j in places)
+    places = [(choose.randrange(m), choose.randrange(n)) for _ in range(ENTRIES if k < LONG_INNER_DIMENSION else 1)]
+    return any(found[i, j] != python_product(x.a[i : i + 1], x.b[:, j : j + 1])[0, 0] for i, j in places)
 
 
-def multiply_on_host(x: Drawn, plan: str) -> Array:
-    a, b = (laid_out(v, how) for v, how in zip((x.a, x.b), x.layouts, strict=True))
-    out = None if x.out is None else laid_out(np.ones((len(a), b.shape[1]), x.dtype), x.out)
+def multiply_on_host(x: RandomProduct, plan: str) -> Array:
+    a, b = (with_layout(v, how) for v, how in zip((x.a, x.b), x.layouts, strict=True))
+    out = None if x.out is None else with_layout(np.ones((len(a), b.shape[1]), x.dtype), x.out)
     return np.asarray(fmm.matmul(a, b, out=out, plan=plan))
 
 
-def multiply_on_device(x: Drawn, plan: str) -> Array:
+def multiply_on_device(x: RandomProduct, plan: str) -> Array:
     import cupy
 
     def moved(v: Array, how: int) -> Any:
@@ -105,7 +107,7 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
     return np.asarray(fmm.matmul(a, b, out=out, plan=plan).get())
 
 
-def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
+def first_difference(seed: int, multiply: Callable[[RandomProduct, str], Array], device: str) -> str:
     """Return a message if a product is wrong, else ""."""
     x = draw_product(seed)
     plans = PLANS[device]
@@ -118,7 +120,7 @@ def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device:
     return ""
 
 
-def in_parts(given: argparse.Namespace) -> int:
+def run_processes(given: argparse.Namespace) -> int:
     """Divide the seeds among several processes and return the largest exit status."""
     each = -(-given.count // given.workers)
     command = [sys.executable, "-m", "tests.support.random_integers", "--device", given.device]
@@ -137,7 +139,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes that share the products")
     given = parser.parse_args(arguments)
     if given.workers > 1:
-        return in_parts(given)
+        return run_processes(given)
     kind, multiply = ("cpu", multiply_on_host) if given.device == "cpu" else ("cuda", multiply_on_device)
     if kind == "cuda":
         import cupy

@@ -93,7 +93,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
     bases = {name: x.ctypes.data for name, x in memory.items()}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in op.operands:
-        measured(side, arrays, memory)
+        line_exponents(side, arrays, memory)
     first, kind = 0, DTYPES[op.dtype]
     for chosen in op.modulus_groups:
         play(
@@ -110,7 +110,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
     return bool(flag[0])
 
 
-def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
+def line_exponents(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
     """Return the exponents of lines, and the lines transposed."""
     if side.is_prepared:
         return

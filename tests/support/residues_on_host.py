@@ -114,7 +114,7 @@ extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x,
 
 
 @cache
-def parts() -> Any:
+def device_functions() -> Any:
     found = library(inline_headers('#include "residue_planes.cuh"\n'), PARTS)
     found.root.restype = ctypes.c_double
     return found
@@ -130,7 +130,7 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
     room = np.empty(64, np.uint8)
     begin = -room.ctypes.data % 16
     room[begin : begin + 32] = np.frombuffer(pack_modulus(p), np.uint8)
-    function = parts().reduce if x.dtype == np.int32 else parts().raised
+    function = device_functions().reduce if x.dtype == np.int32 else device_functions().raised
     function(ctypes.c_void_p(room.ctypes.data + begin), _pointer(x), ctypes.c_longlong(x.size), _pointer(to))
     return to
 
@@ -138,7 +138,7 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
 def turned_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a square of 4 x 4 bytes as the device transposes it."""
     x, to = np.ascontiguousarray(x, np.uint8), np.empty((4, 4), np.uint8)
-    parts().turn(_pointer(x), _pointer(to))
+    device_functions().turn(_pointer(x), _pointer(to))
     return to
 
 
@@ -146,20 +146,20 @@ def exponents(lines: np.ndarray[Any, Any], top: float) -> np.ndarray[Any, Any]:
     """Return the exponents that scale rows."""
     lines, to = np.ascontiguousarray(lines, np.float64), np.empty(len(lines), np.int32)
     sizes = ctypes.c_longlong(lines.shape[0]), ctypes.c_longlong(lines.shape[1])
-    parts().exponents(_pointer(lines), *sizes, ctypes.c_double(top), _pointer(to))
+    device_functions().exponents(_pointer(lines), *sizes, ctypes.c_double(top), _pointer(to))
     return to
 
 
-def root(x: np.ndarray[Any, Any]) -> float:
+def norm_as_on_device(x: np.ndarray[Any, Any]) -> float:
     x = np.ascontiguousarray(x, np.float64)
-    return float(parts().root(_pointer(x), ctypes.c_longlong(x.size)))
+    return float(device_functions().root(_pointer(x), ctypes.c_longlong(x.size)))
 
 
 def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
     """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for `chosen`
     moduli from `first` on. Numbers beyond the ends of lines are read as zero and are not written."""
     left, right, to = op.plane_product_op(first, len(chosen)).maps
-    a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
+    a, b, c = mapped_view(left, memory), mapped_view(right, memory), mapped_view(to, memory)
     inner = max(a.shape[2], b.shape[2])
     a, b = (
         np.pad(x.astype(np.int32), ((0, 0), (0, max(lines - x.shape[1], 0)), (0, inner - x.shape[2])))
@@ -172,7 +172,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99
 
 
-def brought(found: TensorMap, memory: Mapping[str, Bytes]) -> np.ndarray[Any, Any]:
+def mapped_view(found: TensorMap, memory: Mapping[str, Bytes]) -> np.ndarray[Any, Any]:
     """Return a view of the bytes of a tensor map: layers of lines."""
     here = memory[found.piece.base][found.piece.offset :].view(np.int8)
     shape, strides = (found.layers, found.lines, found.length), (found.layer, found.leading, 1)

@@ -46,7 +46,7 @@ def meshes(device: str) -> Iterator[Any]:
         yield init_device_mesh(device, (2, count // 2))
 
 
-def drawn(m: int, n: int, dtype: Any, device: str, seed: int) -> Any:
+def draw_tensor(m: int, n: int, dtype: Any, device: str, seed: int) -> Any:
     """The same on all processes."""
     found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if dtype.is_complex:
@@ -54,7 +54,7 @@ def drawn(m: int, n: int, dtype: Any, device: str, seed: int) -> Any:
     return found.to(dtype).to(device)
 
 
-def check(found: Any, a: Any, b: Any, what: str, times: float = 1.0) -> None:
+def check_product(found: Any, a: Any, b: Any, what: str, times: float = 1.0) -> None:
     wide = torch.complex128 if a.dtype.is_complex else torch.float64
     expected = a.to(wide) @ b.to(wide)
     error = (found.full_tensor().to(wide) - expected).abs().norm() / max(float(expected.abs().norm()), 1e-30)
@@ -69,14 +69,14 @@ def products(device: str) -> None:
         pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=2))
         cases = list(product(sizes, ("vendor", "winograd", "strassen^2"), pairs))
         for (m, k, n), plan, places in cases[:: 5 if mesh.ndim == 1 else 31]:
-            a, b = drawn(m, k, torch.float64, device, 1), drawn(k, n, torch.float64, device, 2)
+            a, b = draw_tensor(m, k, torch.float64, device, 1), draw_tensor(k, n, torch.float64, device, 2)
             x, y = (distribute_tensor(matrix, mesh, place) for matrix, place in zip((a, b), places, strict=True))
             try:
                 found = fmm.distributed.matmul(x, y, plan=plan)
             except PlanError as error:
                 assert plan != "vendor" and "inner dimension" in str(error), error
                 continue
-            check(found, a, b, f"{(m, k, n)} {plan} {places} {mesh}")
+            check_product(found, a, b, f"{(m, k, n)} {plan} {places} {mesh}")
     every_way(device)
     types(device)
     elsewhere(device)
@@ -87,13 +87,13 @@ def every_way(device: str) -> None:
     for mesh in meshes(device):
         cuts = tuple(range(mesh.ndim))
         start = MeshLayout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
-        a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
+        a, b = draw_tensor(21, 17, torch.float64, device, 1), draw_tensor(17, 26, torch.float64, device, 2)
         x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
         for work in product((M_AXIS, K_AXIS, N_AXIS), repeat=mesh.ndim):
             for number, layout in enumerate(layouts_in_pieces(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
                     way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
-                    check(sharded_tensors.compute_shared_product(way, x, y), a, b, str(layout))
+                    check_product(sharded_tensors.compute_shared_product(way, x, y), a, b, str(layout))
 
 
 def rectangle(device: str) -> None:
@@ -102,7 +102,7 @@ def rectangle(device: str) -> None:
     mesh = next(meshes(device))
     count = mesh.size()
     for dtype, (m, k, n) in product((torch.float64, torch.complex64), ((24, 16, 28), (count, 2 * count, 3 * count))):
-        a, b = drawn(m, k, dtype, device, 3), drawn(k, n, dtype, device, 4)
+        a, b = draw_tensor(m, k, dtype, device, 3), draw_tensor(k, n, dtype, device, 4)
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
             start = MeshLayout(m, k, n, (count,), cut_axes_of_placements(x), cut_axes_of_placements(y), (M_AXIS,))
@@ -112,13 +112,13 @@ def rectangle(device: str) -> None:
                 c = sharded_tensors.compute_shared_product(
                     sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y
                 )
-                check(c, a, b, f"{dtype} {places} {layout}")
+                check_product(c, a, b, f"{dtype} {places} {layout}")
                 assert c.placements == ((Shard(0),) if layout.work[0] == M_AXIS else (Shard(1),))
     predict_sharing.RECTANGLE_MARGIN, predict_sharing.MIN_SECONDS_TO_COMPARE = -1e9, 0.0  # whatever is predicted
-    a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
+    a, b = draw_tensor(24, 16, torch.float64, device, 5), draw_tensor(16, 28, torch.float64, device, 6)
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
-    check(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
+    check_product(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
     best = min(fmm.distributed.explain(x, y).candidates, key=lambda way: not way.rectangle)
     assert "as a rectangle" in str(best)
 
@@ -126,25 +126,25 @@ def rectangle(device: str) -> None:
 def types(device: str) -> None:
     mesh = next(meshes(device))
     for dtype in TOLERANCE:
-        a, b = drawn(45, 64, dtype, device, 3), drawn(64, 31, dtype, device, 4)
+        a, b = draw_tensor(45, 64, dtype, device, 3), draw_tensor(64, 31, dtype, device, 4)
         for plan in ("vendor", "winograd"):
             x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
-            check(fmm.distributed.matmul(x, y, plan=plan), a, b, f"{dtype} {plan}", 4)
+            check_product(fmm.distributed.matmul(x, y, plan=plan), a, b, f"{dtype} {plan}", 4)
 
 
 def elsewhere(device: str) -> None:
     """Check requested placements, transposed operands, partial sums, gradients, and products that torch
     computes."""
     mesh = next(meshes(device))
-    a, b = drawn(20, 30, torch.float64, device, 5), drawn(30, 10, torch.float64, device, 6)
+    a, b = draw_tensor(20, 30, torch.float64, device, 5), draw_tensor(30, 10, torch.float64, device, 6)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
     for place in PLACES:
         found = fmm.distributed.matmul(x, y, placements=[place])
         assert tuple(found.placements) == (place,)
-        check(found, a, b, str(place))
-    check(fmm.distributed.matmul(y.T, x.T), b.T, a.T, "transposed")
+        check_product(found, a, b, str(place))
+    check_product(fmm.distributed.matmul(y.T, x.T), b.T, a.T, "transposed")
     parts = DTensor.from_local(a / dist.get_world_size(), mesh, [Partial()])
-    check(fmm.distributed.matmul(parts, y), a, b, "parts", 10)
+    check_product(fmm.distributed.matmul(parts, y), a, b, "parts", 10)
     gradients(mesh, a, b)
     vector = distribute_tensor(b[:, 0].contiguous(), mesh, [Replicate()])
     assert torch.allclose(fmm.distributed.matmul(x, vector).full_tensor(), a @ b[:, 0])
@@ -162,7 +162,7 @@ def gradients(mesh: Any, a: Any, b: Any) -> None:
 def explained(device: str) -> None:
     """Check that one process alone can explain a product."""
     mesh = next(meshes(device))
-    x = distribute_tensor(drawn(64, 64, torch.float32, device, 7), mesh, [Shard(0)])
+    x = distribute_tensor(draw_tensor(64, 64, torch.float32, device, 7), mesh, [Shard(0)])
     if dist.get_rank() == 0:
         text = str(fmm.distributed.explain(x, x))
         assert "product: 64 x 64 x 64, float32" in text and "compared, predicted seconds" in text, text
@@ -193,7 +193,7 @@ def check_local_limits(mesh: Any, x: Any) -> None:
 def hooked(device: str) -> None:
     """Check torch's product of sharded matrices after fmm.install: fmm multiplies each process's part."""
     mesh = next(meshes(device))
-    a, b = drawn(256, 512, torch.float64, device, 10), drawn(512, 384, torch.float64, device, 11)
+    a, b = draw_tensor(256, 512, torch.float64, device, 10), draw_tensor(512, 384, torch.float64, device, 11)
     x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
     report = begin_report()
     try:
@@ -201,19 +201,19 @@ def hooked(device: str) -> None:
             found = torch.mm(x, y)
     finally:
         end_report()
-    check(found, a, b, "hooked")
+    check_product(found, a, b, "hooked")
     assert "1  torch.mm, float64, " in str(report), str(report)
 
 
 def operator(device: str) -> None:
     """Check that torch.ops.fmm.matmul of DTensors equals torch.mm, with gradients; stacks are gathered."""
     for mesh in meshes(device):
-        a, b = drawn(24, 20, torch.float64, device, 13), drawn(20, 28, torch.float64, device, 14)
+        a, b = draw_tensor(24, 20, torch.float64, device, 13), draw_tensor(20, 28, torch.float64, device, 14)
         for places in product(product(PLACES, repeat=mesh.ndim), repeat=2):
             pairs = list(zip((a, b), places, strict=True))
             x, y = (distribute_tensor(matrix, mesh, place).requires_grad_() for matrix, place in pairs)
             found = MATMUL_OPERATOR(x, y)
-            check(found, a, b, f"{places} {mesh}")
+            check_product(found, a, b, f"{places} {mesh}")
             assert found.placements == torch.mm(x, y).placements, (places, found.placements)
             found.sum().backward()
             assert relative(x.grad.full_tensor(), b.sum(1).expand(24, 20)) < 1e-12, places
@@ -252,7 +252,7 @@ def large(device: str) -> None:
 def fully_sharded(device: str) -> None:
     """Check that a model whose parameters torch shards trains by fmm's plans as it does without fmm."""
     mesh = next(meshes(device))
-    x = drawn(128, 64, torch.float64, device, 12 + dist.get_rank())
+    x = draw_tensor(128, 64, torch.float64, device, 12 + dist.get_rank())
 
     def losses() -> list[float]:
         torch.manual_seed(3)
@@ -285,7 +285,7 @@ def lost(device: str) -> None:
     """Check that the first process gets an error and does not hang when the second process is killed between
     two products."""
     mesh = next(meshes(device))
-    a = distribute_tensor(drawn(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
+    a = distribute_tensor(draw_tensor(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
     fmm.distributed.matmul(a, a)
     dist.barrier()
     if dist.get_rank() == 1:

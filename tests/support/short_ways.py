@@ -63,7 +63,7 @@ from fmm.runtime import devices, run_device  # noqa: E402
 from fmm.runtime.decisions.limits import GramKey  # noqa: E402
 from fmm.runtime.gram import TRIANGLES, _prepare_recurring_gram  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
-from tests.support.own_calls import own_calls  # noqa: E402
+from tests.support.own_calls import called_functions  # noqa: E402
 
 
 def patch() -> None:
@@ -82,24 +82,24 @@ def patch() -> None:
     run_device.GRAPH_CACHE.calls_before_capture = 1 << 30
 
 
-def drawn(*shape: int, dtype: str = "float32") -> Any:
+def draw_array(*shape: int, dtype: str = "float32") -> Any:
     return cupy.ndarray(shape, dtype)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    small, out, tall = drawn(64, 64), drawn(64, 64), drawn(3932, 72, dtype="float64")
+    small, out, tall = draw_array(64, 64), draw_array(64, 64), draw_array(3932, 72, dtype="float64")
     yield "a half by one launch", lambda: fmm.gram(small, rows=True)
     yield "the same, the lower one into a place", lambda: fmm.gram(small, None, out, rows=True, fill="lower")
-    wide = drawn(634, 2466, dtype="float64")
-    narrow = drawn(634, 634, dtype="float64")
+    wide = draw_array(634, 2466, dtype="float64")
+    narrow = draw_array(634, 634, dtype="float64")
     yield "a half by the vendor", lambda: fmm.gram(wide, None, narrow, rows=True, fill="lower")
-    numbers = drawn(60, 40, dtype="complex64")
+    numbers = draw_array(60, 40, dtype="complex64")
     yield "a complex half by the vendor", lambda: fmm.gram(numbers)
     yield "a complex half of rows by the vendor", lambda: fmm.gram(numbers, rows=True)
-    place = drawn(40, 40, dtype="complex64")
+    place = draw_array(40, 40, dtype="complex64")
     yield "a complex upper half into a place", lambda: fmm.gram(numbers, None, place, fill="upper")
     yield "a small product", lambda: fmm.matmul(small, small)
-    middle = drawn(1500, 1500, dtype="float16")
+    middle = draw_array(1500, 1500, dtype="float16")
     yield "a product that is the library's by its sides", lambda: fmm.matmul(middle, middle)
     yield "a product by a plan", lambda: fmm.matmul(tall, tall.T)
     yield "a declined gemm", lambda: fmm.gemm(small, small)
@@ -112,7 +112,7 @@ def recurring_complex() -> dict[str, int]:
     for order in "CF":
         x = cupy.ndarray(np.zeros((60, 40), "complex64", order=order))  # type: ignore[call-overload]
         keys = [GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES]
-        places = [drawn(*(60 if key.rows else 40,) * 2, dtype="complex64") for key in keys]
+        places = [draw_array(*(60 if key.rows else 40,) * 2, dtype="complex64") for key in keys]
         prepared = [_prepare_recurring_gram(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
         found[order] = sum(call.plan is not None for call in prepared)
     return found
@@ -121,7 +121,7 @@ def recurring_complex() -> dict[str, int]:
 def by_alignment() -> list[tuple[int, ...]]:
     """Return the alignments of the lists that are played for a matrix as the library allocates it, for one at
     another offset, and for the first again."""
-    usual = drawn(64, 64)
+    usual = draw_array(64, 64)
     moved = cupy.ndarray(np.zeros(64 * 64 + 1, np.float32)[1:].reshape(64, 64))
     play = player.Player.launch_all
 
@@ -142,7 +142,7 @@ def main() -> int:
         for _ in range(3):
             call()
         launches[0] = 0
-        names = own_calls(call)
+        names = called_functions(call)
         found[name] = {"launches": launches[0], "functions": names}
     print(json.dumps({"calls": found, "alignments": by_alignment(), "complex": recurring_complex()}))
     return 0

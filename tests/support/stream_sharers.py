@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support import noting_driver
-from tests.support.interrupts import watched
+from tests.support.interrupts import time_limit
 from tests.support.library_functions import Functions
 from tests.support.noting_driver import noted_call, sizes, words_at
 from tests.support.numpy_cupy import PinnedMemory
@@ -373,7 +373,7 @@ CHECKS = {
 
 def main(name: str) -> None:
     patch()
-    with watched(300):
+    with time_limit(300):
         CHECKS[name]()
     print("ok")
 

@@ -31,7 +31,7 @@ runs: Counter[str] = Counter()  # the number of all prepared calls, and of those
 left: Counter[str] = Counter()
 
 
-class Through:
+class ProductByFmm:
     """fmm.matmul by the plan. It is not a function, since a class of tests would make a function its
     method."""
 
@@ -54,10 +54,10 @@ class Through:
         return found
 
 
-THROUGH = Through()
+THROUGH = ProductByFmm()
 
 
-class ByOperator:
+class OperatorByFmm:
     """Replaces operator.matmul for two plain arrays of one library."""
 
     def __init__(self, array_types: tuple[type, ...]) -> None:
@@ -95,7 +95,7 @@ def install() -> None:
         types = (*types, cupy.ndarray)
         vars(cupy)["matmul"] = THROUGH
         count_runs(run_device)
-    vars(operator)["matmul"] = ByOperator(types)
+    vars(operator)["matmul"] = OperatorByFmm(types)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

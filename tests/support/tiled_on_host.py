@@ -13,7 +13,7 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.products.simt_kernel import MemoryAccess, TileKernel, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_words
 from tests.support.host_compiler import SANITIZER, header, shared_library
-from tests.support.host_launch import aligned, told_words
+from tests.support.host_launch import aligned, parameter_words
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 SHARED_BYTES = 16 * 16384  # of host_cuda/simt_host.h
@@ -58,4 +58,4 @@ def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
 def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the parameters of a launch with the addresses filled in."""
     slots = [(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
-    return told_words(op.parameter_bytes, slots, memory)
+    return parameter_words(op.parameter_bytes, slots, memory)

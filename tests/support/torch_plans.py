@@ -23,14 +23,14 @@ N = 64
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def usable(device: str) -> str:
+def usable_device(device: str) -> str:
     """Return the device, or skip the test if torch cannot use it."""
     if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("this torch has no CUDA")
     return device
 
 
-def drawn(device: str, *shape: int, dtype: Any = None) -> Any:
+def draw_tensor(device: str, *shape: int, dtype: Any = None) -> Any:
     torch: Any = sys.modules["torch"]
     return torch.randn(*(shape or (N, N)), device=device, dtype=dtype or torch.float64)
 

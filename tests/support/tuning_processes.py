@@ -51,7 +51,7 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
     return cli.main(["--effort", "quick", "--quiet", *arguments])
 
 
-def whole(path: Path) -> str:
+def checked_text(path: Path) -> str:
     """Return the config's text after checking it."""
     for key, dtype, raw in read_config_sections(path):
         check_section(key, dtype, raw)
@@ -82,7 +82,7 @@ def kill(folder: Path, kills: int) -> None:
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)
         patience *= 1.03 if os.WIFSIGNALED(status) else 0.8
-        states.add(whole(path))
+        states.add(checked_text(path))
         i += 1
     os.waitpid(forked(lambda: tuned(arguments, i)), 0)
     left = [p.name for p in folder.iterdir() if p.name.endswith(".partial")]
@@ -122,7 +122,7 @@ def together(folder: Path) -> None:
         children.append(forked(lambda a=arguments, i=i: tuned(a, i)))  # type: ignore[misc]
     for child in children:
         os.waitpid(child, 0)
-    whole(path)
+    checked_text(path)
     sizes = sorted(
         [dtype, *entry["size"]]
         for dtype, raw in files.read_config(path)[SIMULATED_IDENTITY.key].items()

@@ -14,7 +14,7 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, header_text
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
 from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
-from tests.support.host_launch import launch_words, told_words
+from tests.support.host_launch import launch_words, parameter_words
 from tests.support.tiled_on_host import scheduler
 
 Array = np.ndarray[Any, Any]
@@ -119,7 +119,7 @@ def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:
     """Run one launch on these arrays."""
-    words = told_words(launch.parameters, launch.slots, memory)
+    words = parameter_words(launch.parameters, launch.slots, memory)
     for word, x in launch.maps:
         words[word : word + 10] = described(x, memory[x.piece.base].ctypes.data)
     source = launch.kernel.cuda_source

@@ -10,7 +10,7 @@ from benchmarks.papers.experiment import Results, read_results
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan
-from tests.support.laboratory import BENCH, samples_of
+from tests.support.laboratory import BENCH, sample_files
 
 FAMILIES_SHOWN = ("normal", "uniform [0,1]", "Kaporin", "graded")
 PLANS = tuple(
@@ -33,7 +33,7 @@ def test_the_contract_holds_on_small_products(dtype: str) -> None:
 
 def test_the_contract_holds_in_all_samples() -> None:
     """The promise is never below the measured median, and at most ten times as large."""
-    paths = samples_of("error-growth")
+    paths = sample_files("error-growth")
     assert paths
     for results in map(read_results, paths):
         measured, on_data = results.numbers("growth"), results.numbers("on data")
@@ -47,7 +47,7 @@ EXCESS = {"normal": 1.03, "uniform [0,1]": 1.03, "uniform [-1,1]": 1.03, "low ra
 
 
 def test_what_the_contracts_figure_says() -> None:
-    for results in map(read_results, samples_of("error-growth")):
+    for results in map(read_results, sample_files("error-growth")):
         measured, expected, on_data = (results.numbers(x) for x in ("growth", "expected", "on data"))
         excess: dict[str, float] = {}
         for key, x in measured.items():
@@ -58,7 +58,7 @@ def test_what_the_contracts_figure_says() -> None:
 
 
 def test_all_budgets_were_kept_in_all_samples() -> None:
-    paths = samples_of("error-budget")
+    paths = sample_files("error-budget")
     assert paths
     for results in map(read_results, paths):
         assert len(results.rows) == error_budget.PROBLEM_COUNT and not error_budget.broken_budgets(results)

@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks.papers import dalberto
 from benchmarks.papers.figures import FIGURES
-from tests.support.laboratory import measured_small
+from tests.support.laboratory import measure_small
 
 
 @pytest.mark.slow
 def test_hasa_beside_priests_summation() -> None:
     """Section 3.2: at most ten times dgemm's error. Both references agree to a rounding."""
-    results = measured_small("dalberto-fig2", 160)
+    results = measure_small("dalberto-fig2", 160)
     ratios = FIGURES["dalberto-fig2-ratio"].measured["measured, all entries"](results)
     assert set(ratios) == {(data, n) for data in dalberto.DATA_RANGES for n in dalberto.ERROR_SIZES}
     assert max(ratios.values()) < 10

@@ -17,7 +17,7 @@ from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory_table, table_names
 from fmm.tuner.commands.paper import PAPER_TABLES
 from tests.support import ROOT
-from tests.support.laboratory import measured_small, samples_of
+from tests.support.laboratory import measure_small, sample_files
 
 QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
 LONG = ("sforza-fig4", "li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
@@ -37,7 +37,7 @@ def test_measured_is_what_can_be_measured() -> None:
         if entry.done in ("measured", "measurable"):
             assert figures, entry
         if entry.done == "measured":
-            assert all(samples_of(x.experiment.name) for x in figures), entry
+            assert all(sample_files(x.experiment.name) for x in figures), entry
         if entry.done == "computed":
             assert not any(name in FIGURES for name in entry.see.split()), entry
 
@@ -59,7 +59,7 @@ def share_measured(name: str, folder: str, on_host: bool) -> float:
     """Return the largest share of the parts of a figure's experiment that a folder of samples has."""
     experiment = FIGURES[name].experiment
     shares = [0.0]
-    for path in (path for path in samples_of(experiment.name) if fnmatch(path.parent.parent.name, folder)):
+    for path in (path for path in sample_files(experiment.name) if fnmatch(path.parent.parent.name, folder)):
         results = read_results(path)
         found = {experiment.about(key) for key in results.rows}
         parts = {part.about for part in planned_parts(experiment, results.scale, on_host)}
@@ -89,7 +89,7 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_experiments_have_rows_under_their_keys(name: str) -> None:
-    experiment, results = EXPERIMENTS[name], measured_small(name)
+    experiment, results = EXPERIMENTS[name], measure_small(name)
     if name != "huang-fig10":  # a GPU's
         assert results.rows
     for key, row in results.rows.items():
@@ -133,9 +133,9 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_pictures_have_every_curve(name: str) -> None:
     pytest.importorskip("matplotlib")
     figure = FIGURES[name]
-    drawn = draw_figure(figure, measured_small(figure.experiment.name)).axes[0]
+    drawn = draw_figure(figure, measure_small(figure.experiment.name)).axes[0]
     assert drawn.get_title() == f"{name}: {figure.title}" and drawn.lines
-    table = figure_table(figure, measured_small(figure.experiment.name))
+    table = figure_table(figure, measure_small(figure.experiment.name))
     shown = sum(len(line.get_xdata()) for line in drawn.lines)
     keys = len(figure.key_names)
     assert shown == sum(cell is not None for row in table.rows for cell in row[keys:])

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.papers import li_errors
 from benchmarks.papers.li_codes import CPU, SCHEME_OF_CODE, SGEMM, li_plan
 from benchmarks.papers.matrices import kaporin_matrices
-from tests.support.laboratory import BENCH, measured_small
+from tests.support.laboratory import BENCH, measure_small
 
 
 def test_errors_of_kaporins_matrix_grow_with_levels_and_more_by_winograds_variant() -> None:
@@ -33,7 +33,7 @@ def test_the_text_follows_from_the_printed_errors() -> None:
 
 
 def test_random_matrices_against_the_classical_product() -> None:
-    results = measured_small("li-fig44", 64)
+    results = measure_small("li-fig44", 64)
     errors, exact = results.numbers("error"), results.numbers("exact")
     assert errors["maximum", "dStrassen"] > errors["average", "dStrassen"] > 0
     assert exact["average", "dWinograd"] > exact["average", "dStrassen"] > exact["average", "dgemm"] > 0

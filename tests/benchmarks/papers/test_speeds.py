@@ -15,7 +15,7 @@ from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from benchmarks.papers.li_codes import SGEMM, SIZES
 from benchmarks.papers.li_speed import speed_plans
 from fmm.kernels.plans.plan import Plan
-from tests.support.laboratory import measured_small
+from tests.support.laboratory import measure_small
 
 
 def test_gemm_beside_sforzas_plans_multiplies_a_transpose_of_its_own() -> None:
@@ -70,7 +70,7 @@ def test_speeds_of_dalberto(name: str, codes: set[str], monkeypatch: pytest.Monk
     monkeypatch.setattr(dalberto, "DRAWN_PROBLEMS", 6)
     monkeypatch.setattr(dalberto, "SQUARE_SIDES", dalberto.SQUARE_SIDES[:4])
     monkeypatch.setattr(dalberto, "ROUNDS", 2)
-    results, codes = measured_small(name, 400), codes | {dalberto.DGEMM, dalberto.FMM_MODEL}
+    results, codes = measure_small(name, 400), codes | {dalberto.DGEMM, dalberto.FMM_MODEL}
     rows = {key: row for key, row in results.rows.items() if "n1" not in key}
     problems = {next(x for x in key if x not in codes) for key in rows}
     assert len(problems) == (6 if name == "dalberto-fig3" else 4) and len(rows) == len(problems) * len(codes)

@@ -16,7 +16,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
-from tests.support.integers import drawn, laid_out
+from tests.support.integers import draw_integers, with_layout
 
 PLAN = Plan.parse("quarters > residues > bytes")
 
@@ -42,9 +42,9 @@ def test_blocks_of_c_are_whole_products(size: tuple[int, int, int]) -> None:
 def test_products_are_numpys(dtype: str, plan: str) -> None:
     draw = np.random.default_rng(3)
     for m, k, n in ((1, 1, 1), (131, 200, 77), (2, 300, 1)):
-        a, b = drawn(draw, dtype, (m, k), 0), drawn(draw, dtype, (k, n), 0)
+        a, b = draw_integers(draw, dtype, (m, k), 0), draw_integers(draw, dtype, (k, n), 0)
         for how in range(3):
-            found = fmm.matmul(laid_out(a, how), laid_out(b, how), plan=plan)
+            found = fmm.matmul(with_layout(a, how), with_layout(b, how), plan=plan)
             np.testing.assert_array_equal(found, np.matmul(a, b))
 
 
@@ -79,7 +79,7 @@ def test_alpha_and_beta_are_the_blocks(plan: str, dtype: str, alpha: int, beta: 
     (The host's sums take no other factors of integers; a GPU's kernels do: test_residues.)"""
     draw = np.random.default_rng(5)
     for m, k, n in ((1, 1, 1), (13, 20, 7), (2, 30, 1)):
-        a, b, c = (drawn(draw, dtype, x, 0) for x in ((m, k), (k, n), (m, n)))
+        a, b, c = (draw_integers(draw, dtype, x, 0) for x in ((m, k), (k, n), (m, n)))
         steps = lower_level(Plan.parse(plan), m, k, n, alpha, beta)
         assert steps is not None and not steps.temporaries and len(list(steps.products)) == len(steps.steps)
         assert {p.params for p in steps.products} == {GemmParams(alpha, beta)}

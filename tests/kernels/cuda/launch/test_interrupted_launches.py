@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.interrupts import printed
+from tests.support.interrupts import interpreter_output
 
 
 @pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step(every: int) -> None:
     """A product or a stack is launched as a whole or not at all; no call gets another one's addresses."""
-    found = printed("-m", "tests.support.interrupted_player", str(every), seconds=1500)
+    found = interpreter_output("-m", "tests.support.interrupted_player", str(every), seconds=1500)
     steps = [count * every for count in map(int, found.split())]
     assert all(count >= least for count, least in zip(steps, (15000, 1500, 50), strict=True)), steps
 
 
 def test_later_launches_are_made_after_a_failure() -> None:
     """Streams are still synchronized, and cuBLAS is restored."""
-    assert int(printed("-m", "tests.support.interrupted_player", "failures")) > 100
+    assert int(interpreter_output("-m", "tests.support.interrupted_player", "failures")) > 100
 
 
 def test_a_missing_candidate_is_refused_before_any_launch() -> None:
     """With and without `out`, the vendor does not multiply in its place."""
-    assert int(printed("-m", "tests.support.interrupted_player", "refusals")) == 4
+    assert int(interpreter_output("-m", "tests.support.interrupted_player", "refusals")) == 4

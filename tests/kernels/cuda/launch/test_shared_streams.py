@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.interrupts import printed
+from tests.support.interrupts import interpreter_output
 
 CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once", "capture-streams")
 
@@ -12,4 +12,4 @@ CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once", "capt
 @pytest.mark.parametrize("check", CHECKS)
 def test_no_thread_misuses_what_threads_share(check: str) -> None:
     """Graphs, contexts and compiled code: nothing is used after it is gone, or by two threads at once."""
-    assert printed("-m", "tests.support.stream_sharers", check).split() == ["ok"]
+    assert interpreter_output("-m", "tests.support.stream_sharers", check).split() == ["ok"]

@@ -27,7 +27,7 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200, V100
 from tests.support.host_compiler import header, required_compiler, shared_library
-from tests.support.host_launch import aligned, launch_words, told_words
+from tests.support.host_launch import aligned, launch_words, parameter_words
 from tests.support.nvrtc import in_parallel, nvrtc, report
 from tests.support.sums_on_host import FLAGS, for_the_host
 
@@ -127,7 +127,7 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
     driver = DRIVER.format(entry=ENTRY_NAME, params=params[1])
     before = "".join(map(header, ("sum_host.h", "single_threads.h", "f16_host.h")))
     library = shared_library(before + text + driver, FLAGS)
-    words = told_words(launch.parameters, launch.slots, bases)
+    words = parameter_words(launch.parameters, launch.slots, bases)
     launch_words(library.launch, words, *launch.grid[:2], launch.kernel.threads)
 
 

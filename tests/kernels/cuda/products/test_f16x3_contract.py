@@ -11,7 +11,7 @@ import pytest
 
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from tests.support import f16x3_on_host as host
-from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, hard_matrices
+from tests.support.hard_matrices import BOUND_BY_NORMS, bound_by_entries, hard_matrices, relative_errors
 
 SIZES = [(48, 512, 40), (96, 96, 96), (5, 7, 3)]
 # Data for which all entries are accurate, and data for which this takes a balanced inner dimension. Leaving these to
@@ -25,9 +25,9 @@ BALANCED = tuple(f"inner dimension opposite, 2^{bits}" for bits in (40, 60))
 def test_bounds_hold_for_every_kind_of_data(size: tuple[int, int, int]) -> None:
     for name, (a, b) in hard_matrices(*size).items():
         c, certain, _ = host.product_on_host(a, b)
-        assert beside(a, b, host.product_on_host(a, b, checked=False)[0])[0] <= BESIDE_NORMS, name
-        _, entries = beside(a, b, np.where(certain, c, a.astype(np.float64) @ b))
-        assert entries <= beside_entries(size[1]), name
+        assert relative_errors(a, b, host.product_on_host(a, b, checked=False)[0])[0] <= BOUND_BY_NORMS, name
+        _, entries = relative_errors(a, b, np.where(certain, c, a.astype(np.float64) @ b))
+        assert entries <= bound_by_entries(size[1]), name
 
 
 def test_entries_that_are_accurate() -> None:
@@ -47,7 +47,7 @@ def test_unchecked_entries_can_be_inaccurate() -> None:
     left, right = host.split_rows(a, none), host.split_rows(b.T, none)
     assert not host.accurate_entries(left, right).all()
     from_planes = np.ldexp(left.hi.astype(np.float64) + left.lo.astype(np.float64) / 2048, -left.exponents[:, None])
-    assert beside(a, b, from_planes @ b)[1] > 100 * beside_entries(512)
+    assert relative_errors(a, b, from_planes @ b)[1] > 100 * bound_by_entries(512)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,8 +60,8 @@ def test_random_spreads(seed: int) -> None:
     b = rng.standard_normal((k, n)) * spreads[2] * spreads[3]
     x, y = (np.clip(v, -1e18, 1e18).astype(np.float32) for v in (a, b))
     c, certain, _ = host.product_on_host(x, y)
-    assert beside(x, y, host.product_on_host(x, y, checked=False)[0])[0] <= BESIDE_NORMS
-    assert beside(x, y, np.where(certain, c, x.astype(np.float64) @ y))[1] <= beside_entries(k)
+    assert relative_errors(x, y, host.product_on_host(x, y, checked=False)[0])[0] <= BOUND_BY_NORMS
+    assert relative_errors(x, y, np.where(certain, c, x.astype(np.float64) @ y))[1] <= bound_by_entries(k)
 
 
 def test_the_copy_has_the_kernels_numbers() -> None:

@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND
 from fmm.problem import Fill, Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
-from tests.support.hard_matrices import BESIDE_NORMS, beside, hard_matrices
+from tests.support.hard_matrices import BOUND_BY_NORMS, hard_matrices, relative_errors
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
 from tests.support.planes_on_host import launches_of, multiplied
@@ -164,8 +164,8 @@ def test_a_batch() -> None:
     assert not multiplied(op, NARROW, memory, one.leaf_use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
-        found, _ = beside(a[i], b[i], layer[: m * n].reshape(m, n))
-        assert found <= BESIDE_NORMS and np.isfinite(expected).all() and np.isnan(layer[m * n :]).all()
+        found, _ = relative_errors(a[i], b[i], layer[: m * n].reshape(m, n))
+        assert found <= BOUND_BY_NORMS and np.isfinite(expected).all() and np.isnan(layer[m * n :]).all()
 
 
 def test_inf_and_nan_raise_the_flag() -> None:
@@ -212,7 +212,7 @@ def test_extreme_numbers(seed: int) -> None:
         there = np.isfinite(c)
         assert raised == (not there.all())
         rounded = np.where(there, c, a.astype(np.float64) @ b)
-        assert beside(a, b, rounded)[0] <= BESIDE_NORMS
+        assert relative_errors(a, b, rounded)[0] <= BOUND_BY_NORMS
 
 
 @pytest.mark.parametrize("componentwise", quick_and_slow([False], [True]))
@@ -224,6 +224,6 @@ def test_hard_data(componentwise: bool) -> None:
         finite = np.isfinite(expected).all()
         assert raised == (not finite or (componentwise and not certain.all())), name
         if finite:
-            assert beside(a, b, c)[0] <= BESIDE_NORMS, name
+            assert relative_errors(a, b, c)[0] <= BOUND_BY_NORMS, name
             sums = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
             assert (np.abs(c.astype(np.float64) - expected) <= 2.0**-19 * sums + 2.0**-148).all(), name

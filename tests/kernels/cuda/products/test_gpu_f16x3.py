@@ -13,7 +13,7 @@ import fmm
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.f16x3_on_host import product_on_host
-from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, hard_matrices
+from tests.support.hard_matrices import BOUND_BY_NORMS, bound_by_entries, hard_matrices, relative_errors
 
 pytest.importorskip("cupy")
 
@@ -29,7 +29,7 @@ from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_plan
 pytestmark = pytest.mark.gpu
 
 # The vendor multiplies in pieces of 256, so its sums are rounded more often.
-BY_VENDOR = 4 * BESIDE_NORMS
+BY_VENDOR = 4 * BOUND_BY_NORMS
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         a, b = (
             cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
         )
-        assert worst(a, b, fmm.matmul(a, b, plan="f16x3")) <= BESIDE_NORMS, orders
+        assert worst(a, b, fmm.matmul(a, b, plan="f16x3")) <= BOUND_BY_NORMS, orders
 
 
 def test_poisoned_memory_strides_and_gaps() -> None:
@@ -87,7 +87,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     launches = record_plan_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
     workspace = cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
-    assert worst(a, b, c) <= BESIDE_NORMS
+    assert worst(a, b, c) <= BOUND_BY_NORMS
     assert int(cupy.isnan(memory[2]).sum()) == memory[2].size - m * n
 
 
@@ -112,12 +112,12 @@ def test_every_kind_of_data(size: tuple[int, int, int]) -> None:
     """Relative to the norms of rows and columns; with componentwise relative to every entry of |A| |B|."""
     for name, (a, b) in hard_matrices(*size).items():
         x, y = cupy.asarray(a), cupy.asarray(b)
-        norms, _ = beside(a, b, fmm.matmul(x, y, plan="f16x3").get())
-        assert norms <= BESIDE_NORMS, name
+        norms, _ = relative_errors(a, b, fmm.matmul(x, y, plan="f16x3").get())
+        assert norms <= BOUND_BY_NORMS, name
         for orders in product("CF", repeat=2) if size == SIZES[0] else ("CC",):
             x, y = (cupy.asarray(v, order=o) for v, o in zip((a, b), orders, strict=True))
             c = fmm.matmul(x, y, plan="f16x3", componentwise=True).get()
-            assert beside(a, b, c)[1] <= beside_entries(size[1]), (name, orders)
+            assert relative_errors(a, b, c)[1] <= bound_by_entries(size[1]), (name, orders)
 
 
 def recomputed() -> int:
@@ -141,8 +141,8 @@ def test_a_long_inner_dimension() -> None:
         a, b = normal((70, k), k), normal((k, 50), k + 1)
         for componentwise in (False, True):
             c = fmm.matmul(a, b, plan="f16x3", componentwise=componentwise)
-            norms, entries = beside(a.get(), b.get(), c.get())
-            assert norms <= BESIDE_NORMS and entries <= beside_entries(k), (k, componentwise)
+            norms, entries = relative_errors(a.get(), b.get(), c.get())
+            assert norms <= BOUND_BY_NORMS and entries <= bound_by_entries(k), (k, componentwise)
 
 
 def test_small_whole_numbers_are_exact() -> None:
@@ -165,7 +165,7 @@ def test_checked_stacks_and_scalars() -> None:
     a[1, :, 7] *= 1e-20
     c = fmm.matmul(a, b, plan="f16x3", componentwise=True)
     for i in range(3):
-        assert beside(*(x[i].get() for x in (a, b, c)))[1] <= beside_entries(300)
+        assert relative_errors(*(x[i].get() for x in (a, b, c)))[1] <= bound_by_entries(300)
 
 
 def test_componentwise_chooses_no_plan_that_saves_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_a_prepared_operand_saves_its_splitting(monkeypatch: pytest.MonkeyPatch)
     assert fmm.explain(a, p).plan.leaf == "f16x3" and "splits A in" in lines[0]
     assert "splits A and B" in fmm.explain(a, b).kernels[0]
     for x in (a, normal((2, 300, 2048), 2)):  # a stack is one tall matrix
-        assert worst(x.reshape(-1, 2048), b, fmm.matmul(x, p).reshape(-1, 4096)) <= BESIDE_NORMS
+        assert worst(x.reshape(-1, 2048), b, fmm.matmul(x, p).reshape(-1, 4096)) <= BOUND_BY_NORMS
 
 
 def test_a_prepared_operand_with_inf() -> None:
@@ -370,7 +370,7 @@ def test_batches_of_the_vendors_products_of_planes() -> None:
 def test_the_vendors_products_of_every_kind_of_data() -> None:
     for name, (a, b) in hard_matrices(256, 1024, 192).items():
         c = as_vendor_gemm("f16x3", cupy.asarray(a), cupy.asarray(b))
-        assert beside(a, b, c.get())[0] <= BY_VENDOR, name
+        assert relative_errors(a, b, c.get())[0] <= BY_VENDOR, name
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
@@ -386,7 +386,7 @@ def test_stacks() -> None:
     a, b = normal((3, 200, 300)), normal((3, 300, 100), 1)
     c = fmm.matmul(a, b, plan="f16x3")
     for i in range(3):
-        assert worst(a[i], b[i], c[i]) <= BESIDE_NORMS
+        assert worst(a[i], b[i], c[i]) <= BOUND_BY_NORMS
 
 
 def test_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +425,7 @@ def test_updated_triangles_with_inf() -> None:
     fmm.gram(x, rows=True, out=c, alpha=-2, beta=3, plan="f16x3")
     exact = -2 * (x.astype(np.float64) @ x.T.astype(np.float64)) + 3 * old.astype(np.float64)
     norms = cupy.linalg.norm(x.astype(np.float64), axis=1)
-    room = 2 * BESIDE_NORMS * cupy.outer(norms, norms) + 2.0**-22 * (abs(exact) + 3 * abs(old))
+    room = 2 * BOUND_BY_NORMS * cupy.outer(norms, norms) + 2.0**-22 * (abs(exact) + 3 * abs(old))
     assert bool((abs(c - exact) <= room).all()) and bool((c == c.T).all())
     x[7, 5], x[300, 6] = cupy.inf, cupy.nan
     c, expected = fmm.gram(x, rows=True, plan="f16x3"), x @ x.T.copy()

@@ -13,7 +13,7 @@ from fmm.problem import Problem
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
 from tests.support.residue_products import ALIGNED, op_of
-from tests.support.residues_on_host import brought, multiplied
+from tests.support.residues_on_host import mapped_view, multiplied
 from tests.support.warpgroups_on_host import play
 
 CASES = [
@@ -48,7 +48,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
         x[:] = rng.integers(0, 256, room)
     for moduli in groups[:1]:
         left, right, to = op.plane_product_op(first, len(moduli)).maps
-        for plane in (brought(left, found), brought(right, found)):
+        for plane in (mapped_view(left, found), mapped_view(right, found)):
             plane[...] = rng.integers(-128, 128, plane.shape)
         copies = {name: aligned(room, np.uint8) for name in names}
         for name in names:
@@ -56,7 +56,7 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
         before = {name: found[name].copy() for name in names}
         play(residue_product_launch(op, first, moduli), found)
         multiplied(op, first, moduli, copies)
-        ours, theirs = brought(to, found), brought(to, copies)
+        ours, theirs = mapped_view(to, found), mapped_view(to, copies)
         wanted: Any = np.tri(to.lines, to.length, dtype=bool) if lower else np.ones((to.lines, to.length), bool)
         np.testing.assert_array_equal(ours[:, wanted], theirs[:, wanted])
         np.testing.assert_array_equal(_beside(to, found), _beside(to, before))
@@ -66,5 +66,5 @@ def test_products_of_planes(plan: str, dtype: str, size: tuple[int, int, int], l
 def _beside(x: Any, memory: dict[str, Any]) -> Any:
     """Return the memory outside of the result."""
     rest = {name: value.copy() for name, value in memory.items()}
-    brought(x, rest)[...] = 0
+    mapped_view(x, rest)[...] = 0
     return np.concatenate([rest[name] for name in sorted(rest)])

@@ -57,11 +57,11 @@ from tests.support.residue_products import (
     all_launches,
     exact_complex_product,
     exact_product,
-    measured,
+    line_exponents,
     op_of,
     product_on_host,
 )
-from tests.support.residues_on_host import exponents, play, reduced, root, turned_square
+from tests.support.residues_on_host import exponents, norm_as_on_device, play, reduced, turned_square
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Leaves for floating-point numbers: moduli, and levels below.
@@ -126,7 +126,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
             scaled = x * scale
         if not np.isfinite(scaled).all():
             continue
-        norm = root(scaled)
+        norm = norm_as_on_device(scaled)
         assert exact_norm_is_below(scaled, norm)
         less = norm * (1 - 2.0**-22) - 2.0**-1072  # the last two bits of numbers that are hardly any
         assert less <= 0 or not exact_norm_is_below(scaled, less)
@@ -136,7 +136,7 @@ def test_exponents_are_the_largest_within_the_bound() -> None:
     rng, top = np.random.default_rng(2), max_scaled_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
-        norm = Fraction(root(x))
+        norm = Fraction(norm_as_on_device(x))
         assert norm * Fraction(2) ** int(e) <= Fraction(top) < norm * Fraction(2) ** (int(e) + 1)
     special = np.zeros((3, 100))
     special[1, 5], special[2, 7] = np.inf, np.nan
@@ -442,7 +442,7 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
     (side,) = (replace(x, is_prepared=False) for x in made.operands if x.is_prepared)
-    measured(side, {base: held}, work)
+    line_exponents(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)

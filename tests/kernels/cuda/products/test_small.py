@@ -11,7 +11,7 @@ import pytest
 
 from fmm.kernels.cuda.ops import DeviceView, GemmOp, TriangleOutput, gemm_op
 from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_kernel_source, small_launch
-from tests.support.host_launch import launch_words, told_words, view_of
+from tests.support.host_launch import launch_words, parameter_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
 
@@ -38,7 +38,7 @@ def on_host(*params: Any) -> Any:
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:
     launch = small_launch(op, dtype)
-    words = told_words(launch.parameters, launch.slots, bases)
+    words = parameter_words(launch.parameters, launch.slots, bases)
     launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0], launch.grid[2])
 
 

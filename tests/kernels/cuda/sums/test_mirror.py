@@ -13,7 +13,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.ops import DeviceView, MirrorOp
 from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY_NAME, MIRROR_THREADS, mirror_launch, mirror_source
-from tests.support.host_launch import launch_words, told_words, view_of
+from tests.support.host_launch import launch_words, parameter_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
 
@@ -39,7 +39,7 @@ def on_host(*given: Any) -> Any:
 
 def launched(op: MirrorOp, bases: dict[str, Matrix]) -> Launch:
     launch = mirror_launch(op, FLAG in bases)
-    words = told_words(launch.parameters, launch.slots, bases)
+    words = parameter_words(launch.parameters, launch.slots, bases)
     launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
     return launch
 

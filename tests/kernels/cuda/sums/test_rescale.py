@@ -22,7 +22,7 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_source,
 )
 from fmm.kernels.plans.sums import exponent_step, rescaling_step, whole_matrix
-from tests.support.host_launch import launch_words, told_words, view_of
+from tests.support.host_launch import launch_words, parameter_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns
@@ -47,7 +47,7 @@ def on_host(*given: Any) -> Any:
 
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:
-    words = told_words(launch.parameters, launch.slots, bases)
+    words = parameter_words(launch.parameters, launch.slots, bases)
     launch_words(on_host(*launch.kernel.source_arguments).launch, words, launch.grid[0])
 
 
