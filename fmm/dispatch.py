@@ -20,9 +20,9 @@ declines the call. Gates 1 to 4 need no decision.
 4. fmm.gemm and fmm.gram before a call is prepared: alpha = 0 or empty operands (`gemm._is_empty_product`,
    `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
 5. fmm.runtime.prepare: reasons for the vendor alone.
-   * `prepare_uncached`: `Setting.refusal`, the adapter's reason, from `Library.product_setting`.
+   * `prepare_uncached`: `ProductSetting.refusal`, the adapter's reason, from `Library.product_setting`.
    * `_check_query`: shapes, types, `out`, and empty products.
-   * `_decide_launches`: `Setting.vendor_advantage`, for example NumPy's syrk.
+   * `_decide_launches`: `ProductSetting.vendor_advantage`, for example NumPy's syrk.
 6. `fmm.runtime.decisions.decide.decide_plan`:
    * `is_disabled` (FMM_DISABLE).
    * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.

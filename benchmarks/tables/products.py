@@ -119,7 +119,7 @@ def _integer_rows(results: Path) -> Iterator[Sequence[object]]:
             yield machine_name(environment), *cells, *memory, *source_cells(path, environment)
 
 
-INTEGERS = LongTable(
+INTEGER_TABLE = LongTable(
     "integers", ("on", "type", "n", "numbers", "vendor", "fmm", "speedup", "workspace", "plan"), _integer_rows
 )
 
@@ -134,7 +134,7 @@ def integer_products(results: Path) -> Iterator[str]:
         seen.update([key] if first else ())
         return first
 
-    return INTEGERS.page_lines(results, is_shown)
+    return INTEGER_TABLE.page_lines(results, is_shown)
 
 
 # float32 by three float16 products, and its peers
@@ -432,7 +432,7 @@ def concurrent_products(results: Path) -> Iterator[str]:
         )
 
 
-LONG_TABLES = (CALLS, LARGE, INTEGERS, EMULATION, TRIANGLES, DECLINES)
+LONG_TABLES = (CALLS, LARGE, INTEGER_TABLE, EMULATION, TRIANGLES, DECLINES)
 SECTIONS = (
     *(
         default_calls,

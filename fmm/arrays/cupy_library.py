@@ -21,7 +21,7 @@ from fmm.arrays.library import (
     MemoryNeeds,
     Operand,
     Processor,
-    Setting,
+    ProductSetting,
     contiguous_operand,
     occupied_bytes,
     product_shape,
@@ -176,26 +176,26 @@ class CupyLibrary(NumpyLikeLibrary):
         # The plan for a matrix times its own transpose (in the same memory) can differ from the plan for two matrices.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         current = current_device()
         if self.options:
-            return Setting(current, refusal=f"{', '.join(self.options)} was passed")
+            return ProductSetting(current, refusal=f"{', '.join(self.options)} was passed")
         arrays = [x for x in (a, b, out) if x is not None]
         if any(type(x) is not ndarray for x in arrays):
-            return Setting(current, refusal="these are not all plain CuPy arrays")
+            return ProductSetting(current, refusal="these are not all plain CuPy arrays")
         if len({x.data.device_id for x in arrays}) > 1:
             raise device_mismatch_error(a, b, out)
         if any(x.data.device_id != current for x in arrays):
-            return Setting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
+            return ProductSetting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
         common = _common_type(a, b)
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED_TYPES else 0
         is_gram = _same_memory_transposed(a, b)
         if mode == COMPUTE_TF32 and dtype.name == "float32":
-            return Setting(current, common, "tf32", b_is_transposed_a=is_gram)
+            return ProductSetting(current, common, "tf32", b_is_transposed_a=is_gram)
         has_other_mode = mode in (COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32)
         refusal = f"CuPy's compute type for {dtype.name} is set" if has_other_mode else ""
-        return Setting(current, common, refusal=refusal, b_is_transposed_a=is_gram)
+        return ProductSetting(current, common, refusal=refusal, b_is_transposed_a=is_gram)
 
     def device_number(self, x: Any) -> int:
         return int(x.data.device_id)

@@ -35,7 +35,7 @@ class Operand(NamedTuple):
         return len(self.shape)
 
 
-class Setting(NamedTuple):
+class ProductSetting(NamedTuple):
     """The device and element type of the library's own product, and the reasons that forbid a plan."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
@@ -168,7 +168,7 @@ class Library(Protocol):
         """Return the types and other properties of the operands, without sizes, for the key of a declined product."""
         ...
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         """Return the device, type and precision of the library's own product of these arrays."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import Operand, Processor, Setting, contiguous_operand, occupied_bytes
+from fmm.arrays.library import Operand, Processor, ProductSetting, contiguous_operand, occupied_bytes
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.host_arrays import Array, dot, matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -196,19 +196,19 @@ class NumpyLibrary(NumpyLikeLibrary):
     def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         number = blas_threads()
         if others := self.options.keys() - OPTIONS_OF_PLANS:
-            return Setting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was passed")
+            return ProductSetting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was passed")
         if type(a) is not ndarray or type(b) is not ndarray:
             classes = f"{type(a).__name__} and {type(b).__name__}"
-            return Setting(number, refusal=f"operands are {classes}, not plain arrays")
+            return ProductSetting(number, refusal=f"operands are {classes}, not plain arrays")
         dtype, refusal, refuses_plans = self._common_type(a, b)
         if not refusal and (refusal := self._out_refusal(out, dtype)):
             refuses_plans = True
         b_is_transposed_a = dtype in BLAS_DTYPES and same_memory_transposed(a, b)
         calls_syrk = b_is_transposed_a and is_blas_readable(a)
-        return Setting(
+        return ProductSetting(
             number,
             TYPE_NAMES.get(dtype),
             refusal=refusal,

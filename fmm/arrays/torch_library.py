@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
+from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
 from fmm.arrays.torch_calls import TORCH_MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
@@ -266,22 +266,22 @@ class TorchLibrary(_TorchLibraryBase):
         where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
         precision = float32_precision() if single else "ieee"
         is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
-            return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
+            return ProductSetting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
-            return Setting(device, common, refusal=f"{a.dtype} products in {precision} have no plan")
+            return ProductSetting(device, common, refusal=f"{a.dtype} products in {precision} have no plan")
         if a.dtype is torch.float16 and _accumulates_in_float16():
-            return Setting(device, common, refusal="float16 products with sums in float16 have no plan")
+            return ProductSetting(device, common, refusal="float16 products with sums in float16 have no plan")
         # Plans may emulate float32 unless the user set "ieee". If the user set nothing, newer versions of torch return
         # "none". Older versions return the same value as for "ieee". torch has no precision setting for float64.
         may_emulate = not single or _precision_getter is None or precision == "none"
-        return Setting(
+        return ProductSetting(
             device,
             common,
             refusal=_missing_cupy_reason(),
@@ -337,18 +337,20 @@ class TorchHostLibrary(_TorchLibraryBase):
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         number = blas_threads()
         arrays = [x for x in (a, b, out) if x is not None]
         types = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in arrays)
         if len(types) > 1:
-            return Setting(number, refusal=f"torch casts no operands or results, which are {' and '.join(types)}")
+            return ProductSetting(
+                number, refusal=f"torch casts no operands or results, which are {' and '.join(types)}"
+            )
         if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2:
             operands = "vectors" if a.dtype in HOST_TYPES else f"{', '.join(types)} on the host"
-            return Setting(number, refusal=f"products of {operands} have no plan")
+            return ProductSetting(number, refusal=f"products of {operands} have no plan")
         is_gram = _same_memory_transposed(a, b)
         advantage = "b is a transposed in place, and torch's own product may use that" if is_gram else ""
-        return Setting(number, TYPE_NAMES[a.dtype], vendor_advantage=advantage, b_is_transposed_a=is_gram)
+        return ProductSetting(number, TYPE_NAMES[a.dtype], vendor_advantage=advantage, b_is_transposed_a=is_gram)
 
     def device_number(self, x: Any) -> int:
         return blas_threads()

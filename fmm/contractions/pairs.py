@@ -33,7 +33,7 @@ from fmm.contractions.array_module import (
 )
 
 Labels = tuple[str, ...]
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Smallest matrix side for which a stack of products is preferred to a copy of the operand.
 SMALLEST_STACKED_SIDE = 128
 
@@ -107,7 +107,7 @@ def library_einsum(operands: Sequence[LabeledArray], result: Labels) -> LabeledA
 @lru_cache(maxsize=4096)
 def einsum_text(inputs: tuple[Labels, ...], result: Labels) -> str:
     """Return the subscripts of an einsum call as text; each label becomes a letter."""
-    letters = {label: LETTERS[i] for i, label in enumerate(dict.fromkeys(x for labels in inputs for x in labels))}
+    letters = {label: LABEL_LETTERS[i] for i, label in enumerate(dict.fromkeys(x for labels in inputs for x in labels))}
     *texts, output = ("".join(letters[x] for x in labels) for labels in (*inputs, result))
     return f"{','.join(texts)}->{output}"
 

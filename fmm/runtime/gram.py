@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import is_complex
-from fmm.arrays.library import Library, Setting
+from fmm.arrays.library import Library, ProductSetting
 from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
@@ -163,7 +163,7 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
         is_whole = chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None
         if is_whole and (not has_conjugate or _is_adjoint_unread(call, key)):
             return call
-    return PreparedCall(Decision(VENDOR, None, "run_gram decides"), Setting(0))
+    return PreparedCall(Decision(VENDOR, None, "run_gram decides"), ProductSetting(0))
 
 
 def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:

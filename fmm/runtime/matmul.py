@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous_operand
+from fmm.arrays.library import Library, Operand, Processor, ProductSetting, contiguous_operand
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
@@ -256,6 +256,6 @@ def _row_major_query(
     problem: Problem, limits: Limits, device: Device, plan: Plan | None, out: Operand | None
 ) -> ProblemQuery:
     a, b, _ = (contiguous_operand(shape, problem.stored_type) for shape in problem.matrix_shapes)
-    setting = Setting(0, problem.stored_type, "tf32" if problem.dtype == "tf32" else "ieee")
+    setting = ProductSetting(0, problem.stored_type, "tf32" if problem.dtype == "tf32" else "ieee")
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from fmm.arrays.library import Library, Operand, Setting, Span, contiguous_operand, product_shape
+from fmm.arrays.library import Library, Operand, ProductSetting, Span, contiguous_operand, product_shape
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
@@ -69,7 +69,7 @@ class PreparedCall:
     """
 
     decision: Decision
-    setting: Setting
+    setting: ProductSetting
     limits: Limits = ZERO_WORKSPACE_LIMITS
     device: Device | None = None
     plan: Plan | None = None  # the plan; None if the library's own product runs
@@ -107,7 +107,7 @@ class ProblemQuery:
     a: Operand
     b: Operand
     out: Operand | None
-    setting: Setting
+    setting: ProductSetting
     device: Device
     limits: Limits
     plan: Plan | None = None
@@ -239,7 +239,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
 
 
 def _make_query(
-    library: Library, setting: Setting, a: object, b: object, out: object, constraints: PlanConstraints
+    library: Library, setting: ProductSetting, a: object, b: object, out: object, constraints: PlanConstraints
 ) -> ProblemQuery:
     device = devices.get_device(library.processor, setting.device)
     nbytes = (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import fmm
 from fmm.arrays import select_library
 from fmm.arrays.detect import array_kind, describe_array, device_mismatch_error, is_on_device, type_name
-from fmm.arrays.library import Library, Operand, Setting, contiguous_operand
+from fmm.arrays.library import Library, Operand, ProductSetting, contiguous_operand
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
 from fmm.config import files
@@ -189,7 +189,7 @@ def operand(x: Any) -> Operand:
 
 def asked(a: Any, b: Any, out: Any = None, plan: Plan | None = LEVEL, dtype: str | None = "float64") -> ProblemQuery:
     target = None if out is None else operand(out)
-    return ProblemQuery(operand(a), operand(b), target, Setting(0, dtype), H200, PLENTY, plan)
+    return ProblemQuery(operand(a), operand(b), target, ProductSetting(0, dtype), H200, PLENTY, plan)
 
 
 def carried_out(call: PreparedCall, a: Any, b: Any, out: Any = None) -> Any:
@@ -298,7 +298,9 @@ def test_only_what_blas_cannot_take_is_copied() -> None:
 
 def test_copies_count_against_the_workspace() -> None:
     a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
-    call = prepare_query(ProblemQuery(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
+    call = prepare_query(
+        ProblemQuery(operand(a), operand(b), None, ProductSetting(0, "float64"), H200, Limits(10**7), None)
+    )
     assert call.limits.workspace == 10**7 - 512 * 512 * 8
 
 
@@ -336,7 +338,7 @@ def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dty
 
 def test_tf32_is_another_problem() -> None:
     big = contiguous_operand((16384, 16384), "float32")
-    settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
+    settings = [ProductSetting(0, "float32", "ieee"), ProductSetting(0, "float32", "tf32")]
     ieee, tf32 = (prepare_query(ProblemQuery(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
     assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
     assert ieee.plan != tf32.plan
@@ -423,7 +425,7 @@ def test_the_types_own_error_limits_the_choice() -> None:
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = contiguous_operand((8192, 8192), "float32")
-    call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
+    call = prepare_query(ProblemQuery(big, big, None, ProductSetting(0, "float32"), H200, Limits(limit)))
     assert (call.launches.workspace if call.launches else 0) <= limit
     assert (call.launches is not None) == fits
 
@@ -519,9 +521,9 @@ class HostArrays:
     def device_number(self, x: Any) -> int:
         return 0
 
-    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         one, other = self.describe_operand(a).dtype, self.describe_operand(b).dtype
-        return Setting(0, one if one == other else None, self.math, self.refusal)
+        return ProductSetting(0, one if one == other else None, self.math, self.refusal)
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
@@ -781,7 +783,9 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
 
 def found_for_rows() -> tuple[str, ...]:
     big = contiguous_operand((8192, 8192), "float32")
-    call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
+    call = prepare_query(
+        ProblemQuery(big, big, None, ProductSetting(0, "float32"), H200, Limits(1 << 36, H200.error_growth))
+    )
     assert call.launches is not None
     return call.launches.step_labels()
 
@@ -1128,7 +1132,7 @@ def test_host_tensors_take_the_shortest_way_too() -> None:
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, uses_graph: bool) -> None:
     x = contiguous_operand((n, n), "float32")
-    call = prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
+    call = prepare_query(ProblemQuery(x, x, None, ProductSetting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.uses_graph is uses_graph
     assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH_BYTES if uses_graph else 0)
 
@@ -1136,7 +1140,7 @@ def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: i
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
     x = contiguous_operand((3072, 3072), "float32")
     call = prepare_query(
-        ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
+        ProblemQuery(x, x, None, ProductSetting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
     )
     assert call.uses_graph
     assert call.workspace == 0
@@ -1145,4 +1149,4 @@ def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
         x = contiguous_operand(shape, "float32")
-        assert not prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).uses_graph
+        assert not prepare_query(ProblemQuery(x, x, None, ProductSetting(0, "float32"), H200, PLENTY, plan)).uses_graph

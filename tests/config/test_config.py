@@ -286,7 +286,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_online_makes_a_section_where_there_is_none(path: Path, passing: Callable[[float], None]) -> None:
-    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    trial = online.OnlineTrial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
         passing(0.5)  # between products, which is nobody's time
         trial.run_product(lambda plan: passing(1.1e-3 if plan == VENDOR else 1e-3))
@@ -295,7 +295,7 @@ def test_online_makes_a_section_where_there_is_none(path: Path, passing: Callabl
 
 
 def test_online_decides_for_the_vendor_if_that_is_faster(path: Path, passing: Callable[[float], None]) -> None:
-    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    trial = online.OnlineTrial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
         trial.run_product(lambda plan: passing(1e-3 if plan == VENDOR else 1.1e-3))
     assert trial.entry.plan == "vendor"
@@ -305,10 +305,10 @@ def test_online_goes_on_after_an_interrupt_at_each_step(path: Path) -> None:
     """No lock stays shut, no turn is counted twice or half, and what was measured is concluded in the end."""
     steps, step, hit = StepInterrupts(["online.py"]), 1, True
     while hit:
-        trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+        trial = online.OnlineTrial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
         multiplied: list[Plan] = []
 
-        def twice(trial: online.Trial = trial, note: Callable[[Plan], None] = multiplied.append) -> None:
+        def twice(trial: online.OnlineTrial = trial, note: Callable[[Plan], None] = multiplied.append) -> None:
             trial.run_product(note)
             while len(trial._seconds) < len(trial._turns) - 1:
                 trial._seconds.append(1e-3)
@@ -326,14 +326,14 @@ def test_online_goes_on_after_an_interrupt_at_each_step(path: Path) -> None:
 
 def test_online_that_cannot_write_says_so_and_goes_on(path: Path, said: Callable[[], list[str]]) -> None:
     (path / "config.json").mkdir(parents=True)  # a folder where the file should be
-    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    trial = online.OnlineTrial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
         trial.run_product(lambda plan: time.sleep(1e-5))
     assert len(said()) == 1 and "counts for this process only" in said()[0]
 
 
 def test_online_in_two_threads_returns_both_results() -> None:
-    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    trial = online.OnlineTrial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     inside, leave = threading.Event(), threading.Event()
 
     def wait(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.arrays.library import Setting, contiguous_operand
+from fmm.arrays.library import ProductSetting, contiguous_operand
 from fmm.dtypes import INTEGERS
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import VENDOR
@@ -26,7 +26,7 @@ def answered(
     dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None
 ) -> PreparedCall:
     x = contiguous_operand((side, side), dtype)
-    setting = Setting(0, dtype, no_vendor_product=lacking)
+    setting = ProductSetting(0, dtype, no_vendor_product=lacking)
     return prepare_query(ProblemQuery(x, x, None, setting, on or hopper(), limits))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays.library import Operand, Setting
+from fmm.arrays.library import Operand, ProductSetting
 from fmm.kernels.cpu import numpy_backend, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -265,7 +265,9 @@ def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee
     """On an H200 of which only the datasheet is known: x x^T."""
     device = devices.gpu_from_description("NVIDIA H200", "9.0", 132, None, H200)
     a, b = Operand((n, k), (k, 1), dtype), Operand((k, n), (1, k), dtype)
-    return ProblemQuery(a, b, None, Setting(0, dtype, math, b_is_transposed_a=adjoint), device, Limits(1 << 37, 16.0))
+    return ProblemQuery(
+        a, b, None, ProductSetting(0, dtype, math, b_is_transposed_a=adjoint), device, Limits(1 << 37, 16.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,7 +358,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return PreparedCall(decision, Setting(0), plan=chosen, writes_out=out is not None, spans=spans)
+        return PreparedCall(decision, ProductSetting(0), plan=chosen, writes_out=out is not None, spans=spans)
 
     def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:
         ran.append((str(ready.plan), out is None))

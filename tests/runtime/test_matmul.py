@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm.arrays.library import Setting
+from fmm.arrays.library import ProductSetting
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
@@ -905,7 +905,7 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
     def prepared(library: Any, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Prepared:
         problem = Problem(len(a), len(b), b.shape[1], a.dtype.name)
         asked.append(fmm.Decision(VENDOR, problem, "for tests", (), "probed model"))
-        return Prepared(asked[-1], Setting(1))
+        return Prepared(asked[-1], ProductSetting(1))
 
     monkeypatch.setattr(calls, "prepare_call", prepared)
     monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 2 * 1100**3))

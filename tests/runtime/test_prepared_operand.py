@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays.library import Operand, Setting
+from fmm.arrays.library import Operand, ProductSetting
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.leaves import F16X3_LEAF, VENDOR_LEAF
 from fmm.kernels.plans.leaf import plan_leaves
@@ -152,7 +152,7 @@ def question(
 ) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
-    return ProblemQuery(a, b, None, Setting(0, dtype), H200, limits, prepared_side=kept)
+    return ProblemQuery(a, b, None, ProductSetting(0, dtype), H200, limits, prepared_side=kept)
 
 
 def test_a_product_uses_what_is_kept() -> None:
@@ -231,7 +231,7 @@ def test_componentwise_choices() -> None:
 def test_componentwise_launches() -> None:
     big = Operand((4096, 4096), (4096, 1), "float32")
     call = prepare_query(
-        ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
+        ProblemQuery(big, big, None, ProductSetting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
     )
     assert call.launches is not None and "|A| |B|" in str(call.decision)
     lines = call.launches.step_labels()
@@ -240,7 +240,9 @@ def test_componentwise_launches() -> None:
     level = Plan.parse("strassen.batched.pad16 > f16x3")
     with pytest.raises(fmm.PlanError, match="each entry"):
         prepare_query(
-            ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
+            ProblemQuery(
+                big, big, None, ProductSetting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level
+            )
         )
 
 

@@ -161,7 +161,7 @@ def _python_lock_functions() -> Any:
     return library
 
 
-class Gate:
+class UninterruptibleGate:
     """A lock that is closed at first and opened once; a thread waits for the opening without running signal handlers.
 
     `wait` and `open` are C functions. The `acquire` method of a Python lock would be interrupted by an exception of a
@@ -180,14 +180,14 @@ class Gate:
         self.wait()  # acquires the lock, which closes the gate
 
     @staticmethod
-    def reuse_or_create() -> Gate:
+    def reuse_or_create() -> UninterruptibleGate:
         try:
             return _unused_gates.pop()
         except IndexError:
-            return Gate()
+            return UninterruptibleGate()
 
 
-_unused_gates: list[Gate] = []  # closed gates for later tasks
+_unused_gates: list[UninterruptibleGate] = []  # closed gates for later tasks
 
 
 # ---- tasks of callers
@@ -224,7 +224,7 @@ class CallerTask(Generic[ResultT]):
     def __init__(self, work: Callable[[], ResultT], last: Sequence[Callable[[], object]]) -> None:
         self.work: Callable[[], ResultT] | None = work
         self.last = last
-        self.gate, self.claim, self.ended = Gate.reuse_or_create(), [True], False
+        self.gate, self.claim, self.ended = UninterruptibleGate.reuse_or_create(), [True], False
         self.caller = threading.get_ident()
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None

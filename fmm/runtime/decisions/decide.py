@@ -71,7 +71,7 @@ class Decision:
     reason: str
     candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
     source: str = "rule"  # what decided: "rule", an entry, or a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = field(default=None, compare=False)  # the running online measurement, or None
+    trial: online.OnlineTrial | None = field(default=None, compare=False)  # the running online measurement, or None
     kernels: tuple[str, ...] = ()  # descriptions of the kernels that run
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided

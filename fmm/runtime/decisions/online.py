@@ -24,7 +24,7 @@ MEASURED_PAIRS = certification.MIN_ROUNDS
 ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measurement has no A/A pairs
 
 
-class Trial:
+class OnlineTrial:
     """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is the measurement's result."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
@@ -80,11 +80,11 @@ class Trial:
             environment.log_once(f"the measurement counts for this process only; the config was not written: {error}")
 
 
-_trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
+_trials: dict[tuple[Problem, Identity, Plan], OnlineTrial] = {}
 _lock = ForkSafeLock()
 
 
-def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
+def shape_trial(problem: Problem, device: Identity, plan: Plan) -> OnlineTrial:
     """Return the trial of a shape. `problem` has no layouts, so problems that differ in layouts share one trial."""
     with _lock.now:
-        return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))
+        return _trials.setdefault((problem, device, plan), OnlineTrial(problem, device, plan))

@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     style.add_argument("--csv", action="store_true", help="CSV (the default without --json)")
     add_json_option(style, "a list of rows as JSON")
     what = "Kernel Tuner's formats: t4, the measured results; t1, the search space of one device and type"
-    style.add_argument("--format", choices=("csv", "json", *DOCUMENTS), help=what)
+    style.add_argument("--format", choices=("csv", "json", *EXPORT_DOCUMENTS), help=what)
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--trials", action="store_true", help="every sample, with the model's prediction")
     rows.add_argument("--thresholds", action="store_true", help="the thresholds: alpha, pi, n1, tau1 and others")
@@ -59,10 +59,10 @@ def run_export(options: argparse.Namespace) -> int:
     """Print what the options select; return exit code 1 if pandas is not installed, else 0."""
     path = output_path(options.config)
     wanted = SectionFilter(options.device or "", tuple(options.dtype.split(",")) if options.dtype else ())
-    if options.format in DOCUMENTS:
+    if options.format in EXPORT_DOCUMENTS:
         if options.thresholds:
             raise ConfigError(f"--thresholds is a table, not a part of {options.format}: --format csv or json")
-        print(json.dumps(DOCUMENTS[options.format](path, wanted), indent=1))
+        print(json.dumps(EXPORT_DOCUMENTS[options.format](path, wanted), indent=1))
         return 0
     what = "trials" if options.trials else "thresholds" if options.thresholds else "entries"
     try:
@@ -131,7 +131,7 @@ def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> d
     return t1_document(key, device_name(key, raw), dtype)
 
 
-DOCUMENTS: Mapping[str, Callable[[Path, SectionFilter], dict[str, Any]]] = {
+EXPORT_DOCUMENTS: Mapping[str, Callable[[Path, SectionFilter], dict[str, Any]]] = {
     "t4": trials_document,
     "t1": search_space_document,
 }

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_statement_order, peak_live_values
+from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, SumStatement, best_statement_order, peak_live_values
 
 AccessWidth = Literal["vector", "scalar"]  # "vector": each memory access moves several elements; "scalar": one
 SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, as in block_sums.cuh
@@ -71,7 +71,7 @@ class SumKernel:
     in_parts: frozenset[int] = frozenset()  # indices of complex arrays, whose parts are separate values
 
     @cached_property
-    def statements(self) -> tuple[Statement, ...]:
+    def statements(self) -> tuple[SumStatement, ...]:
         """The kernel's statements in the order of execution."""
         return best_statement_order(self.program, self.aliases)
 
@@ -144,7 +144,7 @@ class SumKernel:
         warp_columns = SUM_THREADS // WARP_THREADS // CROSSWISE_WARP_ROWS
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
-    def other_complex_part(self, event: Statement) -> int | None:
+    def other_complex_part(self, event: SumStatement) -> int | None:
         """Return the index of the value or output with the other part (real or imaginary) of a statement's number.
 
         The indices of the two parts are consecutive. Return None if the statement accesses complete numbers, or if the
@@ -233,13 +233,13 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term_text(event)};"
 
 
-def _accessed_other_part(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
+def _accessed_other_part(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
     """Return the index of a complex number's other part if the kernel also loads or stores that part, else None."""
     other = kernel.other_complex_part(event)
     return other if event.kind == "store" or other in loads else None
 
 
-def _complex_access_lines(kernel: SumKernel, event: Statement, other: int, seen: set[int]) -> Iterator[str]:
+def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, seen: set[int]) -> Iterator[str]:
     """Yield one access to both parts of a complex number.
 
     The access to both parts replaces the first of two load statements, or the second of two store statements. `seen`
@@ -289,7 +289,7 @@ def _block_index_text(block: BlockIndex) -> str:
     return f"{block.array}, {block.i}, {block.j}" + (f", {block.part}" if block.part else "")
 
 
-def _first_term_text(event: Statement) -> str:
+def _first_term_text(event: SumStatement) -> str:
     """Return the C++ expression of a sum's first term."""
     if event.source < 0:
         return "io.zero()"
@@ -298,7 +298,7 @@ def _first_term_text(event: Statement) -> str:
     return f"{_factor_text(event.factor)} * v{event.source}"
 
 
-def _next_term_text(event: Statement) -> str:
+def _next_term_text(event: SumStatement) -> str:
     """Return the C++ text that adds a term to a sum."""
     if event.factor in (1, -1):
         return f"{'+' if event.factor == 1 else '-'} v{event.source}"

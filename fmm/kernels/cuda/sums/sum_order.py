@@ -25,7 +25,7 @@ class LaunchCoefficient(NamedTuple):
     number: int
 
 
-class Statement(NamedTuple):
+class SumStatement(NamedTuple):
     """One statement of a sum kernel.
 
     A `load` reads a value from memory. A `start` creates a sum from its first term. An `add` adds another term to a
@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
+def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the statement order with the fewest live values.
 
     The candidates are the program's own order of sums, the sums ordered by use, and an order that forwards inputs. A
@@ -56,12 +56,12 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     return min(orders, key=peak_live_values)
 
 
-def peak_live_values(events: Sequence[Statement]) -> int:
+def peak_live_values(events: Sequence[SumStatement]) -> int:
     """Return the largest number of values that are live at a time."""
     return max(_live_value_counts(events), default=0)
 
 
-def _live_value_counts(events: Sequence[Statement]) -> list[int]:
+def _live_value_counts(events: Sequence[SumStatement]) -> list[int]:
     """Return the number of live values at each statement, in order."""
     last: dict[int, int] = {}
     for at, event in enumerate(events):
@@ -77,34 +77,34 @@ def _live_value_counts(events: Sequence[Statement]) -> list[int]:
     return counts
 
 
-def _line_by_line_order(program: AdditionProgram) -> tuple[Statement, ...]:
+def _line_by_line_order(program: AdditionProgram) -> tuple[SumStatement, ...]:
     """Return all loads in the order of their first use, then the sums line by line.
 
     The waiting times of consecutive loads overlap.
     """
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
-    events = [Statement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
+    events = [SumStatement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
         events += _store_statements(program, value)
     for value, terms in enumerate(program.lines, program.inputs):
         events += [_term_statement(value, i, source, c) for i, (c, source) in enumerate(terms)] or [
-            Statement("start", value)
+            SumStatement("start", value)
         ]
         events += _store_statements(program, value)
     return tuple(events)
 
 
-def _term_statement(value: int, index: int, source: int, factor: Coefficient) -> Statement:
+def _term_statement(value: int, index: int, source: int, factor: Coefficient) -> SumStatement:
     """Return the statement for the term with this index in a sum: `start` for index 0, else `add`."""
-    return Statement("add" if index else "start", value, source, factor)
+    return SumStatement("add" if index else "start", value, source, factor)
 
 
-def _store_statements(program: AdditionProgram, value: int) -> Iterator[Statement]:
+def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumStatement]:
     """Yield the stores of a value, one for each output that equals the value."""
-    return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
+    return (SumStatement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[Statement, ...]:
+def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
     The search writes the index of an input with digits in a mixed radix of prime factors, the smallest factor first or
@@ -120,7 +120,7 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
-) -> tuple[Statement, ...]:
+) -> tuple[SumStatement, ...]:
     """Return the best order found by exchanging digit values of input indices in the mixed radix `system`.
 
     The search ends when no exchange lowers the register pressure.
@@ -147,7 +147,7 @@ def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
 
 
-def _register_pressure(events: Sequence[Statement]) -> tuple[int, int]:
+def _register_pressure(events: Sequence[SumStatement]) -> tuple[int, int]:
     """Return the largest number of live values, and the sum of the numbers of live values over all statements."""
     alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
@@ -178,7 +178,7 @@ class _InputForwarder:
 
     def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
         self.program, self.aliases, self.order = program, aliases, order
-        self.events: list[Statement] = []
+        self.events: list[SumStatement] = []
         self.missing = [len(terms) for terms in program.lines]  # number of terms still to be added to each line
         self.started: set[int] = set()  # lines to which at least one term is added
         self.loaded: set[int] = set()  # inputs that are loaded
@@ -196,11 +196,11 @@ class _InputForwarder:
         """The inputs that can be loaded in any order: the inputs that no line overwrites."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
-    def ordered_statements(self) -> tuple[Statement, ...]:
+    def ordered_statements(self) -> tuple[SumStatement, ...]:
         """Return all statements of the program in the order of forwarding."""
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
-                self.events.append(Statement("start", number))
+                self.events.append(SumStatement("start", number))
                 self._finish_value(number)
         for value in (*self.order, *range(self.program.inputs)):
             if value in self.needed_by and value not in self.finished:
@@ -212,7 +212,7 @@ class _InputForwarder:
         """Append the load of an input, unless the input is loaded already."""
         if value not in self.loaded:
             self.loaded.add(value)
-            self.events.append(Statement("load", value))
+            self.events.append(SumStatement("load", value))
 
     def _finish_value(self, value: int) -> None:
         """Append the stores of a complete value and its additions to the lines that contain the value."""
