@@ -35,7 +35,7 @@ THRESHOLD_GOAL = 0.1  # largest relative difference of thresholds that agree
 SHOWN_DIFFERENCES = 10  # sizes with different choices that are printed
 UNLIMITED = 1 << 62  # bytes of workspace
 THRESHOLD_NAMES = ("alpha", "pi", "n1", *TAU_NAMES)
-NOT_IN_BOTH = "not in both; `fmm-tune --refit --refit-part thresholds` makes those of a config of its trials"
+THRESHOLDS_NOT_IN_BOTH = "not in both; `fmm-tune --refit --refit-part thresholds` makes those of a config of its trials"
 
 
 # Choices
@@ -265,7 +265,7 @@ def _agreement_lines(a: Agreement) -> Iterator[str]:
         head = ("threshold", "first", "second", "difference", "verdict")
         yield from (f"  {line}" for line in aligned_lines([head, *map(_threshold_cells, a.thresholds)]))
     else:
-        yield f"  thresholds: {NOT_IN_BOTH}"
+        yield f"  thresholds: {THRESHOLDS_NOT_IN_BOTH}"
     if a.differences:
         shown, others = len(a.differences), a.shapes - a.equal
         some = f", {shown} of {others} sizes" * (shown < others)

@@ -43,7 +43,7 @@ IN_ROWS = (
     ("float64", 65536, 3),
     ("bfloat16", 98304, 3),
 )
-IN_BLOCKS = ("float32", 65536, 3), ("float64", 65536, 3), ("bfloat16", 98304, 3)
+BLOCK_CASES = ("float32", 65536, 3), ("float64", 65536, 3), ("bfloat16", 98304, 3)
 TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 3e-2}  # relative error of a right result
 LONG_CALL_SECONDS = 2.0  # seconds of torch's product from which on its first time is a sample
 LINK_BYTES = (1 << 24, 1 << 28, 1 << 30) if DEVICE == "cuda" else (1 << 16,)
@@ -84,7 +84,7 @@ def parse_case(text: str, count: int) -> CaseText:
 def usual_cases(count: int) -> list[str]:
     """Return all cases of a row of processes, and cases on a mesh of two dimensions if the processes form one."""
     rows = next((side for side in range(isqrt(count), 1, -1) if count % side == 0), 0)
-    blocks = [(kind, f"{side}@{rows}x{count // rows}", rounds) for kind, side, rounds in IN_BLOCKS] if rows else []
+    blocks = [(kind, f"{side}@{rows}x{count // rows}", rounds) for kind, side, rounds in BLOCK_CASES] if rows else []
     return [":".join(map(str, case)) for case in (*IN_ROWS, *blocks)]
 
 

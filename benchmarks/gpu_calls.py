@@ -43,7 +43,7 @@ SAMPLE_SECONDS = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM_UP_CALLS = 8  # calls before short products are timed: by then a recurring one is a graph
 WARM_UP_SECONDS = 0.1  # least seconds of a warm-up: a library's first products are slow for more than eight calls
 LONG_CALL_SECONDS = 2.0  # seconds of a product from which on its first call is a sample
-TAKEN_SHARE = 2 / 3  # share of the free memory that others hold
+HELD_MEMORY_SHARE = 2 / 3  # share of the free memory that others hold
 FIRST_LOOK_COMPILE_SECONDS = 40.0  # longest wait for compilers before the first case, in seconds
 
 
@@ -73,8 +73,8 @@ CASES = (
     *(cube_case("tf32", n) for n in (8192, 16384)),
 )
 LARGE_CASES = (
-    Case((FLOAT32_IEEE, "float32"), (65536,) * 3, (0.0, TAKEN_SHARE), 2),
-    Case((f"float64{OWN_ARITHMETIC}", "float64"), (49152,) * 3, (0.0, TAKEN_SHARE), 2),
+    Case((FLOAT32_IEEE, "float32"), (65536,) * 3, (0.0, HELD_MEMORY_SHARE), 2),
+    Case((f"float64{OWN_ARITHMETIC}", "float64"), (49152,) * 3, (0.0, HELD_MEMORY_SHARE), 2),
 )
 LAYOUT_SIZES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
 LAYOUT_CASES = tuple(

@@ -37,7 +37,7 @@ from benchmarks.harness import (
 from benchmarks.matrices import random_matrix, relative_error
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
-Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's function of a matrix
+Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # a function of a matrix by fmm, and the same by the vendor
 SAMPLE_SECONDS = 4e-3  # seconds of a sample: shorter calls are repeated
 LONG_CALL_SECONDS = 15e-3  # seconds of a call that is never replayed as a graph
 NEWTON_STEPS = 5

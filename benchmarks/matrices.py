@@ -8,7 +8,8 @@ import numpy as np
 
 REAL_PART_TYPES = {"complex64": "float32", "complex128": "float64"}
 OWN_ARITHMETIC = "-ieee"  # suffix of a type with FMM_EMULATION=0
-# Sampled entries of C: whole rows against float64 on the device, or fewer ones against extended precision on the host.
+# Entries of C that are compared: whole rows with float64 on the device, or fewer rows and columns with
+# extended precision on the host.
 SAMPLED_ROWS, EXACT_ROWS, EXACT_COLUMNS = 32, 8, 128
 COLUMN_BLOCK = 4096  # columns of B that are copied in float64 at once: a copy of the whole matrix may not fit
 

@@ -45,7 +45,7 @@ from benchmarks.harness import (
 from benchmarks.matrices import REAL_PART_TYPES, library_of, library_product, random_matrix
 
 MAX_ASPECT = 64  # largest ratio of two sides
-GOAL_SPEEDUP = 0.98  # of the vendor's speed, for every structured shape
+GOAL_SPEEDUP = 0.98  # least speedup over the vendor for every structured shape
 SHAPE_COUNT, QUICK_COUNT, PRODUCT_COUNT = 60, 8, 100  # shapes of each kind
 GPU_TYPES, CPU_TYPES = ("float32", "float64", "bfloat16"), ("float64", "float32")
 PRODUCT_TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")

@@ -74,10 +74,10 @@ class System:
         return (
             partial(theirs.inv, self.matrix),
             partial(own.inv, self.matrix, assume_a="pos" if is_positive else "gen"),
-            lambda x: self._relative(self._minus_identity(self.matrix.double() @ x.double()), self.matrix, x),
+            lambda x: self._relative(self._subtract_identity(self.matrix.double() @ x.double()), self.matrix, x),
         )
 
-    def _minus_identity(self, x: Any) -> Any:
+    def _subtract_identity(self, x: Any) -> Any:
         x.diagonal().sub_(1)
         return x
 

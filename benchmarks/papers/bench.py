@@ -46,10 +46,10 @@ class Bench(Protocol):
     def generator(self, seed: int) -> Any:
         """Return a random generator with NumPy's methods `random` and `standard_normal`."""
 
-    def stored(self, x: Array, dtype: str) -> Array:
+    def to_storage_type(self, x: Array, dtype: str) -> Array:
         """Return float64 or complex128 numbers as this type is stored in memory."""
 
-    def widened(self, x: Array, dtype: str) -> Array:
+    def to_double(self, x: Array, dtype: str) -> Array:
         """Return the numbers in float64 or complex128."""
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
@@ -58,7 +58,7 @@ class Bench(Protocol):
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         """Compile the kernels of all these products at once."""
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+    def choose_plan(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         """Return fmm's choice on this device."""
 
     @property
@@ -93,7 +93,7 @@ class PlannedBench:
     def __init__(self, on_host: bool) -> None:
         self.on_host = on_host
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+    def choose_plan(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         return VENDOR
 
 
@@ -162,10 +162,10 @@ class HostBench:
     def generator(self, seed: int) -> Any:
         return np.random.Generator(np.random.SFC64(seed))
 
-    def stored(self, x: Array, dtype: str) -> Array:
+    def to_storage_type(self, x: Array, dtype: str) -> Array:
         return x.astype(dtype)
 
-    def widened(self, x: Array, dtype: str) -> Array:
+    def to_double(self, x: Array, dtype: str) -> Array:
         return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
@@ -184,7 +184,7 @@ class HostBench:
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
         return None
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+    def choose_plan(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         return chosen_plan(problem, "cpu", max_error_growth, emulation)
 
     @cached_property

@@ -80,12 +80,12 @@ class CudaBench:
     def generator(self, seed: int) -> Any:
         return cupy.random.default_rng(seed)
 
-    def stored(self, x: Array, dtype: str) -> Array:
+    def to_storage_type(self, x: Array, dtype: str) -> Array:
         if dtype == "bfloat16":
             return bfloat16_bits(x.astype(np.float32))
         return x.astype("float32" if dtype == "tf32" else dtype)
 
-    def widened(self, x: Array, dtype: str) -> Array:
+    def to_double(self, x: Array, dtype: str) -> Array:
         return to_double_precision(x, "float32" if dtype == "tf32" else dtype)
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
@@ -99,7 +99,7 @@ class CudaBench:
                 found.append(record_plan_for_device(plan, problem))
         compile_launch_lists(found)
 
-    def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
+    def choose_plan(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
         return chosen_plan(problem, self.index, max_error_growth, emulation)
 
     @cached_property

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.papers.bench import Bench, time_plans
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Products, Results, Row, products_of
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Products, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.matrices import precise_product, priest_product, uniform_matrices
 from fmm.arrays.numpy_library import to_numpy
@@ -58,12 +58,14 @@ def _error_operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
     return uniform_matrices(bench.xp, rng, n) if data == DATA_RANGES[0] else (rng.random((n, n)), rng.random((n, n)))
 
 
-def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _error_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each range of numbers and size."""
     for data, n in product(DATA_RANGES, ERROR_SIZES):
         side = max(int(n * scale), 24)
         products = products_of([hasa_plan(hasa_depth(n))], side, "float64")
-        yield Part((data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * PART_PRODUCTS)
+        yield ExperimentPart(
+            (data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * PART_PRODUCTS
+        )
 
 
 def _error_rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
@@ -145,8 +147,8 @@ ERROR_FIGURES: Final = (
 # ---- run times
 
 # The sizes of Figure 3, and of Figures 4 and 5.
-SIZES_3: Final = (100, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000, 8000, 10000, 12000)
-SIZES_4: Final = (1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000)
+FIGURE_3_SIZES: Final = (100, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000, 8000, 10000, 12000)
+FIGURES_4_5_SIZES: Final = (1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000)
 EPSILON: Final = 20.0
 ROUNDS: Final = 3
 DRAWN_PROBLEMS: Final = 40  # problems that are drawn from all triples of sizes
@@ -190,7 +192,7 @@ def _plans_by_code(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
         "Balanced": str(balanced_hasa(shape, point)),
         "HASA": str(hasa_static(shape, point)),
         "HASA dynamic": str(hasa_dynamic(shape, measured_ratio(bench, shape))),
-        FMM_MODEL: str(bench.chosen(Problem(*shape, "float64"))),
+        FMM_MODEL: str(bench.choose_plan(Problem(*shape, "float64"))),
     }
 
 
@@ -219,14 +221,14 @@ def sampled_shapes(sizes: tuple[int, ...], scale: float, count: int) -> list[Sha
     return found[:count]
 
 
-def _shape_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _shape_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for the recursion point, and a part for each problem."""
     point = device_recursion_point(bench, scale)
-    yield Part(("n1",), lambda: ({"key": ["n1", "Equation 3"], "point": point()},))
-    for which, sizes in (("Figure 3", SIZES_3), ("Figures 4, 5", SIZES_4)):
+    yield ExperimentPart(("n1",), lambda: ({"key": ["n1", "Equation 3"], "point": point()},))
+    for which, sizes in (("Figure 3", FIGURE_3_SIZES), ("Figures 4, 5", FIGURES_4_5_SIZES)):
         for shape in sampled_shapes(sizes, scale, DRAWN_PROBLEMS // 2):
             rows = partial(_shape_rows, bench, which, shape, point)
-            yield Part(
+            yield ExperimentPart(
                 (problem_name(which, shape),), rows, _hasa_products(shape), 2.0 * prod(shape) * CODE_COUNT * ROUNDS
             )
 
@@ -258,7 +260,9 @@ def shape_rows(bench: Bench, which: str, shape: Shape, point: float) -> Iterator
         yield {"key": [name, code], "plan": plans[code], "failed": why}
 
 
-SHAPES_EXPERIMENT: Final = Experiment("dalberto-fig3", ("problem", "code"), SIZES_3[-1], _shape_parts, ("problem",))
+SHAPES_EXPERIMENT: Final = Experiment(
+    "dalberto-fig3", ("problem", "code"), FIGURE_3_SIZES[-1], _shape_parts, ("problem",)
+)
 
 
 def _gains_over_dgemm(results: Results) -> Numbers:
@@ -292,15 +296,15 @@ SQUARE_SIDES: Final = (500, 750, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000,
 FIXED_DEPTHS: Final = (1, 2, 3)
 
 
-def _square_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _square_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for the recursion point, and a part for each size."""
     point = device_recursion_point(bench, scale)
-    yield Part((0,), lambda: ({"key": ["n1", 0], "point": point()},))
+    yield ExperimentPart((0,), lambda: ({"key": ["n1", 0], "point": point()},))
     for n in SQUARE_SIDES:
         side = max(int(n * scale), 32)
         shape = side, side, side
         rows = partial(_square_rows, bench, n, side, point, scale)
-        yield Part((n,), rows, _hasa_products(shape), 2.0 * prod(shape) * (len(FIXED_DEPTHS) + 3) * ROUNDS)
+        yield ExperimentPart((n,), rows, _hasa_products(shape), 2.0 * prod(shape) * (len(FIXED_DEPTHS) + 3) * ROUNDS)
 
 
 def _square_rows(bench: Bench, n: int, side: int, point: Callable[[], float], scale: float) -> Iterator[Row]:
@@ -308,7 +312,7 @@ def _square_rows(bench: Bench, n: int, side: int, point: Callable[[], float], sc
     a, b = (rng.standard_normal((side, side)) for _ in range(2))
     plans = {DGEMM: "vendor", **{f"S-{k}": str(hasa_plan(k)) for k in FIXED_DEPTHS}}
     plans["HASA"] = str(hasa_static((side,) * 3, point()))
-    plans[FMM_MODEL] = str(bench.chosen(Problem(side, side, side, "float64")))
+    plans[FMM_MODEL] = str(bench.choose_plan(Problem(side, side, side, "float64")))
     seconds, _ = time_plans(bench, plans, a, b, ROUNDS)
     for code, samples in seconds.items():
         gains = [100 * (1 - x / y) for x, y in zip(samples, seconds[DGEMM], strict=True)]

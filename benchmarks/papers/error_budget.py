@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import fmm
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.error_growth import REFERENCE_PRODUCTS, frobenius_error, rounded_to_five_digits
-from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Numbers, Results, Row
 from benchmarks.papers.figure import Figure
 from benchmarks.papers.matrices import Array, reference_product
 from fmm.dtypes import DTYPES
@@ -64,7 +64,7 @@ def _random_matrix(bench: Bench, data: str, dtype: str, shape: tuple[int, int], 
         return rng.random(shape) if data == DATA[2] else 2 * rng.random(shape) - 1
 
     found = real() + 1j * real() if DTYPES[dtype].is_complex else real()
-    return bench.stored(found, dtype)
+    return bench.to_storage_type(found, dtype)
 
 
 class BudgetCase(NamedTuple):
@@ -91,7 +91,7 @@ def budget_cases(bench: Bench, side: int, count: int) -> list[BudgetCase]:
         dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST_BUDGET), 1)
         gram = number % 4 == 3
         problem = Problem(n, k, n, dtype, op="gram") if gram else Problem(m, k, n, dtype)
-        chosen = bench.chosen(problem, budget)
+        chosen = bench.choose_plan(problem, budget)
         as_user = number % 2 == 0 and chosen != VENDOR
         plan = chosen if as_user else deepest_within(budget, problem, bench.on_host, pick)
         found.append(BudgetCase(number, problem, data, budget, chosen, plan))
@@ -104,7 +104,7 @@ def budget_row(bench: Bench, x: BudgetCase) -> Row:
     key = [x.number, x.problem.op, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
     b = _random_matrix(bench, x.data, dtype, (k, n), 2 * x.number + 1)
     a = b.conj().T if x.problem.op == "gram" else _random_matrix(bench, x.data, dtype, (m, k), 2 * x.number)
-    left, right = (bench.widened(y, dtype) for y in (a, b))
+    left, right = (bench.to_double(y, dtype) for y in (a, b))
     exact = reference_product(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
     try:
         own, vendor = (frobenius_error(bench, exact, c, dtype) for c in _computed_results(bench, x, a, b))
@@ -128,12 +128,12 @@ def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
     return (budget_row(bench, x) for x in budget_cases(bench, side, count))
 
 
-def _budget_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _budget_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each problem."""
     side = max(int(SIDE * scale), 64)
     for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEM_COUNT):
         products = ((x.plan, x.problem),) if x.is_named and x.problem.op == "product" else ()
-        yield Part(
+        yield ExperimentPart(
             (x.number,), partial(_budget_part_rows, bench, x), products, 2.0 * prod(x.problem.size) * REFERENCE_PRODUCTS
         )
 

@@ -13,7 +13,7 @@ from math import prod, sqrt
 from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.matrices import FAMILIES, PreciseProduct, matrices_of_family, reference_product
 from fmm.dtypes import DTYPES
@@ -122,7 +122,7 @@ def frobenius_norm(x: Any) -> float:
 
 
 def frobenius_error(bench: Bench, exact: PreciseProduct, c: Any, dtype: str) -> float:
-    return frobenius_norm(exact.distance(bench.widened(c, dtype)))
+    return frobenius_norm(exact.distance(bench.to_double(c, dtype)))
 
 
 def growth_rows(
@@ -140,8 +140,8 @@ def growth_rows(
         for seed in seeds:
             rng = bench.generator(seed)
             pair = matrices_of_family(bench.xp, rng, FAMILIES[family], side, DTYPES[dtype].is_complex)
-            a, b = (bench.stored(x, dtype) for x in pair)
-            wide = [bench.widened(x, dtype) for x in (a, b)]
+            a, b = (bench.to_storage_type(x, dtype) for x in pair)
+            wide = [bench.to_double(x, dtype) for x in (a, b)]
             exact = reference_product(bench.xp, wide[0], wide[1], DTYPES[dtype].unit_roundoff)
             vendor = frobenius_error(bench, exact, bench.multiply(VENDOR, a, b, dtype), dtype)
             for plan in plans or plans_on(bench.on_host, dtype, side):
@@ -180,12 +180,12 @@ def _cached_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequenc
 _GROWTH_CACHE: Final[dict[Any, float]] = {}
 
 
-def type_parts(bench: Bench, side: int, types: Sequence[str], rows: RowsOf, plans: PlansOf) -> Iterator[Part]:
-    """Yield a part for each type and family of data."""
+def type_parts(bench: Bench, side: int, types: Sequence[str], rows: RowsOf, plans: PlansOf) -> Iterator[ExperimentPart]:
+    """Yield a part of the experiment for each type and family of data."""
     for dtype, family in product(types, FAMILIES):
         some = plans(dtype)
         work = 2.0 * side**3 * (len(some) + REFERENCE_PRODUCTS) * len(SEEDS)
-        yield Part((dtype, family), partial(rows, dtype, family), products_of(some, side, dtype), work)
+        yield ExperimentPart((dtype, family), partial(rows, dtype, family), products_of(some, side, dtype), work)
 
 
 # ---- the figures
@@ -202,7 +202,7 @@ def promised_growth(on_data: float) -> float:
     return max(1.0, PROMISE_MARGIN * on_data)
 
 
-def _growth_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _growth_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     side = max(int(SIDE * scale), 2 * SHORTEST_LEAF)
 
     def rows(dtype: str, family: str) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.error_growth import SEEDS, SHORTEST_LEAF, SIDE, frobenius_norm, growth_rows, type_parts
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.matrices import FAMILIES, Array, inner_graded_matrices, reference_product
 from fmm.dtypes import DTYPES
@@ -40,7 +40,7 @@ def variant_rows(bench: Bench, side: int, dtype: str, family: str, seeds: Sequen
         yield {**row, "key": [name, dtype, family, depth]}
 
 
-def _variant_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _variant_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     side = max(int(SIDE * scale), 4 * SHORTEST_LEAF)
     plans = [Plan.parse(text) for text in variant_names(side)]
     rows = partial(variant_rows, bench, side)
@@ -125,13 +125,13 @@ SCALINGS: Final = {
 }
 
 
-def _scaled_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _scaled_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each kind of data and type."""
     side = max(int(SCALED_SIDE * scale), 32)
     for data, dtype in product(SCALED_DATA, ("float32", "float64")):
         plans = [Plan.parse(text) for text in SCALED_PLANS]
         work = 2.0 * side**3 * len(SCALED_PLANS) * len(SCALINGS)
-        yield Part(
+        yield ExperimentPart(
             (data, dtype), partial(_scaled_rows, bench, data, dtype, side), products_of(plans, side, dtype), work
         )
 
@@ -139,7 +139,7 @@ def _scaled_parts(bench: Bench, scale: float) -> Iterator[Part]:
 def _scaled_rows(bench: Bench, data: str, dtype: str, side: int) -> Iterator[Row]:
     pair = SCALED_DATA[data](bench.xp, bench.generator(1), side)
     a, b = (x.astype(dtype) for x in pair)
-    left, right = (bench.widened(x, dtype) for x in (a, b))
+    left, right = (bench.to_double(x, dtype) for x in (a, b))
     exact = reference_product(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
     entry_bounds = abs(a).astype("float64") @ abs(b).astype("float64")
 

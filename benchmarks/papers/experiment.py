@@ -30,7 +30,7 @@ PACKED_SUFFIX = ".gz"
 
 
 @dataclass(frozen=True)
-class Part:
+class ExperimentPart:
     """Some rows of an experiment, with their products and work."""
 
     about: Key  # the values of the experiment's `by` that its rows share
@@ -46,7 +46,7 @@ class Experiment:
     name: str
     keys: tuple[str, ...]
     side: int  # the paper's largest side
-    parts: Callable[[Bench, float], Iterable[Part]]  # scale: the ratio of the measured sides to the paper's
+    parts: Callable[[Bench, float], Iterable[ExperimentPart]]  # scale: the ratio of the measured sides to the paper's
     by: tuple[str, ...] = ()  # the keys that distinguish its parts; none: it has one part
 
     def about(self, key: Key) -> Key:
@@ -59,9 +59,9 @@ def products_of(plans: Iterable[Plan], side: int, dtype: str) -> Products:
     return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.accepts_type(dtype))
 
 
-def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[Part]]:
+def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[ExperimentPart]]:
     """Return the `parts` of an experiment that has one part."""
-    return lambda bench, scale: (Part((), lambda: measure(bench, scale)),)
+    return lambda bench, scale: (ExperimentPart((), lambda: measure(bench, scale)),)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Results:
         found = {key: row.get(quantity) for key, row in self.rows.items()}
         return {key: median(x) if isinstance(x, list) else x for key, x in found.items() if x is not None}
 
-    def with_part(self, experiment: Experiment, part: Part, rows: Iterable[Row]) -> Results:
+    def with_part(self, experiment: Experiment, part: ExperimentPart, rows: Iterable[Row]) -> Results:
         """Return the results with these rows, of the newest run, instead of the part's present rows."""
         newest = len(self.runs) - 1
         others = {key: row for key, row in self.rows.items() if experiment.about(key) != part.about}
@@ -179,10 +179,10 @@ class Progress:
     experiment: Experiment
     path: Path
     results: Results
-    parts: tuple[Part, ...]
+    parts: tuple[ExperimentPart, ...]
 
     @property
-    def missing(self) -> tuple[Part, ...]:
+    def missing(self) -> tuple[ExperimentPart, ...]:
         done = {self.experiment.about(key) for key in self.results.rows}
         return tuple(part for part in self.parts if part.about not in done)
 
@@ -220,14 +220,14 @@ def by_worth(found: Iterable[Progress]) -> list[Progress]:
 class Outcome:
     """The end of a part: the experiment's results with its rows, or the reason of its failure."""
 
-    part: Part
+    part: ExperimentPart
     results: Results
     seconds: float
     failed: str = ""
 
 
 def measured_parts(
-    progress: Progress, bench: Bench, parts: Sequence[Part], limit: TimeLimit, command: list[str]
+    progress: Progress, bench: Bench, parts: Sequence[ExperimentPart], limit: TimeLimit, command: list[str]
 ) -> Iterator[Outcome]:
     """Measure these parts within the time limit; write the file after each part.
 
@@ -252,7 +252,7 @@ def measured_parts(
         yield Outcome(part, results, limit.clock() - start, failed)
 
 
-def _rows_of(part: Part) -> tuple[list[Row], str]:
+def _rows_of(part: ExperimentPart) -> tuple[list[Row], str]:
     """Return the part's rows and an empty text; or no rows and the reason."""
     try:
         return list(part.rows()), ""
@@ -269,7 +269,7 @@ def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[
     return results
 
 
-def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:
+def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[ExperimentPart, ...]:
     """Return the parts of an experiment without a device."""
     bench: Any = PlannedBench(on_host)
     return tuple(experiment.parts(bench, scale))

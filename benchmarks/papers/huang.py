@@ -16,7 +16,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.papers.bench import Bench, time_plans
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results, Row, one_part
 from benchmarks.papers.figure import Figure, quantity_column
 from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.plans.plan import Plan
@@ -50,14 +50,16 @@ def sweep_size(sweep: str, x: int, scale: float = 1.0) -> tuple[int, int, int]:
     return m, k, n
 
 
-def _sweep_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _sweep_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each size of each sweep, with all codes."""
     codes = HOST_CODES if bench.on_host else DEVICE_CODES
     for sweep, x in product(SWEEPS, VARIED_SIDES):
         yield rate_part(bench, codes, (sweep, x), sweep_size(sweep, x, scale))
 
 
-def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], size: tuple[int, int, int]) -> Part:
+def rate_part(
+    bench: Bench, codes: Mapping[str, str], about: tuple[str, int], size: tuple[int, int, int]
+) -> ExperimentPart:
     """Return the part that times all codes on products of this size.
 
     The key of a row has the code between the two values that identify the part.
@@ -69,14 +71,17 @@ def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], si
         for row in rate_rows(bench, codes, size):
             yield {**row, "key": [about[0], row["key"][0], about[1]]}
 
-    return Part(about, rows, products, work)
+    return ExperimentPart(about, rows, products, work)
 
 
 def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]) -> Iterator[Row]:
     """Yield seconds and effective TFLOPS of each code: 2 m n k over the time (Equation 7)."""
     m, k, n = size
     rng = bench.generator(m + k)
-    a, b = bench.stored(rng.standard_normal((m, k)), "float32"), bench.stored(rng.standard_normal((k, n)), "float32")
+    a, b = (
+        bench.to_storage_type(rng.standard_normal((m, k)), "float32"),
+        bench.to_storage_type(rng.standard_normal((k, n)), "float32"),
+    )
     seconds, failed = time_plans(bench, codes, a, b, ROUNDS)
     for name, samples in seconds.items():
         rates = [2e-12 * m * n * k / x for x in samples]
@@ -167,7 +172,7 @@ PLAN_LEVELS: Final = {
 SIZES_10: Final = (1024, 2048, 4096, 6144, 8192, 10240)
 
 
-def _strategy_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _strategy_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each strategy and size; none on a CPU, which has no such kernels."""
     for strategy, n in () if bench.on_host else product(STRATEGIES, SIZES_10):
         codes = {name: f"{level}tile.{strategy.lower()}" for name, level in PLAN_LEVELS.items()}

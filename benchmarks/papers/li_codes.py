@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from benchmarks.papers.bench import Bench, time_plans
-from benchmarks.papers.experiment import Key, Part, Row, products_of
+from benchmarks.papers.experiment import ExperimentPart, Key, Row, products_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers.li_counts import METHOD_STEP_TABLES, levels_by_threshold
 from fmm.problem import Problem
@@ -39,19 +39,20 @@ ROUNDS: Final = 3
 FMM_CHOICE: Final = "fmm"  # the name of fmm's own choice without emulation
 
 
-def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:
-    """Return the part that times all plans at the paper's size n; the key `chosen` is for fmm's choice."""
+def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> ExperimentPart:
+    """Return the part of the experiment that times all plans at the paper's size n; `chosen` is the key of
+    fmm's own choice."""
     products = products_of(map(Plan.parse, plans.values()), side, dtype)
     rows = partial(_timed_rows, bench, plans, n, Problem(side, side, side, dtype), chosen)
-    return Part((n,), rows, products, 2.0 * side**3 * (len(plans) + 1) * (ROUNDS + 1))
+    return ExperimentPart((n,), rows, products, 2.0 * side**3 * (len(plans) + 1) * (ROUNDS + 1))
 
 
 def _timed_rows(bench: Bench, plans: Mapping[Key, str], n: int, problem: Problem, chosen: Key) -> Iterator[Row]:
     """Yield a row for each plan: the seconds of the rounds, or the reason why the plan failed."""
-    own, side, rng = bench.chosen(problem, emulation=False), problem.n, bench.generator(problem.n)
+    own, side, rng = bench.choose_plan(problem, emulation=False), problem.n, bench.generator(problem.n)
     plans = {**plans, chosen: str(own)}
     bench.prepare([(own, problem)])
-    a, b = (bench.stored(rng.standard_normal((side, side)), problem.dtype) for _ in range(2))
+    a, b = (bench.to_storage_type(rng.standard_normal((side, side)), problem.dtype) for _ in range(2))
     names = {str(name): name for name in plans}
     seconds, failed = time_plans(bench, {str(name): text for name, text in plans.items()}, a, b, ROUNDS)
     for name, (code, *more) in names.items():

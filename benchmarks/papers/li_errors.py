@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part, products_of
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results, Row, one_part, products_of
 from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.li_codes import CPU, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan
 from benchmarks.papers.matrices import kaporin_matrices, precise_product, uniform_matrices
@@ -75,13 +75,13 @@ CODES: Final[tuple[tuple[str, str | int], ...]] = (
 )
 
 
-def _size_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _size_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each size."""
     for n in SIZES:
         side = max(int(n * scale), 16)
         plans = [plan for code, tau2 in CODES if (plan := code_plan(code, code_depth(n, tau2), bench)) is not None]
         products = products_of(dict.fromkeys(plans), side, "float32")
-        yield Part((n,), partial(_size_rows, bench, n, side), products, 2.0 * side**3 * len(CODES))
+        yield ExperimentPart((n,), partial(_size_rows, bench, n, side), products, 2.0 * side**3 * len(CODES))
 
 
 def _size_rows(bench: Bench, n: int, side: int) -> Iterator[Row]:
@@ -179,12 +179,12 @@ FIGURE_34: Final[Mapping[Key, tuple[float, ...]]] = {
 }
 
 
-def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _level_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each code and number of levels."""
     side = max(int(SIZES[-1] * scale), 32)
     for code, depth in product(SCHEME_OF_CODE, DEPTHS):
         products = products_of([li_plan(code, depth)], side, "float32")
-        yield Part((code, depth), partial(_level_rows, bench, side, code, depth), products, 2.0 * side**3)
+        yield ExperimentPart((code, depth), partial(_level_rows, bench, side, code, depth), products, 2.0 * side**3)
 
 
 def _level_rows(bench: Bench, side: int, code: str, depth: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final
 
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results
 from benchmarks.papers.figure import Figure, quantity_column
 from benchmarks.papers.li_codes import FMM_CHOICE, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
@@ -50,7 +50,7 @@ def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
     return found
 
 
-def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _level_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     for n in SIZES:
         side = max(int(n * scale), 64)
         yield timed_part(bench, speed_plans(n, bench.on_host), n, side, "float32", (FMM_CHOICE, 0))
@@ -138,11 +138,11 @@ def _printed_curve(code: str, tau2: int) -> Numbers:
     return {(SIZES[-1],): 100 * (1 - FIGURE_36_SECONDS[method] / base[-1])}
 
 
-def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
+def _curve_by_counts(code: str, tau2: int, which: int) -> Numbers:
     return {(row[0],): float(row[2 + which]) for row in reduction_curve(SCHEME_OF_CODE[code], tau2)}
 
 
-def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
+def _curve_by_measurements(code: str, tau2: int, results: Results) -> Numbers:
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for n in SIZES:
         base, depth = (GPU8 if (GPU8, n, 0) in seconds else SGEMM, n, 0), li_counts.levels_by_threshold(n, tau2)
@@ -189,10 +189,10 @@ SINGLE_FIGURES: Final = (
             f"li-fig{number}",
             f"Li et al., Figure {number}: percent less than GPU8, {code}, tau2 = {tau2}",
             EXPERIMENT,
-            {"measured": partial(_measured_curve, code, tau2)},
+            {"measured": partial(_curve_by_measurements, code, tau2)},
             TIME_COMMENTARY,
             _printed_curve(code, tau2),
-            _counted_columns(partial(_counted_curve, code, tau2)),
+            _counted_columns(partial(_curve_by_counts, code, tau2)),
             keys=("n",),
             unit="percent",
             logarithmic=False,
@@ -298,7 +298,7 @@ DOUBLE_CODES: Final = {"dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winog
 FIGURE_40: Final = {"dgemm": (0.456, 3.634), "dStrassen": (0.404, 2.900), "dWinograd": (0.402, 2.870)}
 
 
-def _double_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _double_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     for n in DOUBLE_SIZES:
         depth = li_counts.levels_by_threshold(n, 4096)
         plans: dict[Key, str] = {

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import fmm
 from benchmarks.papers.bench import Bench, Call, time_in_rounds
-from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
+from benchmarks.papers.experiment import Experiment, ExperimentPart, Key, Numbers, Results, Row
 from benchmarks.papers.figure import Figure, quantity_column
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.papers import sforza as paper
@@ -34,18 +34,18 @@ def depth_of_algorithm(dtype: str) -> Mapping[str, int]:
     return {ONE_LEVEL: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
-def _sforza_parts(bench: Bench, scale: float) -> Iterator[Part]:
+def _sforza_parts(bench: Bench, scale: float) -> Iterator[ExperimentPart]:
     """Yield a part for each type and size; odd sides stay odd."""
     for dtype, n in product(paper.CUTOFF_ROWS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
         calls = len(triangle_plans(dtype, n, scale)) + 2
         rows = partial(_sforza_rows, bench, dtype, n, side, scale)
-        yield Part((dtype, n), rows, work=2.0 * side**3 * calls * (ROUNDS + 1))
+        yield ExperimentPart((dtype, n), rows, work=2.0 * side**3 * calls * (ROUNDS + 1))
 
 
 def _sforza_rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
     """Yield the seconds of gemm, of syrk and of every plan, or the reason why a plan failed."""
-    x = bench.stored(bench.generator(n).standard_normal((side, side)), dtype)
+    x = bench.to_storage_type(bench.generator(n).standard_normal((side, side)), dtype)
     left = bench.xp.ascontiguousarray(x.T)  # a copy, so that no library recognises x's transpose
     calls = {GEMM: bench.call(VENDOR, left, x), SYRK: triangle_call(x, VENDOR)}
     plans, failed = triangle_plans(dtype, n, scale), dict[str, str]()

@@ -13,7 +13,7 @@ pytest.importorskip("cupy")
 torch: Any = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("case", ["same_memory", "refused_arrays", "other_stream"])
+@pytest.mark.parametrize("case", ["shared_memory", "refused_arrays", "other_stream"])
 def test_cupys_arrays(case: str) -> None:
     """Run a case of tests/support/array_ranks.py."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):

@@ -19,7 +19,7 @@ def test_all_placements_types_and_uneven_sizes(count: int) -> None:
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
-@pytest.mark.parametrize("case", ["explained", "hooked", "large", "fully_sharded"])
+@pytest.mark.parametrize("case", ["explanations", "installed", "large_products", "fully_sharded_model"])
 def test_of_two_processes(case: str) -> None:
     ended_well(2, case)
 
@@ -35,15 +35,15 @@ def test_a_row_of_processes_as_a_rectangle() -> None:
 
 
 HOSTILE = [
-    "disagree",
-    "refused",
-    "again",
+    "differing_requests",
+    "refused_requests",
+    "recreated_groups",
     "odd_parts",
     "all_gradients",
-    "gradients_of_parts",
-    "under_autocast",
-    "alike",
-    "out_of_range",
+    "gradients_of_partial_sums",
+    "autocast",
+    "equal_explanations",
+    "inf_and_overflow",
 ]
 
 
@@ -55,10 +55,10 @@ def test_what_processes_and_torch_may_do(case: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_arrays_of_which_each_process_holds_its_parts(count: int) -> None:
-    ended_well(count, "arrays")
+    ended_well(count, "array_products")
 
 
-@pytest.mark.parametrize("case", ["same_memory", "refused_arrays"])
+@pytest.mark.parametrize("case", ["shared_memory", "refused_arrays"])
 def test_arrays_are_not_copied_and_bad_ones_refused(case: str) -> None:
     """Run a case of tests/support/array_ranks.py."""
     ended_well(2, case)
@@ -70,7 +70,7 @@ def test_meshes_of_a_part_of_the_processes(count: int) -> None:
 
 
 def test_a_process_that_does_not_come_is_waited_for_until_the_time_out() -> None:
-    first, _ = run_processes(2, "stuck")
+    first, _ = run_processes(2, "timeout")
     assert first.status == 3 and "LostProcessError" in first.output, first.output
 
 
@@ -80,7 +80,7 @@ def ended_well(count: int, case: str) -> None:
 
 
 def test_a_lost_process_ends_the_others_with_a_clear_error() -> None:
-    first, second = run_processes(2, "lost")
+    first, second = run_processes(2, "lost_process")
     assert second.status < 0  # it was killed
     assert first.status == 3, first.output
     assert "LostProcessError" in first.output and "one of the processes 1 is lost" in first.output, first.output

@@ -59,7 +59,7 @@ def is_close(found: Any, expected: Any, dtype: str = "float64") -> bool:
     return wide.size == 0 or float(wide.max()) <= ERROR_BOUNDS[dtype] * 10 * max(float(np.abs(expected).max()), 1e-30)
 
 
-def arrays(device: str) -> None:
+def check_array_products(device: str) -> None:
     """Check products with all placements, even and uneven sizes and outer levels, and that the array's type
     is kept."""
     xp, count = array_library(device), dist.get_world_size()
@@ -100,7 +100,7 @@ def usual_places(device: str) -> None:
         assert is_close(fmm.distributed.matmul(*parts, mesh=row), expected, dtype), dtype
 
 
-def same_memory(device: str) -> None:
+def check_shared_memory(device: str) -> None:
     """Check that no operand or result is copied, except arrays that DLPack cannot describe, and that those
     are right too."""
     xp, mesh = array_library(device), next(meshes(device))
@@ -136,7 +136,7 @@ def same_memory(device: str) -> None:
     assert (x == before).all()
 
 
-def refused_arrays(device: str) -> None:
+def check_refused_arrays(device: str) -> None:
     """Check that each process alone refuses wrong arguments with a message."""
     xp, mesh = array_library(device), next(meshes(device))
     count = mesh.size()
@@ -178,7 +178,7 @@ def refused_arrays(device: str) -> None:
     assert is_close(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))
 
 
-def other_stream(device: str) -> None:
+def check_other_stream(device: str) -> None:
     """Check a product whose operands CuPy has just written on another stream."""
     xp, mesh = array_library(device), next(meshes(device))
     rows = 2048
@@ -195,4 +195,4 @@ def other_stream(device: str) -> None:
         assert is_close(found, expected, "float32")
 
 
-ARRAYS = (other_stream, arrays, same_memory, refused_arrays)
+ARRAYS = (check_other_stream, check_array_products, check_shared_memory, check_refused_arrays)

@@ -27,7 +27,8 @@ TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "comp
 STORED = tuple(t for t in TYPES if t != "tf32")  # TF32 is stored as float32
 SHEET = datasheet_calibration("H200")
 WORKERS, STARTED = 14, 3.0  # processes that compile, and the seconds until they have begun
-# Seconds to open a problem, and bytes that are filled in one; of a sample, at least. (By the first passes on an H200.)
+# The seconds in which the tuner opens a problem, the bytes a second with which it fills operands, and the
+# least seconds of a sample, as in the first tunings of an H200.
 OPENED, FILLED, SHORTEST = 0.06, 6e9, 5e-3
 CANDIDATES: tuple[Plan, ...] = probed_plans("cuda")
 

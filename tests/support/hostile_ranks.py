@@ -37,7 +37,7 @@ def is_close(found: Any, expected: Any, bound: float = 1e-12) -> None:
     assert float((whole - expected).norm()) <= bound * max(float(expected.norm()), 1e-30), whole
 
 
-def disagree(device: str) -> None:
+def check_differing_requests(device: str) -> None:
     """Check that requests that differ raise the same error in every process at once, and that the next
     product is right."""
     mesh, second = init_device_mesh(device, (dist.get_world_size(),)), dist.get_rank() == 1
@@ -84,7 +84,7 @@ def multiplied(a: Any, b: Any, **requested: Any) -> Any:
     return fmm.distributed.matmul(a, b, **requested)
 
 
-def refused(device: str) -> None:
+def check_refused_requests(device: str) -> None:
     """Check that a wrong request that is the same in all processes raises the error that one process would
     raise."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -112,7 +112,7 @@ def refused(device: str) -> None:
     is_close(fmm.distributed.matmul(x, x), draw_tensor(8, 8) @ draw_tensor(8, 8))
 
 
-def stuck(device: str) -> None:
+def check_timeout(device: str) -> None:
     """Check that the first process waits only for the mesh's time-out if the second process does not
     multiply. The second process stays alive until the first process has reported its error, so that only the
     time-out ends the wait. Load cannot fail the test: the processes start, and multiply once, under the
@@ -140,7 +140,7 @@ def stuck(device: str) -> None:
     os._exit(0)
 
 
-def submeshes(device: str) -> None:
+def check_submeshes(device: str) -> None:
     """Check meshes of some of the processes, meshes of three dimensions, and slices of a larger mesh."""
     count, rank = dist.get_world_size(), dist.get_rank()
     a, b = draw_tensor(13, 9), draw_tensor(9, 11, seed=2)
@@ -164,7 +164,7 @@ def submeshes(device: str) -> None:
         is_close(fmm.distributed.matmul(twice, distribute_tensor(b, square, [Replicate(), Shard(1)])), a @ b)
 
 
-def again(device: str) -> None:
+def check_recreated_groups(device: str) -> None:
     """Check that an equal mesh uses the new groups after the process groups were destroyed and created
     again."""
     for _ in range(2):
@@ -177,7 +177,7 @@ def again(device: str) -> None:
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
 
 
-def odd_parts(device: str) -> None:
+def check_odd_parts(device: str) -> None:
     """Check parts in any memory order, with gaps, with one repeated row, empty parts, and partial sums."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     count, rank = dist.get_world_size(), dist.get_rank()
@@ -201,7 +201,7 @@ def odd_parts(device: str) -> None:
         is_close(fmm.distributed.matmul(x, parts), a @ b * whole)
 
 
-def all_gradients(device: str) -> None:
+def check_all_gradients(device: str) -> None:
     """Check gradients of parts, gradients with requested placements, and second derivatives."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     a, b = draw_tensor(10, 7), draw_tensor(7, 5, seed=2)
@@ -224,7 +224,7 @@ def all_gradients(device: str) -> None:
     is_close(y.grad, q.grad)
 
 
-def gradients_of_parts(device: str) -> None:
+def check_gradients_of_partial_sums(device: str) -> None:
     """Check gradients of operands that are partial sums: each part has the whole gradient of the sum."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     shares = (dist.get_rank() + 1) * 2 / dist.get_world_size() / (dist.get_world_size() + 1)
@@ -246,7 +246,7 @@ def gradients_of_parts(device: str) -> None:
                     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12), (kind, places, found, expected)
 
 
-def under_autocast(device: str) -> None:
+def check_autocast(device: str) -> None:
     """Check that under autocast fmm multiplies in the operands' type, where torch's product would be cast."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     a, b = draw_tensor(40, 30).to(torch.float32), draw_tensor(30, 20, seed=2).to(torch.float32)
@@ -263,7 +263,7 @@ def under_autocast(device: str) -> None:
         is_close(found, a.double() @ b.double(), 1e-5)
 
 
-def alike(device: str) -> None:
+def check_equal_explanations(device: str) -> None:
     """Check that every process explains a product in the same words."""
     for shape in ((dist.get_world_size(),), (2, dist.get_world_size() // 2)):
         mesh = init_device_mesh(device, shape)
@@ -274,7 +274,7 @@ def alike(device: str) -> None:
         assert len(set(reported)) == 1, reported
 
 
-def out_of_range(device: str) -> None:
+def check_inf_and_overflow(device: str) -> None:
     """Check that a product with an outer level has inf and NaN where the product has them, and overflows no
     sooner."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -291,5 +291,16 @@ def out_of_range(device: str) -> None:
         torch.testing.assert_close(found, a @ eye, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-GRADIENTS = all_gradients, gradients_of_parts
-HOSTILE = (disagree, refused, stuck, submeshes, again, odd_parts, *GRADIENTS, under_autocast, alike, out_of_range)
+GRADIENTS = check_all_gradients, check_gradients_of_partial_sums
+HOSTILE = (
+    check_differing_requests,
+    check_refused_requests,
+    check_timeout,
+    check_submeshes,
+    check_recreated_groups,
+    check_odd_parts,
+    *GRADIENTS,
+    check_autocast,
+    check_equal_explanations,
+    check_inf_and_overflow,
+)

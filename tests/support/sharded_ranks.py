@@ -62,7 +62,7 @@ def check_product(found: Any, a: Any, b: Any, what: str, times: float = 1.0) -> 
     assert float(error) <= times * TOLERANCE[a.dtype], f"{what}: error {float(error)}"
 
 
-def products(device: str) -> None:
+def check_products(device: str) -> None:
     """Check products with all placements, uneven sizes, outer levels and requested placements of C."""
     sizes = [(24, 20, 28), (7, 9, 5), (dist.get_world_size() - 1, 3, 2), (33, 1, 17)]
     for mesh in meshes(device):
@@ -96,7 +96,7 @@ def every_way(device: str) -> None:
                     check_product(sharded_tensors.compute_shared_product(way, x, y), a, b, str(layout))
 
 
-def rectangle(device: str) -> None:
+def check_rectangle(device: str) -> None:
     """Check processes in a row that multiply as a rectangle; the result and its gradients are sharded by
     rows."""
     mesh = next(meshes(device))
@@ -159,7 +159,7 @@ def gradients(mesh: Any, a: Any, b: Any) -> None:
     assert torch.allclose(x.grad.full_tensor(), weights @ b.T) and torch.allclose(y.grad.full_tensor(), a.T @ weights)
 
 
-def explained(device: str) -> None:
+def check_explanations(device: str) -> None:
     """Check that one process alone can explain a product."""
     mesh = next(meshes(device))
     x = distribute_tensor(draw_tensor(64, 64, torch.float32, device, 7), mesh, [Shard(0)])
@@ -190,7 +190,7 @@ def check_local_limits(mesh: Any, x: Any) -> None:
     assert limits == {(agreed.local_workspace, agreed.local_error_growth)} and agreed.local_workspace, limits
 
 
-def hooked(device: str) -> None:
+def check_installed(device: str) -> None:
     """Check torch's product of sharded matrices after fmm.install: fmm multiplies each process's part."""
     mesh = next(meshes(device))
     a, b = draw_tensor(256, 512, torch.float64, device, 10), draw_tensor(512, 384, torch.float64, device, 11)
@@ -205,7 +205,7 @@ def hooked(device: str) -> None:
     assert "1  torch.mm, float64, " in str(report), str(report)
 
 
-def operator(device: str) -> None:
+def check_operator(device: str) -> None:
     """Check that torch.ops.fmm.matmul of DTensors equals torch.mm, with gradients; stacks are gathered."""
     for mesh in meshes(device):
         a, b = draw_tensor(24, 20, torch.float64, device, 13), draw_tensor(20, 28, torch.float64, device, 14)
@@ -222,7 +222,7 @@ def operator(device: str) -> None:
         assert relative(MATMUL_OPERATOR(stack, y).full_tensor(), torch.stack([a @ b, -a @ b])) < 1e-12
 
 
-def large(device: str) -> None:
+def check_large_products(device: str) -> None:
     """Check large products that run plans, in every way of sharing and after fmm.install, in float32 and
     bfloat16."""
     mesh = next(meshes(device))
@@ -249,7 +249,7 @@ def large(device: str) -> None:
             assert relative(found[:32], expected) < bound, f"{dtype} installed"
 
 
-def fully_sharded(device: str) -> None:
+def check_fully_sharded_model(device: str) -> None:
     """Check that a model whose parameters torch shards trains by fmm's plans as it does without fmm."""
     mesh = next(meshes(device))
     x = draw_tensor(128, 64, torch.float64, device, 12 + dist.get_rank())
@@ -281,7 +281,7 @@ def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def lost(device: str) -> None:
+def check_lost_process(device: str) -> None:
     """Check that the first process gets an error and does not hang when the second process is killed between
     two products."""
     mesh = next(meshes(device))
@@ -299,15 +299,27 @@ def lost(device: str) -> None:
         os._exit(3)
 
 
-EVERY = (products, rectangle, explained, hooked, operator, large, fully_sharded, lost, *ARRAYS, *HOSTILE)
-CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
+EVERY = (
+    check_products,
+    check_rectangle,
+    check_explanations,
+    check_installed,
+    check_operator,
+    check_large_products,
+    check_fully_sharded_model,
+    check_lost_process,
+    *ARRAYS,
+    *HOSTILE,
+)
+CASES: dict[str, Callable[[str], None]] = {check.__name__.removeprefix("check_"): check for check in EVERY}
 
 
 def main(case: str, device: str = "cpu") -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     own = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None
-    timeout = timedelta(seconds=10) if own and case == "lost" else GROUP_TIMEOUT  # only NCCL's time-out ends its wait
+    # A lost process is noticed only by NCCL's time-out.
+    timeout = timedelta(seconds=10) if own and case == "lost_process" else GROUP_TIMEOUT
     dist.init_process_group("nccl" if own else "gloo", timeout=timeout, device_id=own)
     torch.set_num_threads(1)
     CASES[case](device)

@@ -1,7 +1,7 @@
 """Launches of a fused level: groups of products that share a launch, concurrent streams, and variants of kernels.
 
-Products may run in any order, if no two products write one block of C at the same time. (See Huang, Yu, van de Geijn
-2020, section 3.3.) The coefficients W of a scheme determine the blocks that a product writes.
+Products may run in any order, if no two products write the same block of C at the same time. (See Huang, Yu,
+van de Geijn 2020, section 3.3.) The coefficients W of a scheme determine the blocks that a product writes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from benchmarks.papers.bench import HostBench
 from benchmarks.papers.command import main
 from benchmarks.papers.experiment import (
     Experiment,
-    Part,
+    ExperimentPart,
     Progress,
     Results,
     TimeLimit,
@@ -54,9 +54,9 @@ def counted_experiment(count: int, fail: tuple[int, ...] = (), calls: list[int] 
             raise RuntimeError(f"no {n}")
         yield from ({"key": [code, n], "error": 10.0 * n} for code in "ab")
 
-    def parts(bench: Any, scale: float) -> Iterator[Part]:
+    def parts(bench: Any, scale: float) -> Iterator[ExperimentPart]:
         for n in range(count):
-            yield Part((n,), lambda n=n: rows(n), work=1.0)  # type: ignore[misc]
+            yield ExperimentPart((n,), lambda n=n: rows(n), work=1.0)  # type: ignore[misc]
 
     return Experiment("counted", ("code", "n"), 64, parts, ("n",))
 
@@ -116,8 +116,8 @@ def test_nothing_is_begun_that_would_not_be_done_in_time(tmp_path: Path) -> None
         now[0] += 2.5
         yield {"key": [n]}
 
-    def parts(bench: Any, scale: float) -> Iterator[Part]:
-        return (Part((n,), lambda n=n: rows(n), work=1.0) for n in range(9))  # type: ignore[misc]
+    def parts(bench: Any, scale: float) -> Iterator[ExperimentPart]:
+        return (ExperimentPart((n,), lambda n=n: rows(n), work=1.0) for n in range(9))  # type: ignore[misc]
 
     progress = experiment_progress(Experiment("slow", ("n",), 64, parts, ("n",)), BENCH, tmp_path, None, anew=False)
     assert measured(progress, 10.0, clock) == ["0", "1", "2", "3"]
@@ -352,7 +352,7 @@ from fmm.problem import Problem
 from benchmarks.papers.bench import bench_of
 bench = bench_of("0")
 for emulation in (True, False, True):
-    plan = bench.chosen(Problem(8192, 8192, 8192, "float32"), emulation=emulation)
+    plan = bench.choose_plan(Problem(8192, 8192, 8192, "float32"), emulation=emulation)
     print(plan.leaf_use.leaf.name, len(plan.levels), os.environ.get("FMM_EMULATION"))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}

@@ -55,9 +55,9 @@ def test_equation_2_per_problem_and_once_for_all() -> None:
 
 
 def test_the_drawn_problems_are_the_papers_sizes() -> None:
-    found = dalberto.sampled_shapes(dalberto.SIZES_3, 1.0, 20)
-    assert len(set(found)) == 20 and all(side in dalberto.SIZES_3 for shape in found for side in shape)
-    assert found == dalberto.sampled_shapes(dalberto.SIZES_3, 1.0, 20)
+    found = dalberto.sampled_shapes(dalberto.FIGURE_3_SIZES, 1.0, 20)
+    assert len(set(found)) == 20 and all(side in dalberto.FIGURE_3_SIZES for shape in found for side in shape)
+    assert found == dalberto.sampled_shapes(dalberto.FIGURE_3_SIZES, 1.0, 20)
 
 
 @pytest.mark.slow
