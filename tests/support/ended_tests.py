@@ -53,9 +53,9 @@ def lost_device() -> str:
 class _EndedTests:
     def __init__(self, config: pytest.Config) -> None:
         self.path: Path = config.getoption(OPTION)
-        told: dict[str, Any] | None = getattr(config, "workerinput", None)
-        self.works_for_another = told is not None
-        self.before: dict[str, str] = read_outcomes(self.path) if told is None else told[OPTION]
+        inputs: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self.works_for_another = inputs is not None
+        self.before: dict[str, str] = read_outcomes(self.path) if inputs is None else inputs[OPTION]
         self.now: dict[str, str] = {}
         self.in_doubt = False
 

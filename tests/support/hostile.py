@@ -86,9 +86,9 @@ def main(attacker: Callable[[int], HostileUse], arguments: Sequence[str], second
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     gc.disable()  # exceptions in the collector's callbacks are lost
-    use = attacker(told.seed)
-    use.rounds(told.seconds)
+    use = attacker(options.seed)
+    use.rounds(options.seconds)
     print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
     return 0

@@ -20,7 +20,7 @@ FILES = [os.path.basename(str(module.__file__)) for module in MODULES]
 UNTOUCHED = 100  # a number that no entry of the product equals
 
 
-def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
+def interrupt_each_step(small: int, flops: int, with_out: bool, every: int, plan: str, kind: str) -> int:
     """Interrupt each step; below `small` the caller multiplies, and below `flops` products run one at a time."""
     run_host.SMALL_ARRAY_BYTES, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
     rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: s
     fmm.matmul(a, b, plan=plan)
     step = 1
     while True:
-        out = np.full((40, 40), UNTOUCHED, kind) if given else None
+        out = np.full((40, 40), UNTOUCHED, kind) if with_out else None
         with time_limit(30):
             hit = steps.interrupted(lambda out=out: fmm.matmul(a, b, out=out, plan=plan), step)  # type: ignore[misc]
             if out is not None:
@@ -46,9 +46,9 @@ def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: s
 
 def main(every: int, plan: str = "winograd > vendor", kind: str = "float64") -> None:
     found = [
-        interrupt_each_step(small, flops, given, every, plan, kind)
+        interrupt_each_step(small, flops, with_out, every, plan, kind)
         for small, flops in ((1 << 60, 1 << 60), (0, 1 << 60), (0, 0))
-        for given in (True, False)
+        for with_out in (True, False)
     ]
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
     assert threads < 40, f"{threads} threads: each interrupt left one thread behind"

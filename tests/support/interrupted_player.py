@@ -262,7 +262,7 @@ def refuse_candidates() -> int:
     flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, allows_plan=lambda: True)
     vars(run_device)["stream_flag"] = lambda device, stream: flag
     library: Any = NoVendor()
-    asked = []
+    query_counts = []
     for offsets in (OFFSETS[:1], OFFSETS):
         places = {"offsets": offsets, "addend_offsets": ()}
         call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), **places, uses_graph=False, plan="lt7")
@@ -275,9 +275,9 @@ def refuse_candidates() -> int:
             else:
                 raise AssertionError("no error was raised")
             assert not [what for what in log if what[0] in ("kernel", "graph", "cublasLtMatmul")]
-            asked.append(sum(what[0] == "cublasLtMatmulAlgoGetHeuristic" for what in log))
-    assert asked == [1, 0, 1, 0], asked
-    return len(asked)
+            query_counts.append(sum(what[0] == "cublasLtMatmulAlgoGetHeuristic" for what in log))
+    assert query_counts == [1, 0, 1, 0], query_counts
+    return len(query_counts)
 
 
 def main(what: str) -> None:

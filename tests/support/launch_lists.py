@@ -155,8 +155,8 @@ def _rescale(op: LineExponentsOp | RescaleOp, memory: Memory) -> None:
     dest[...] = source * (np.exp2(factors[0])[:, None] if op.rows[0] else 1) * np.exp2(factors[1])
 
 
-def _exponents(given: tuple[DeviceView | None, int], memory: Memory) -> Any:
-    return 0 if given[0] is None else given[1] * _viewed(given[0], memory)[0].real.astype(float)
+def _exponents(exponents: tuple[DeviceView | None, int], memory: Memory) -> Any:
+    return 0 if exponents[0] is None else exponents[1] * _viewed(exponents[0], memory)[0].real.astype(float)
 
 
 def _viewed(x: DeviceView, memory: Memory) -> Matrix:

@@ -12,8 +12,8 @@ class Function:
     def __init__(self, call: Callable[..., int]) -> None:
         self.call, self.argtypes = call, list[Any]()
 
-    def __call__(self, *given: Any) -> int:
-        return self.call(*given)
+    def __call__(self, *arguments: Any) -> int:
+        return self.call(*arguments)
 
 
 class Functions:

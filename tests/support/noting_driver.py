@@ -43,8 +43,8 @@ def set_mode(handle: int, mode: int) -> None:
 def noted_call(name: str) -> Callable[..., int]:
     """Return a library function that records its arguments except arrays."""
 
-    def call(*given: Any) -> int:
-        note(name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
+    def call(*arguments: Any) -> int:
+        note(name, *(x.value if hasattr(x, "value") else x for x in arguments if not isinstance(x, ctypes.Array)))
         return 0
 
     return call

@@ -107,7 +107,7 @@ def fake_cupy() -> ModuleType:
         x = getattr(np, name)
         if not callable(x) or isinstance(x, type):
             return x
-        return functools.wraps(x)(lambda *given, **more: allocated(x(*given, **more)))
+        return functools.wraps(x)(lambda *arguments, **more: allocated(x(*arguments, **more)))
 
     made.__dict__.update(
         __getattr__=found,

@@ -66,9 +66,9 @@ def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
     module = nvrtc()
     status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
     assert not int(status)
-    given = [f"--gpu-architecture={architecture}", *options]
+    flags = [f"--gpu-architecture={architecture}", *options]
     try:
-        failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
+        failed = int(module.nvrtcCompileProgram(program, len(flags), [option.encode() for option in flags])[0])
         # NVRTC writes into these buffers. Python shares one object for all bytes of length 1, so they have a
         # length of at least 2.
         log: bytes = b" " * max(module.nvrtcGetProgramLogSize(program)[1], 2)

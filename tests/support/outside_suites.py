@@ -33,11 +33,11 @@ def run_suite(
     is given."""
     report = folder / "report.json"
     report.unlink(missing_ok=True)
-    given = {"PYTHONPATH": str(ROOT), "FMM_TUNING_MODE": "off", "FMM_TEST_REPORT": str(report), **environment}
-    given |= {} if plan is None else {"FMM_TEST_PLAN": plan}
+    variables = {"PYTHONPATH": str(ROOT), "FMM_TUNING_MODE": "off", "FMM_TEST_REPORT": str(report), **environment}
+    variables |= {} if plan is None else {"FMM_TEST_PLAN": plan}
     plugins = ["-p", "no:cacheprovider", "-p", COUNTED, *(["-p", THROUGH] if through else [])]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, *arguments]
-    found = subprocess.run(command, env=os.environ | given, cwd=folder, text=True, capture_output=True)
+    found = subprocess.run(command, env=os.environ | variables, cwd=folder, text=True, capture_output=True)
     assert report.exists(), found.stdout + found.stderr
     read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return Report(**read, output=found.stdout[-8000:])

@@ -120,12 +120,12 @@ def first_difference(seed: int, multiply: Callable[[RandomProduct, str], Array],
     return ""
 
 
-def run_processes(given: argparse.Namespace) -> int:
+def run_processes(options: argparse.Namespace) -> int:
     """Divide the seeds among several processes and return the largest exit status."""
-    each = -(-given.count // given.workers)
-    command = [sys.executable, "-m", "tests.support.random_integers", "--device", given.device]
-    command += ["--count", str(each), "--seconds", str(given.seconds), "--seed"]
-    seeds = range(given.seed, given.seed + each * given.workers, each)
+    each = -(-options.count // options.workers)
+    command = [sys.executable, "-m", "tests.support.random_integers", "--device", options.device]
+    command += ["--count", str(each), "--seconds", str(options.seconds), "--seed"]
+    seeds = range(options.seed, options.seed + each * options.workers, each)
     parts = [subprocess.Popen([*command, str(seed)]) for seed in seeds]
     return max([part.wait() for part in parts])
 
@@ -137,16 +137,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first product")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the products")
-    given = parser.parse_args(arguments)
-    if given.workers > 1:
-        return run_processes(given)
-    kind, multiply = ("cpu", multiply_on_host) if given.device == "cpu" else ("cuda", multiply_on_device)
+    options = parser.parse_args(arguments)
+    if options.workers > 1:
+        return run_processes(options)
+    kind, multiply = ("cpu", multiply_on_host) if options.device == "cpu" else ("cuda", multiply_on_device)
     if kind == "cuda":
         import cupy
 
-        cupy.cuda.Device(int(given.device)).use()
-    end, done = time.monotonic() + given.seconds, 0
-    for seed in range(given.seed, given.seed + given.count):
+        cupy.cuda.Device(int(options.device)).use()
+    end, done = time.monotonic() + options.seconds, 0
+    for seed in range(options.seed, options.seed + options.count):
         if time.monotonic() > end:
             break
         if said := first_difference(seed, multiply, kind):

@@ -22,14 +22,14 @@ launches = [0]
 alignments: list[tuple[int, ...]] = []  # alignments for which the played lists were made
 
 
-def launched(*given: Any) -> int:
+def launched(*arguments: Any) -> int:
     launches[0] += 1
     return 0
 
 
 def counted_call(name: str) -> Callable[..., int]:
     """Return a library's function that counts as a launch, unless it only sets the stream."""
-    return (lambda *given: 0) if "Stream" in name else launched
+    return (lambda *arguments: 0) if "Stream" in name else launched
 
 
 def install() -> Any:
@@ -125,9 +125,9 @@ def by_alignment() -> list[tuple[int, ...]]:
     moved = cupy.ndarray(np.zeros(64 * 64 + 1, np.float32)[1:].reshape(64, 64))
     play = player.Player.launch_all
 
-    def noted(self: Any, *given: Any) -> None:
+    def noted(self: Any, *arguments: Any) -> None:
         alignments.append(self.launches.alignment)
-        play(self, *given)
+        play(self, *arguments)
 
     vars(player)["Player"].launch_all = noted
     for x in (usual, usual, moved, usual):

@@ -244,7 +244,7 @@ FIGURE_FUNCTIONS: dict[str, Callable[[TypeReport], Any]] = {
 CAPTION_TEXTS = {
     "speedup": "Measured speedup of every plan over the vendor, with 95 % intervals; pale points are other plans. "
     "Line: the model's choice for squares; its dips are sides that do not divide into whole tiles.",
-    "plans": "The model's choice for m x k by k x m products: each area is one plan. Points: the fastest measured plan.",
+    "plans": "The model's choice for m x k by k x m products, one area a plan; points: the fastest measured plan.",
     "error": "Time over expected error on the largest measured shape. Line: the Pareto front, labelled with its plans.",
     "predicted-measured": "Predicted over measured time of every shape and plan, by stage of the tuning.",
     "residuals": "Error of predicted times of whole products, over size and as a histogram; held-out shapes apart.",
