@@ -49,7 +49,8 @@ FIRST_LOOK_COMPILE_SECONDS = 40.0  # longest wait for compilers before the first
 
 @dataclass(frozen=True)
 class Case:
-    """A product in types that share the same numbers, under shares of memory that others hold."""
+    """A product in types whose operands hold the same numbers, timed while other allocations hold shares of
+    the memory."""
 
     dtypes: tuple[str, ...]
     size: Size

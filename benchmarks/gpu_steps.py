@@ -160,7 +160,8 @@ TIME_UP_TEXT = "time was up"
 
 
 class EndedStep(NamedTuple):
-    """The end of a step after `seconds` of the `allowed` ones; `stopped`: this program ended it."""
+    """The outcome of a step that ran for `seconds`, with a time limit of `allowed` seconds. `stopped` is True
+    if this program ended it."""
 
     step: Step
     status: int

@@ -41,7 +41,7 @@ WORKSPACE_LIMIT = 64 << 30  # bytes
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedShape:
     """A shape, the plan that is chosen today, and the plan's recorded seconds (None: not timed)."""
 
     row: Row
@@ -83,9 +83,9 @@ def recorded_limits(row: Row) -> Limits:
     )
 
 
-def replayed_choice(row: Row, calibration: Calibration) -> Replayed:
+def replayed_choice(row: Row, calibration: Calibration) -> ReplayedShape:
     plan = choose(recorded_problem(row), calibration, recorded_limits(row)).best.plan
-    return Replayed(row, plan, recorded_seconds(row, plan))
+    return ReplayedShape(row, plan, recorded_seconds(row, plan))
 
 
 def recorded_seconds(row: Row, plan: Plan) -> Sequence[float] | None:
@@ -98,7 +98,7 @@ def recorded_seconds(row: Row, plan: Plan) -> Sequence[float] | None:
 # ---- the command
 
 
-def replay_lines(found: Sequence[Replayed]) -> Iterator[str]:
+def replay_lines(found: Sequence[ReplayedShape]) -> Iterator[str]:
     """Yield the poor choices, the choices that were not timed, and a summary."""
     timed = [judged for x in found if (judged := x.as_chosen) is not None]
     yield from (str(row) for row in sorted(timed, key=lambda row: row.share_of_best) if row.is_poor)
@@ -111,7 +111,7 @@ def replay_lines(found: Sequence[Replayed]) -> Iterator[str]:
     yield f"{len(timed)} of {len(found)} timed: {short_summary(timed)}"
 
 
-def lines_by_type(found: Sequence[Replayed]) -> Iterator[str]:
+def lines_by_type(found: Sequence[ReplayedShape]) -> Iterator[str]:
     """Yield a line for each type: the recorded choices, and today's."""
     for dtype in dict.fromkeys(x.row.dtype for x in found):
         own = [x for x in found if x.row.dtype == dtype]

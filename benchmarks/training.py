@@ -123,7 +123,7 @@ def measure_case(options: argparse.Namespace, dtype: str, seconds: float) -> Row
 
 
 def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> list[str]:
-    """Return the report of the products of one step, from a run of its own, since counting takes time."""
+    """Return the report of the products of one step, from a separate run, since counting takes time."""
     report = begin_report()
     try:
         with fmm.installed(target):

@@ -25,12 +25,12 @@ from benchmarks.papers.experiment import (
     Progress,
     Results,
     TimeLimit,
-    by_worth,
     experiment_progress,
     has_results,
     measured_parts,
-    missing_of,
     read_results,
+    sorted_by_worth,
+    unfinished_experiments,
 )
 from benchmarks.papers.figure import Figure, draw_figure, figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
@@ -213,8 +213,8 @@ class Session:
         """Return the incomplete experiments of these figures in their order, or of all figures by their worth."""
         named = {figure.experiment.name: figure.experiment for figure in figures}
         with _damage_reported():
-            found = missing_of((named or EXPERIMENTS).values(), self.bench, self.folder, self.side)
-        return found if named else by_worth(found)
+            found = unfinished_experiments((named or EXPERIMENTS).values(), self.bench, self.folder, self.side)
+        return found if named else sorted_by_worth(found)
 
     def measure(self, experiments: Sequence[Progress], anew: bool) -> int:
         """Measure all parts of these experiments (anew), or the missing parts; return the exit code."""

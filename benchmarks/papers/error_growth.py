@@ -31,7 +31,8 @@ MAX_PRODUCTS: Final = 20_000  # most products of a plan
 
 
 def scheme_depths(name: str, side: int) -> Iterator[int]:
-    """Yield the depths with leaf products of a fair size: up to four levels of 2 x 2 blocks, else up to three."""
+    """Yield the depths whose leaf products are not too small: up to four levels of 2 x 2 blocks, else up to
+    three."""
     found = scheme(name)
     deepest = MAX_DEPTH if found.size == (2, 2, 2) else MAX_DEPTH - 1
     for depth in range(1, deepest + 1):

@@ -205,13 +205,15 @@ def experiment_progress(experiment: Experiment, bench: Bench, folder: Path, side
     return Progress(experiment, path, old, tuple(experiment.parts(bench, old.scale)))
 
 
-def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Progress]:
+def unfinished_experiments(
+    experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None
+) -> list[Progress]:
     """Return the experiments with parts that were not measured on this device."""
     every = [experiment_progress(x, bench, folder, side, anew=False) for x in experiments]
     return [progress for progress in every if progress.missing]
 
 
-def by_worth(found: Iterable[Progress]) -> list[Progress]:
+def sorted_by_worth(found: Iterable[Progress]) -> list[Progress]:
     """Return the experiments in the order of measuring: the papers' figures before fmm's own, the shortest first."""
     return sorted(found, key=lambda x: (x.experiment.name.startswith(OWN_PREFIX), x.work))
 

@@ -91,7 +91,7 @@ def _size_rows(bench: Bench, n: int, side: int) -> Iterator[Row]:
             yield {"key": [code, tau2, n], **code_errors(bench, code, code_depth(n, tau2), pair)}
 
 
-BY_SIZE: Final = Experiment("li-fig30", ("code", "tau2", "n"), SIZES[-1], _size_parts, ("n",))
+SIZE_EXPERIMENT: Final = Experiment("li-fig30", ("code", "tau2", "n"), SIZES[-1], _size_parts, ("n",))
 
 
 def _printed_numbers(columns: Mapping[Key, tuple[float, ...]], last: tuple[int, ...]) -> Numbers:
@@ -152,7 +152,7 @@ FIGURES_BY_SIZE: Final = tuple(
     Figure(
         f"li-fig{number}",
         f"Li et al., Figure {number}: {what} errors on Kaporin's matrix",
-        BY_SIZE,
+        SIZE_EXPERIMENT,
         {"measured": quantity_column(what)},
         KAPORIN_COMMENTARY,
         _printed_numbers(columns, SIZES),

@@ -88,7 +88,7 @@ class ContractionPlan(NamedTuple):
     inputs: tuple[Labels, ...]
     output: Labels
     path: tuple[tuple[int, ...], ...]  # positions of each step's operands, which its result replaces at the end
-    kept: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
+    needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
     largest_multiply_adds: int  # number of multiply-adds of the largest step
 
@@ -127,7 +127,7 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
     """Return the contraction of all terms; fmm's products or the library's own einsum computes each pair."""
-    for step, kept, labels in zip(plan.path, plan.kept, plan.results, strict=True):
+    for step, kept, labels in zip(plan.path, plan.needed_labels, plan.results, strict=True):
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
         if by_library or len(chosen) > 2:
             terms.append(library_einsum(chosen, labels))

@@ -53,7 +53,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares)."""
     stopped = ""
     try:
-        if effort.look and not wanted:
+        if effort.is_first_look and not wanted:
             measure_first_look(journal, dtype, effort)
         else:
             measure_element_type(journal, dtype, effort, wanted)

@@ -108,18 +108,18 @@ def datasheet_chip(device: Datasheet) -> Chip:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizeBound:
-    """One of the paper's bounds on block sizes: `have` >= `need`, or `have` < `need` if `below` is True."""
+    """One of the paper's bounds on block sizes: `value` >= `required`, or `value` < `required` if `below` is True."""
 
     equation: int
     what: str  # name of the bounded quantity with its unit
-    have: float
-    need: float
+    value: float
+    required: float
     below: bool = False
 
     @property
     def is_met(self) -> bool:
         """True if `have` meets the bound."""
-        return self.have < self.need if self.below else self.have >= self.need
+        return self.value < self.required if self.below else self.value >= self.required
 
 
 def strategy_bounds(

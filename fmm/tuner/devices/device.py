@@ -119,9 +119,11 @@ class Effort:
     certify: int  # largest number of rounds of a certification
     stride: int = 1  # step through the tuner's list of square shapes: 2 tunes every second shape, 1 every shape
     blocks: bool = False  # True if the tile sizes of fmm's own kernel are timed
-    heaviest: float = inf  # a plan is not measured if one of its levels has more products than this number
+    max_products_per_level: float = (
+        inf  # a plan is not measured if one of its levels has more products than this number
+    )
     spread: float = 4.0  # largest ratio between the sides of a random shape
-    look: bool = False  # True for a first look: a few measurements scale the prior model of the device
+    is_first_look: bool = False  # True for a first look: a few measurements scale the prior model of the device
 
     def limited_to_seconds(self, seconds: float) -> Effort:
         """Return the effort reduced to at most this number of planned seconds: smaller products, fewer held-out shapes.
@@ -129,7 +131,7 @@ class Effort:
         Without the reduction, the time limit would stop the tuning before its held-out shapes, and the model would be
         rejected.
         """
-        if seconds >= self.seconds or self.look:
+        if seconds >= self.seconds or self.is_first_look:
             return self
         held_out = max(round(self.held_out * seconds / self.seconds), min(MIN_HELD_OUT_SHAPES, self.held_out))
         return replace(self, seconds=seconds, held_out=held_out)
@@ -150,7 +152,7 @@ CPU_EFFORTS = {
 # kernels that compile first. First looks at all seven types take 50 seconds together; `quick` for several types ends
 # with them. `default` takes five minutes for seven types.
 GPU_EFFORTS = {
-    "coarse": Effort(2, 6, 3, 6, 1, 1, 7, heaviest=7, look=True),
+    "coarse": Effort(2, 6, 3, 6, 1, 1, 7, max_products_per_level=7, is_first_look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
     "default": Effort(18, 36, 5, 20, 10, 4, 11, blocks=True),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),

@@ -37,7 +37,7 @@ def search_plans(
     predicted = [
         p
         for p in predicted
-        if largest_level_products(p) <= effort.heaviest and is_within_limits(journal.device, p, problem)
+        if largest_level_products(p) <= effort.max_products_per_level and is_within_limits(journal.device, p, problem)
     ]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)

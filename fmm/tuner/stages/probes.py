@@ -275,7 +275,11 @@ MAX_PROBED_TIME_RATIO = 1.5
 
 def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
     """Return the candidates of the device with kernels that compile fast enough for this effort."""
-    return [p for p in device.candidate_plans() if not p.levels or largest_level_products(p) <= effort.heaviest]
+    return [
+        p
+        for p in device.candidate_plans()
+        if not p.levels or largest_level_products(p) <= effort.max_products_per_level
+    ]
 
 
 def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:

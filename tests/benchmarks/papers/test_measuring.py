@@ -23,13 +23,13 @@ from benchmarks.papers.experiment import (
     Progress,
     Results,
     TimeLimit,
-    by_worth,
     experiment_progress,
     measured_parts,
-    missing_of,
     packed_path,
     planned_parts,
     read_results,
+    sorted_by_worth,
+    unfinished_experiments,
     write_results,
 )
 from benchmarks.papers.figures import EXPERIMENTS
@@ -84,7 +84,7 @@ def test_what_is_on_record_is_not_measured_again(tmp_path: Path) -> None:
     found = read_results(progress.path)
     assert len(found.rows) == 8 and len(found.runs) == 2
     assert [row.get("run", 0) for row in found.rows.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert not missing_of([experiment], BENCH, tmp_path, None)
+    assert not unfinished_experiments([experiment], BENCH, tmp_path, None)
 
 
 def test_parts_that_are_measured_anew_replace_old_ones_and_old_runs_go(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_parts_that_are_measured_anew_replace_old_ones_and_old_runs_go(tmp_path:
 def test_a_part_that_fails_is_said_and_stays_missing(tmp_path: Path) -> None:
     experiment = counted_experiment(3, fail=(1,))
     assert measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False)) == ["0", "1!", "2"]
-    (left,) = missing_of([experiment], BENCH, tmp_path, None)
+    (left,) = unfinished_experiments([experiment], BENCH, tmp_path, None)
     assert [part.about for part in left.missing] == [(1,)]
 
 
@@ -138,7 +138,7 @@ def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> Non
 
 
 def test_the_papers_figures_come_first_and_the_shortest_of_them(tmp_path: Path) -> None:
-    found = by_worth(missing_of(EXPERIMENTS.values(), HostBench(), tmp_path, 64))
+    found = sorted_by_worth(unfinished_experiments(EXPERIMENTS.values(), HostBench(), tmp_path, 64))
     names = [x.experiment.name for x in found]
     ours = [name.startswith("error-") for name in names]
     assert ours == sorted(ours) and set(names) == set(EXPERIMENTS) - {"huang-fig10"}

@@ -216,7 +216,7 @@ def test_doubles_take_twice_the_room() -> None:
         huang_blocks.required_global_intensity(single)
     )
     huge = named_strategy("Huge")
-    have = {b.equation: b.have for b in huang_blocks.strategy_bounds(huge, ONE, double)}
+    have = {b.equation: b.value for b in huang_blocks.strategy_bounds(huge, ONE, double)}
     assert (have[16], have[17]) == (256, 16384)
     assert huang_blocks.admitted_strategies([huge], [ONE], double) == ()  # 256 registers are not below 255
     assert FOOTNOTE_14_REGISTERS.count_before_spilling(huge, GEMM_OPERANDS, double) == 2 * 112 + 2 + 5
