@@ -35,7 +35,7 @@ def array_library(device: str) -> Any:
 
 
 def draw_matrix(rows: int, cols: int, seed: int, dtype: str = "float64") -> Any:
-    """The same on all processes."""
+    """Return a matrix that is the same on all processes."""
     rng = np.random.default_rng(seed)
     found = rng.standard_normal((rows, cols)) + (1j * rng.standard_normal((rows, cols)) if "complex" in dtype else 0)
     return found.astype(dtype)
@@ -75,10 +75,10 @@ def check_array_products(device: str) -> None:
             )
             assert type(found) is xp.ndarray
             assert is_close(found, local_part(a @ b, mesh, places[2])), (m, k, n, plan, places)
-    usual_places(device)
+    check_default_placements(device)
 
 
-def usual_places(device: str) -> None:
+def check_default_placements(device: str) -> None:
     """Check products whose caller passes only the mesh: rows on a mesh of one dimension (or a group), else
     blocks."""
     xp, count = array_library(device), dist.get_world_size()

@@ -10,9 +10,10 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 
-# |error| of an entry beside the norms of its row of A and its column of B: hi and lo lose 2^-22 of a number each, their
-# lowest product as much; the tensor cores cut up to 17 numbers that they add, four times before their sum is promoted.
-# What float32 adds up is less, but for very long sums of numbers of one sign. (Measured: up to 5 times 2^-22.)
+# |error| of an entry beside the norms of its row of A and its column of B: hi and lo lose 2^-22 of a number
+# each, their lowest product as much; the tensor cores cut up to 17 numbers that they add, four times before
+# their sum is promoted. The rounding errors of float32 sums are smaller, except in very long sums of numbers
+# of one sign. (Measured: up to 5 times 2^-22.)
 BOUND_BY_NORMS = 16 * 2.0**-22
 
 

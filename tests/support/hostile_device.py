@@ -29,7 +29,7 @@ PLANS = (
     "li-fig3.peel > vendor",
     "strassen-huang.fused.streams > tile.medium",
 )
-HALF_PLANS = "gram^2 > vendor", "gram > strassen.batched.pad16 > vendor"
+TRIANGLE_PLANS = "gram^2 > vendor", "gram > strassen.batched.pad16 > vendor"
 SHAPES = (
     ((256, 192), (192, 320)),
     ((130, 257), (257, 191)),
@@ -87,7 +87,7 @@ class HostileDevice(HostileUse):
         self.operands += [
             Operands(library, SHAPES[1], "float32", plan, 3, op)
             for library in libraries()
-            for op, plan in (("gemm", PLANS[0]), ("gemm", PLANS[1]), *(("gram", plan) for plan in HALF_PLANS))
+            for op, plan in (("gemm", PLANS[0]), ("gemm", PLANS[1]), *(("gram", plan) for plan in TRIANGLE_PLANS))
         ]
         for each in self.operands:  # kernels are compiled before the interrupts begin
             each.check(each.multiply(), True)

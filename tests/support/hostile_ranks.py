@@ -27,7 +27,7 @@ set_group_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d.
 
 
 def draw_tensor(m: int, n: int, dtype: Any = torch.float64, seed: int = 1) -> Any:
-    """The same on all processes."""
+    """Return a matrix that is the same on all processes."""
     found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return found.to(dtype)
 

@@ -36,7 +36,7 @@ PLANS = (
     "li-fig3.peel > vendor",
     "hasa > strassen.pad > vendor",
 )
-HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
+TRIANGLE_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
 SMALL, PANEL = run_host.SMALL_ARRAY_BYTES, numpy_backend.PANEL_BYTES
 LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = (
     parallel_products.MIN_CONCURRENT_FLOPS,
@@ -58,7 +58,7 @@ class Case:
         dtype = chance.choice(("f4", "f8", "c8"))
         self.op = "product" if sides else chance.choice(("product", "product", "product", "gram", "gemm"))
         self.a, self.b = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((m, k), (k, n)))
-        self.plan = chance.choice(HALF_PLANS if self.op == "gram" else PLANS)
+        self.plan = chance.choice(TRIANGLE_PLANS if self.op == "gram" else PLANS)
         if self.op == "gram":
             self.right, m, n = np.matmul(self.a.conj().T, self.a), k, k
         else:
@@ -106,7 +106,7 @@ class HostileHost(HostileUse):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.threads = blas_threads()
-        for plan in (*PLANS, *HALF_PLANS):
+        for plan in (*PLANS, *TRIANGLE_PLANS):
             Plan.parse(plan)  # reading an algorithm for the first time proves it, which takes memory too
 
     def attacks(self) -> list[Callable[[], None]]:

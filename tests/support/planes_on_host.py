@@ -24,7 +24,7 @@ MULTIPROCESSORS = 3  # so that a thread block has more than one tile
 DIVIDES = {name: 64 for name in ("A", "B", "C", "W")}
 
 
-def alone(source: str) -> str:
+def without_cluster(source: str) -> str:
     """Return a kernel's source with clusters of one thread block."""
     return replaced(r"constexpr int CLUSTER = 8;", "constexpr int CLUSTER = 1;", source)
 
@@ -49,6 +49,6 @@ def multiplied(op: GemmOp, sizes: WgmmaSizes, memory: dict[str, Array], room: in
     _, launches = launches_of(op, sizes)
     memory = {**memory, "W": aligned(room), FLAG: aligned(64, fill=0)}
     for launch in launches:
-        kernel = replace(launch.kernel, generate=alone, source_arguments=(launch.kernel.cuda_source,))
+        kernel = replace(launch.kernel, generate=without_cluster, source_arguments=(launch.kernel.cuda_source,))
         play(replace(launch, kernel=kernel), memory)
     return bool(memory[FLAG].any())

@@ -32,7 +32,10 @@ TYPES = {
     "winograd > digits": RING_TYPES,
     "residues > strassen > bytes": TYPES_WITH_LEVEL_BELOW,
 }  # types of plans that do not multiply all integers
-SMALL, ENTRIES = 20_000, 40  # multiplications up to which Python computes all entries; else it computes so many
+SMALL, ENTRIES = (
+    20_000,
+    40,
+)  # multiplications by Python: all entries of a product that needs at most this number, else some entries
 LONG_INNER_DIMENSION = 131072  # an inner dimension that is too long for one sum in 32 bits
 
 

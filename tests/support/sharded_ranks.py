@@ -47,7 +47,7 @@ def meshes(device: str) -> Iterator[Any]:
 
 
 def draw_tensor(m: int, n: int, dtype: Any, device: str, seed: int) -> Any:
-    """The same on all processes."""
+    """Return a matrix that is the same on all processes."""
     found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if dtype.is_complex:
         found = torch.complex(found, found.flip(0))
@@ -77,12 +77,12 @@ def check_products(device: str) -> None:
                 assert plan != "vendor" and "inner dimension" in str(error), error
                 continue
             check_product(found, a, b, f"{(m, k, n)} {plan} {places} {mesh}")
-    every_way(device)
-    types(device)
-    elsewhere(device)
+    check_every_sharing(device)
+    check_types(device)
+    check_requested_placements(device)
 
 
-def every_way(device: str) -> None:
+def check_every_sharing(device: str) -> None:
     """Check every way of sharing that could be chosen."""
     for mesh in meshes(device):
         cuts = tuple(range(mesh.ndim))
@@ -116,14 +116,14 @@ def check_rectangle(device: str) -> None:
                 assert c.placements == ((Shard(0),) if layout.work[0] == M_AXIS else (Shard(1),))
     predict_sharing.RECTANGLE_MARGIN, predict_sharing.MIN_SECONDS_TO_COMPARE = -1e9, 0.0  # whatever is predicted
     a, b = draw_tensor(24, 16, torch.float64, device, 5), draw_tensor(16, 28, torch.float64, device, 6)
-    gradients(mesh, a, b)
+    check_gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))
     check_product(fmm.distributed.matmul(x, y, placements=[Shard(1)]), a, b, "elsewhere")
     best = min(fmm.distributed.explain(x, y).candidates, key=lambda way: not way.rectangle)
     assert "as a rectangle" in str(best)
 
 
-def types(device: str) -> None:
+def check_types(device: str) -> None:
     mesh = next(meshes(device))
     for dtype in TOLERANCE:
         a, b = draw_tensor(45, 64, dtype, device, 3), draw_tensor(64, 31, dtype, device, 4)
@@ -132,7 +132,7 @@ def types(device: str) -> None:
             check_product(fmm.distributed.matmul(x, y, plan=plan), a, b, f"{dtype} {plan}", 4)
 
 
-def elsewhere(device: str) -> None:
+def check_requested_placements(device: str) -> None:
     """Check requested placements, transposed operands, partial sums, gradients, and products that torch
     computes."""
     mesh = next(meshes(device))
@@ -145,12 +145,12 @@ def elsewhere(device: str) -> None:
     check_product(fmm.distributed.matmul(y.T, x.T), b.T, a.T, "transposed")
     parts = DTensor.from_local(a / dist.get_world_size(), mesh, [Partial()])
     check_product(fmm.distributed.matmul(parts, y), a, b, "parts", 10)
-    gradients(mesh, a, b)
+    check_gradients(mesh, a, b)
     vector = distribute_tensor(b[:, 0].contiguous(), mesh, [Replicate()])
     assert torch.allclose(fmm.distributed.matmul(x, vector).full_tensor(), a @ b[:, 0])
 
 
-def gradients(mesh: Any, a: Any, b: Any) -> None:
+def check_gradients(mesh: Any, a: Any, b: Any) -> None:
     x = distribute_tensor(a, mesh, [Shard(0)]).requires_grad_()
     y = distribute_tensor(b, mesh, [Shard(1)]).requires_grad_()
     weights = torch.arange(a.shape[0] * b.shape[1], dtype=a.dtype, device=a.device).reshape(a.shape[0], -1)
