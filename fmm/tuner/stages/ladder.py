@@ -144,5 +144,5 @@ class Ladder:
 
     def is_measurable(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the plan is within the limits; a first look measures only plans with compiled kernels."""
-        ready = not self.effort.look or self.journal.has_compiled_kernels(self.dtype, plan)
+        ready = not self.effort.is_first_look or self.journal.has_compiled_kernels(self.dtype, plan)
         return ready and is_within_limits(self.journal.device, plan, problem)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.arrays.library import Operand, Setting, contiguous_operand
+from fmm.arrays.library import Operand, ProductSetting, contiguous_operand
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
@@ -36,7 +36,7 @@ def prepared(
     order = (*stack, k, n)
     b = Operand(tuple(shape[i] for i in order), tuple(a.strides[i] for i in order), dtype)
     out = contiguous_operand((*shape[:-2], shape[-2], shape[-2]), dtype) if params.beta else None
-    setting = Setting(0, dtype, b_is_transposed_a=True)
+    setting = ProductSetting(0, dtype, b_is_transposed_a=True)
     limits = Limits(1 << 33, **changed)
     return prepare_query(ProblemQuery(a, b, out, setting, H200, limits, params=params))
 
