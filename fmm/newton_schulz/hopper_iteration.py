@@ -32,6 +32,8 @@ def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], 
     stack = Stack(prod(x.shape[:-2]), rows, cols, type_name(x.dtype))
     library: Any = library_of(x, x)
     device = library.device_number(x)
+    if (stack, coefficients, device) in _declined:
+        return None
     stream, context = library.current_stream(device)
     with context or nullcontext():
         prepared = _prepared_iteration(stack, coefficients, device, stream)
@@ -50,8 +52,10 @@ def _is_plain(x: Any, out: Any) -> bool:
 
 # ---- the launches of one signature
 
-_prepared: dict[tuple[Any, ...], PreparedIteration | None] = {}
-MAX_PREPARED = 1024  # largest number of signatures in the cache
+_Signature = tuple[Stack, tuple[StepCoefficients, ...], int]  # the last number is the device's index
+_prepared: dict[_Signature, PreparedIteration] = {}
+_declined: set[_Signature] = set()  # signatures that products of arrays compute
+MAX_CACHED = 1024  # largest number of signatures in a cache
 
 
 def _prepared_iteration(
@@ -67,12 +71,20 @@ def _prepared_iteration(
     except ImportError:
         return None
     key, is_capturing = (stack, coefficients, device), bool(stream) and runtime.streamIsCapturing(stream)
-    if key not in _prepared and not is_capturing:
-        if len(_prepared) >= MAX_PREPARED:
-            _prepared.clear()
-        _prepared[key] = _prepare_iteration(stack, coefficients, device)
     found = _prepared.get(key)
-    return None if found is None or (is_capturing and found.launches.calls_vendor) else found
+    if found is not None:
+        return None if is_capturing and found.launches.calls_vendor else found
+    if is_capturing:
+        return None
+    found = _prepare_iteration(stack, coefficients, device)
+    cache: Any = _declined if found is None else _prepared
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    if found is None:
+        _declined.add(key)
+    else:
+        _prepared[key] = found
+    return found
 
 
 def _prepare_iteration(

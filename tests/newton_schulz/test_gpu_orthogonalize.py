@@ -42,6 +42,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the launches at every size."""
     monkeypatch.setattr(hopper_iteration, "is_faster", lambda *_: True)
     monkeypatch.setattr(hopper_iteration, "_prepared", {})
+    monkeypatch.setattr(hopper_iteration, "_declined", set())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
