@@ -202,7 +202,18 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
         ComparedThreshold(name, first.threshold_value(name), second.threshold_value(name), *ends)
         for name, ends in zip(names, intervals, strict=True)
     ]
-    return (*with_emulation, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(has_emulation)))
+    without = (_without_emulation(name, first, second) for name in TAU_NAMES if any(has_emulation))
+    return (*with_emulation, *without, *_measured_crossovers(first, second))
+
+
+def _measured_crossovers(first: Thresholds, second: Thresholds) -> Iterator[ComparedThreshold]:
+    """Yield the measured crossovers that both tunings have, by baseline."""
+    for baseline in first.measured_taus.keys() & second.measured_taus.keys():
+        for name in TAU_NAMES:
+            values = [x.measured_taus[baseline].get(name) for x in (first, second)]
+            intervals = [x.measured_intervals.get(baseline, {}).get(name) for x in (first, second)]
+            if None not in values:
+                yield ComparedThreshold(f"{name} above {baseline}, measured", *values, *intervals)
 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:

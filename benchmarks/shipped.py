@@ -42,7 +42,14 @@ from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
-from fmm.tuner.fit.blocks import BLOCK_MODEL_DTYPE, StrategyTimes, select_block_terms, strategies_by_side
+from fmm.tuner.fit.blocks import (
+    BLOCK_MODEL_DTYPE,
+    StrategyTimes,
+    chip_with_fit,
+    fastest_strategies,
+    select_block_terms,
+    strategies_by_side,
+)
 from fmm.tuner.fit.model import Observation, fit_calibration, observed_medians
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.trials.record import RecordedTuning, TrialFile
@@ -216,8 +223,15 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
 
 
 def with_blocks(raw: JsonValue, dtype: str, card: Card) -> dict[str, JsonValue]:
-    """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles."""
-    found = select_block_terms(recorded_blocks(BLOCK_SAMPLES), card.chip)
+    """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles.
+
+    Without samples of the card itself, the samples of an H200 with the card's chip are used.
+    """
+    own_samples = card.results / BLOCK_SAMPLES.name
+    shapes = recorded_blocks(own_samples if own_samples.is_file() else BLOCK_SAMPLES)
+    found = select_block_terms(shapes, card.chip)
+    if own_samples.is_file():
+        found = replace(found, strategies=tuple(fastest_strategies(shapes, chip_with_fit(card.chip, found))))
     tiles = strategies_by_side(dtype, card.chip, found)
     own = found.json_fields if dtype == BLOCK_MODEL_DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, prod, sqrt
+from math import ceil, prod
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits
@@ -373,7 +373,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 # ---- the choice of tile sizes for the recorder of plans
 
 # The strategy measured on one shape holds for products whose sides differ from the shape's by at most this factor.
-MEASURED_SHAPE_FACTOR = sqrt(2)
+MEASURED_SHAPE_FACTOR = 2**0.25
 
 
 def measured_strategy(op: TileOp, chip: Chip) -> TileSizes | None:

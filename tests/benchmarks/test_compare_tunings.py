@@ -207,3 +207,20 @@ def test_thresholds_of_unlike_leaves_are_compared_without_emulation(capsys: pyte
     main([*[str(H200 / "five-minutes")] * 2, "--json"])
     alike = {row["name"] for x in json.loads(capsys.readouterr().out) for row in x["thresholds"]}
     assert {"tau1", "tau1 without emulation"} <= alike, "both know such leaves"
+
+
+def test_measured_crossovers_are_compared_by_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def with_taus(folder: str, tau: float, interval: list[float]) -> str:
+        taus = {"vendor": {"tau1": tau, "tau2": None, "tau3": None}}
+        found = tuned.raw_thresholds(dict.fromkeys(("tau1", "tau2", "tau3"), 5e3), alpha=2e-9, pi=1e-11, n1=3000.0)
+        found |= {"measured_taus": taus, "measured_intervals": {"vendor": {"tau1": interval}}}
+        return config(tmp_path / folder, 1e10, thresholds=found)
+
+    one, near = with_taus("one", 4000.0, [3900.0, 4100.0]), with_taus("near", 4300.0, [4200.0, 4400.0])
+    main([one, near])
+    assert "tau1 above vendor, measured" in capsys.readouterr().out
+    far = with_taus("far", 8000.0, [7000.0, 9000.0])
+    assert main([one, far, "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row["agrees"] for row in found["thresholds"]}
+    assert rows["tau1 above vendor, measured"] is False and "tau2 above vendor, measured" not in rows

@@ -15,7 +15,7 @@ from benchmarks.compile_ahead import named_chip
 from benchmarks.shipped import recorded_blocks
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
-from fmm.config.schema import read_thresholds
+from fmm.config.schema import read_strategies, read_thresholds
 from fmm.hardware.chip import BlockModelConstants, Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TileSizes
@@ -143,9 +143,13 @@ def test_the_strategy_that_was_fastest_is_launched_near_the_shapes_that_were_tim
     found = blocks.fit_block_model(timed_with(fastest, by=50.0), A100)
     assert found is not None and dict(found.strategies) == dict.fromkeys(blocks.STRATEGY_SHAPES, fastest)
     own = blocks.chip_with_fit(A100, found)
-    for size in (*blocks.STRATEGY_SHAPES, (600, 500, 450), (6000, 1200, 200)):
+    for size in (*blocks.STRATEGY_SHAPES, (600, 500, 450), (7000, 1200, 230)):
         assert f" {fastest}:" in labels(own, size)[0] and f" {fastest}:" not in labels(A100, size)[0], size
-    for size in ((20000, 20000, 20000), (4096, 4096, 512)):  # no such shape was timed: the model decides
+    for size in (
+        (20000, 20000, 20000),
+        (1448, 1448, 1448),
+        (4096, 4096, 512),
+    ):  # no such shape was timed: the model decides
         assert labels(own, size) == labels(replace(own, strategies=()), size)
     assert labels(own, (1024, 1024, 1024), "float64") == labels(A100, (1024, 1024, 1024), "float64")
     fused = "strassen.fused > tile"
@@ -220,6 +224,16 @@ def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[s
     """`fmm-tune --refit --refit-part blocks` and `python -m benchmarks.shipped --blocks` write it."""
     guess = datasheet_model(key, device_name(key, raw))
     found = raw.get("blocks") or {}
-    assert guess is not None and found.get("built_in", True) and not found.get("strategies")
-    chip = datasheet_chip(datasheet_of(guess.name))
+    assert guess is not None and found.get("built_in", True)
+    measured = read_strategies(found.get("strategies"))
+    chip = replace(datasheet_chip(datasheet_of(guess.name)), strategies=measured)
     assert raw["thresholds"]["block_strategy"] == blocks.strategies_by_side(dtype, chip, None)
+
+
+def test_an_h100_launches_the_strategies_that_were_measured_on_one() -> None:
+    path = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "blocks.json"
+    chip = datasheet_chip(datasheet_of("H100"))
+    shapes = recorded_blocks(path)
+    shipped = files.read_config(SHIPPED_CONFIG)["cuda-9.0-132sm-nvidia-h100-80gb-hbm3"]["float32"]["blocks"]
+    assert dict(read_strategies(shipped["strategies"])) == dict(blocks.fastest_strategies(shapes, chip))
+    assert " Long:" in labels(replace(chip, strategies=read_strategies(shipped["strategies"])), (1024, 1024, 1024))[0]
