@@ -210,10 +210,10 @@ def _measured_crossovers(first: Thresholds, second: Thresholds) -> Iterator[Comp
     """Yield the measured crossovers that both tunings have, by baseline."""
     for baseline in first.measured_taus.keys() & second.measured_taus.keys():
         for name in TAU_NAMES:
-            values = [x.measured_taus[baseline].get(name) for x in (first, second)]
-            intervals = [x.measured_intervals.get(baseline, {}).get(name) for x in (first, second)]
-            if None not in values:
-                yield ComparedThreshold(f"{name} above {baseline}, measured", *values, *intervals)
+            one, other = (x.measured_taus[baseline].get(name) for x in (first, second))
+            ends = [x.measured_intervals.get(baseline, {}).get(name) for x in (first, second)]
+            if one is not None and other is not None:
+                yield ComparedThreshold(f"{name} above {baseline}, measured", one, other, ends[0], ends[1])
 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -26,98 +27,103 @@ from fmm.tuner.trials.journal import Journal, RoundLimits
 
 # Sides of the ladder: three in each doubling, and multiples of 128, so that three levels need no padding.
 LADDER_SIDES = tuple(round(1024 * 2 ** (i / 3) / 128) * 128 for i in range(19))
-BASELINE_SIDE_STRIDE = 4  # every 4th side determines the baselines
+RANKED_SQUARE_STRIDE = 5  # all candidates are ranked on every 5th square
+FAST_PLAN_COUNT = 2  # number of plans of each ranking that are compared, for each baseline and number of levels
 LADDER_ROUNDS = 2  # number of rounds beyond the effort's rounds
 
 
 def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort, seconds: float) -> None:
     """Measure squares near the crossovers of each baseline, until `seconds` of samples are measured."""
     end, calibration = journal.sampled_seconds + seconds, with_margin(calibration, 0.0)
-    sides = [
-        side
-        for side in LADDER_SIDES
-        if predict_vendor(Problem(side, side, side, dtype), calibration).predicted_seconds <= seconds
-    ]
-    baselines = ladder_baselines(dtype, calibration, sides)
+    squares = [Problem(side, side, side, dtype) for side in LADDER_SIDES]
+    squares = [x for x in squares if predict_vendor(x, calibration).predicted_seconds <= seconds]
+    ranked = [ranked_plans(x, calibration) for x in squares[::-RANKED_SQUARE_STRIDE]]
+    pool = fast_plans(ranked)
     for levels in LEVEL_COUNTS:
-        for baseline in baselines:
-            Ladder(journal, dtype, calibration, effort, sides, baseline, levels).measure_bracket(end)
+        for baseline in ladder_baselines(ranked):
+            Ladder(journal, calibration, effort, squares, pool, baseline, levels).measure_bracket(end)
 
 
-def ladder_baselines(dtype: str, calibration: Calibration, sides: Sequence[int]) -> list[str]:
-    """Return the vendor's product, and the baselines of the plans with levels that the model ranks first.
-
-    The plans are ranked twice: with and without emulation.
-    """
-    first = {True: Counter[str](), False: Counter[str]()}
-    for side in sides[::-BASELINE_SIDE_STRIDE]:
-        ranked = [plan for plan in ranked_candidates(calibration, side, dtype) if count_levels(plan)]
-        for emulation, count in first.items():
-            best = next((plan for plan in ranked if emulation or not plan.uses_emulation), None)
-            count.update([baseline_text(best)] if best else [])
-    found = (name for count in first.values() for name, _ in count.most_common(1))
-    return list(dict.fromkeys([str(VENDOR), *found]))
-
-
-@lru_cache(maxsize=512)
-def ranked_candidates(calibration: Calibration, side: int, dtype: str) -> dict[Plan, float]:
-    """Return the candidates for a square within the default error limit, the fastest first.
+def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
+    """Return the candidates, or those of `plans`, within the default error limit, the fastest first.
 
     Each plan has its predicted time divided by the vendor's time. Compositions of levels, which are candidates for very
     large products, are left out: ranking them takes most of a second.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches))
-    ranked = rank_candidates(Problem(side, side, side, dtype), calibration)
+    ranked = rank_candidates(problem, calibration, plans)
     return {c.plan: c.time for c in ranked if limits.allows_plan(c.plan, c.error_growth)}
 
 
+def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
+    """Return the fastest plans of each ranking for each baseline and number of levels; other plans are not compared."""
+    found: dict[Plan, None] = {VENDOR: None}
+    for plans in ranked:
+        kept = Counter[tuple[str, int]]()
+        for plan in plans:
+            kind = baseline_text(plan), min(count_levels(plan), LEVEL_COUNTS[-1])
+            kept[kind] += 1
+            if kept[kind] <= FAST_PLAN_COUNT:
+                found[plan] = None
+    return list(found)
+
+
+def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
+    """Return the vendor's product, and the baselines of the plans with levels that are ranked first most often.
+
+    There are two such baselines: with and without emulation.
+    """
+    first = {True: Counter[str](), False: Counter[str]()}
+    for plans in ranked:
+        for emulation, count in first.items():
+            with_levels = (plan for plan in plans if count_levels(plan) and (emulation or not plan.uses_emulation))
+            count.update(baseline_text(plan) for plan in islice(with_levels, 1))
+    found = (name for count in first.values() for name, _ in count.most_common(1))
+    return list(dict.fromkeys([str(VENDOR), *found]))
+
+
+@dataclass
 class Ladder:
     """The squares on which plans with `levels` levels or more are compared with plans with fewer, above a baseline."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        dtype: str,
-        calibration: Calibration,
-        effort: Effort,
-        sides: Sequence[int],
-        baseline: str,
-        levels: int,
-    ) -> None:
-        self.journal, self.dtype, self.effort = journal, dtype, effort
-        self.calibration, self.sides = calibration, sides
-        self.baseline, self.levels = baseline, levels
+    journal: Journal
+    calibration: Calibration
+    effort: Effort
+    squares: Sequence[Problem]
+    pool: Sequence[Plan]  # the plans that are compared
+    baseline: str
+    levels: int
 
     def measure_bracket(self, end: float) -> None:
         """Measure squares until the crossover is between two of them, the ladder ends, or the time is up."""
         rung, ratios = self.predicted_rung(), dict[int, float]()
-        while 0 <= rung < len(self.sides) and rung not in ratios:
-            ratio = self.measure_ratio(self.sides[rung], end)
+        while 0 <= rung < len(self.squares) and rung not in ratios:
+            ratio = self.measure_ratio(self.squares[rung], end)
             if ratio is None:
                 return
             ratios[rung] = ratio
             rung += -1 if ratio > 1 else 1
 
     def predicted_rung(self) -> int:
-        """Return the index of the smallest side from which more levels are predicted to win; else the largest index."""
-        first = bisect_left(self.sides, True, key=lambda side: self.predicted_ratio(side) > 1)
-        return min(first, len(self.sides) - 1)
+        """Return the index of the smallest square from which more levels are predicted to win; else the last index."""
+        first = bisect_left(self.squares, True, key=lambda problem: self.predicted_ratio(problem) > 1)
+        return min(first, len(self.squares) - 1)
 
-    def predicted_ratio(self, side: int) -> float:
+    def predicted_ratio(self, problem: Problem) -> float:
         """Return the predicted time with fewer levels divided by the time with more; 0 if a plan is missing."""
         times: dict[bool, list[float]] = {True: [], False: []}
-        for plan, time in self.compared_plans(side).items():
+        for plan, time in self.compared_plans(problem).items():
             times[count_levels(plan) >= self.levels].append(time)
         return min(times[False]) / min(times[True]) if times[False] and times[True] else 0.0
 
-    def compared_plans(self, side: int) -> dict[Plan, float]:
+    def compared_plans(self, problem: Problem) -> dict[Plan, float]:
         """Return the plans that are compared on a square, with their predicted times divided by the vendor's time.
 
         The plans are the baseline, the fastest plan with fewer levels, the fastest plan with more, and the fastest plan
         with exactly `levels` levels.
         """
         found: dict[str, tuple[Plan, float]] = {}
-        for plan, time in ranked_candidates(self.calibration, side, self.dtype).items():
+        for plan, time in ranked_plans(problem, self.calibration, self.pool).items():
             if baseline_text(plan) == self.baseline:
                 number = count_levels(plan)
                 found.setdefault("more" if number >= self.levels else "fewer", (plan, time))
@@ -125,13 +131,12 @@ class Ladder:
                     found.setdefault(str(number), (plan, time))
         return dict(found.values())
 
-    def measure_ratio(self, side: int, end: float) -> float | None:
+    def measure_ratio(self, problem: Problem, end: float) -> float | None:
         """Time the compared plans on a square, and return the time with fewer levels divided by the time with more.
 
         Return None if a plan fails, or if the samples would exceed the time `end`.
         """
-        problem, plans = Problem(side, side, side, self.dtype), self.compared_plans(side)
-        rounds = self.effort.rounds + LADDER_ROUNDS
+        plans, rounds = self.compared_plans(problem), self.effort.rounds + LADDER_ROUNDS
         seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(plans.values())
         if self.journal.sampled_seconds + rounds * seconds > end:
             return None
@@ -144,5 +149,5 @@ class Ladder:
 
     def is_measurable(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the plan is within the limits; a first look measures only plans with compiled kernels."""
-        ready = not self.effort.is_first_look or self.journal.has_compiled_kernels(self.dtype, plan)
+        ready = not self.effort.is_first_look or self.journal.has_compiled_kernels(problem.dtype, plan)
         return ready and is_within_limits(self.journal.device, plan, problem)
