@@ -409,9 +409,9 @@ def gemm(
     key = None
     if plan is None and max_error_growth is None and workspace is None and not unknown:
         library = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
-        is_plain = library is not None and library is not NUMPY and out is None
-        if is_plain and transpose_a is transpose_b is False:
-            small = run_small_gemm(library, a, b, c, alpha, beta)  # type: ignore[arg-type]
+        is_plain = alpha is DEFAULT_ALPHA and transpose_a is transpose_b is False and out is None
+        if is_plain and library is not NUMPY and library is not None:
+            small = run_small_gemm(library, a, b, c, beta)
             if small is not None:
                 return small
         key = call_key(library, (a, b, c, out), alpha, beta, "gemm", transpose_a, transpose_b)

@@ -247,6 +247,14 @@ class Library(Protocol):
         """
         ...
 
+    @property
+    def product_additions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
+        """The library's functions of c, a and b that return C + A B in a new array, by the number of axes of A and B.
+
+        Without such a function, `fast_vendor_gemm` is the fastest.
+        """
+        ...
+
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product; fmm.matmul's results have the same type, shape and memory order."""
         ...

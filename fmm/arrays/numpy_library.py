@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ class NumpyLikeLibrary(ABC):
     """
 
     module: Any
+    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]] = MappingProxyType({})
 
     @abstractmethod
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -140,6 +141,9 @@ class _TorchLibraryBase:
 
     name, vendor_name = "torch", "torch.matmul"
     is_differentiable, gemm_name = True, "torch.addmm"
+    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]] = MappingProxyType(
+        {2: torch.addmm, 3: torch.baddbmm}
+    )
     cached_calls: dict[Hashable, Any]
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
@@ -185,6 +189,8 @@ class _TorchLibraryBase:
         return x.expand(shape)
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        if c is not None and (_overlaps(c, a) or _overlaps(c, b)):  # torch would write C over operands that it reads
+            return c.copy_(torch_gemm(a, b, c if beta else None, alpha, beta))
         return torch_gemm(a, b, c, alpha, beta, c)
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:

@@ -95,26 +95,34 @@ def run_gemm(
     return out
 
 
-def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-    """Return A B, or A B + C, of small matrices of CuPy or torch by the library's own function.
+def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
+    """Return A B, or A B + C if beta is 1, of small matrices or stacks of CuPy or torch by the library's own function.
 
-    This function makes few checks, since a small product takes less time than the checks of a large product. Return
-    None for calls with other operands, and for calls that the library rejects.
+    This function makes few checks, since a small product takes less time than the checks of a large product. A read of
+    an attribute of a torch tensor takes 0.05 to 0.1 microseconds. Return None for calls with other operands, and for
+    calls that the library rejects.
     """
-    if type(alpha) not in (int, float) or type(beta) not in (int, float):
+    if type(beta) not in (int, float) or (c is None if beta == 1 else beta != 0):
         return None
-    if alpha != 1 or (c is None if beta == 1 else beta != 0):
+    kind = type(a)
+    if type(b) is not kind and PLAIN_TYPES.get(type(b)) is not library:
         return None
-    if PLAIN_TYPES.get(type(b)) is not library or not (c is None or PLAIN_TYPES.get(type(c)) is library):
+    if c is not None and type(c) is not kind and PLAIN_TYPES.get(type(c)) is not library:
         return None
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (dtype := a.dtype) != b.dtype:
+        if a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (axes := a.ndim) < 2 or b.ndim != axes:
+            return None
+        if not library.is_differentiable and a.dtype != b.dtype:  # torch rejects operands of two types
             return None
         if not beta:
             return library.fast_vendor_product(a, b)
-        return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
+        if c.dtype != a.dtype:
+            return None
+        if (add_product := library.product_additions.get(axes)) is not None:
+            return add_product(c, a, b)
+        return None if library.is_differentiable else library.fast_vendor_gemm(a, b, c, 1, 1, None)
     except (RuntimeError, TypeError, ValueError):  # after None, run_gemm raises the error or computes the product
         return None
 

@@ -65,6 +65,8 @@ def test_a_small_gemm_of_tensors_is_torch_s_after_few_checks() -> None:
         lambda: fmm.gemm(a, b, c, beta=1),
         lambda: fmm.gemm(a, b, c[0], beta=1.0),
         lambda: fmm.gemm(a, b, c, beta=0),
+        lambda: fmm.gemm(a[None], b[None]),
+        lambda: fmm.gemm(a[None], b[None], c, beta=1),
     )
     for call in calls:
         names = overhead(call)
@@ -99,6 +101,12 @@ def test_a_small_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(monkeypa
         "empty": lambda: fmm.gemm(x[:, :0], x.T[:0], square, beta=1),
         "sparse": lambda: fmm.gemm(x, x.T.to_sparse(), square, beta=1),
         "a conjugate": lambda: fmm.gemm(x.cfloat().conj(), x.T.cfloat(), square.cfloat(), beta=1),
+        "stacks": lambda: fmm.gemm(torch.stack([x, -x]), torch.stack([x.T, x.T]), square, beta=1),
+        "stacks of two lengths": lambda: fmm.gemm(torch.stack([x, -x]), x.T[None], square, beta=1),
+        "stacks of four axes": lambda: fmm.gemm(x[None, None], x.T[None, None], square, beta=1),
+        "a larger addend of stacks": lambda: fmm.gemm(x[None], x.T[None], torch.ones(2, 3, 3), beta=1),
+        "a stack and a matrix": lambda: fmm.gemm(x[None], x.T),
+        "a float factor": lambda: fmm.gemm(x, x.T, square, alpha=1.0, beta=1.0),
     }
 
     def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
