@@ -35,6 +35,7 @@ BENCHMARKS = {
     "training": "benchmarks.training",
     "outside": "benchmarks.outside",
     # choices and models
+    "thin": "benchmarks.thin",
     "regret": "benchmarks.regret",
     "replay": "benchmarks.replay",
     "compare": "benchmarks.compare_tunings",

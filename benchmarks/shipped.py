@@ -149,8 +149,8 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             ]
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= MAX_FITTED_RATIO * vendor]
-            # Leaves with a rate of their own have too few samples.
-            enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
+            # The fit of a leaf with a rate of its own uses products without levels.
+            enough = [(plan, own) for plan, own in worth if not (plan.leaf_use.leaf.rate and plan.levels)]
             found += [Observation(Problem(*row.size, dtype), TimedRun(plan), own) for plan, own in enough]
     return found
 

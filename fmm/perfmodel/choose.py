@@ -415,6 +415,8 @@ TRIANGLE_CUT_MARGIN = 0.08
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the required margin of a plan: the share of the vendor's time by which the plan must be predicted to win.
 
+    The vendor's triangle has a margin, too: the triangle may replace the vendor's whole product.
+
     The margin is larger for products by fmm's own kernels, since the model predicts the vendor's products best. The
     tiled kernel without a level needs no margin: the kernel has no sums, and near the vendor's time either choice is
     good.
@@ -431,7 +433,8 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the additional margin for few tiles of C or thin operands; the formula is fitted to large products."""
     tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
-    if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
+    is_whole_by_vendor = plan == VENDOR and not problem.writes_triangle
+    if tile <= 1 or not shortest or is_whole_by_vendor or plan.leaf_use.leaf.longest:
         return 0.0
     if plan.has_smaller_products or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)

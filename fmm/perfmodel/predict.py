@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
+from fmm.kernels.cuda.products.f16_planes import MAX_REGISTER_LOADS, SPLIT_CLUSTER_BLOCKS, SPLIT_THREADS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
@@ -226,11 +227,14 @@ def leaf_terms(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
+    planes = PlanePasses(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
+    has_strips = not is_b_column_major(problem) and problem.prepared_side != "B"
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
         # A prepared operand is not split during the call.
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
-        rate = _rate_with_operands_from_sums(rate, plan.levels[-1])
+        prepared_by_sums = _rate_with_operands_from_sums(rate, plan.levels[-1])
+        has_strips, rate = has_strips and prepared_by_sums is rate, prepared_by_sums
     unpaired = not plan.levels and not aligned_operands(problem, PAIRED_WRITE_BYTES)[2]
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
@@ -240,7 +244,9 @@ def leaf_terms(
                 slow_order = is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
                 slowdown *= COLUMN_MAJOR_B_FACTOR if slow_order else 1.0
             elif rate.blocks:
-                slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired) + rate.rows / m + rate.cols / n
+                slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired)
+                slowdown = max(slowdown, planes.rows / m + planes.cols / n)  # the planes are read at least once
+                slowdown += split_slowdown(rate, m, k, n, together, has_strips)
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
                 slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
@@ -253,25 +259,31 @@ def leaf_terms(
     yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
-# number of passes that prepare an operand: two passes read the operand, one pass writes the planes
-PREPARATION_PASSES = 3
+# Number of passes that prepare A and B. One pass reads A, two passes read B, and another pass writes the planes.
+LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
     """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
 
-    One pass over the blocks of an operand replaces the leaf's own PREPARATION_PASSES over the operand. Three levels in
-    one pass cannot write the leaf's form, since each thread has one number. The model leaves out layouts and
+    One pass over the blocks of an operand replaces the leaf's own passes over the operand. Three levels in one pass
+    cannot write the leaf's form, since each thread has one number. The model leaves out layouts and
     coefficients for which other splits cannot write the leaf's form.
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts cannot write the leaf's form
     if not last.is_batched or scheme is None or is_complex_split or last.products >= THREE_LEVEL_PRODUCT_COUNT:
         return rate
-    left, right = (
-        blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)
-    )
+    left = scheme.m * scheme.k / (LEFT_PREPARATION_PASSES * last.products)
+    right = scheme.k * scheme.n / (RIGHT_PREPARATION_PASSES * last.products)
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
+
+
+class PlanePasses(NamedTuple):
+    """The slowdown of one pass over the planes of B, in rows of C, and over the planes of A, in columns of C."""
+
+    rows: float
+    cols: float
 
 
 def is_b_column_major(problem: Problem) -> bool:
@@ -427,6 +439,28 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
     end = rate.pipe * (UNPAIRED_WRITE_FACTOR if unpaired else 1.0) * (NARROW_TILE_END_SHARE if narrow else 1.0)
     far = 1 + FAR_LINES_FACTOR * max(log2(m * n / NEAR_LINES_SIDE**2) / 2, 0.0)
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)
+
+
+# A thread of the split kernel holds the first numbers of a row of A in registers. Rows of A with more than
+# HELD_ROW_LENGTH numbers are read twice beyond this length: REREAD_BYTES bytes for each number, beside the
+# HELD_NUMBER_BYTES bytes that are read and written anyway.
+HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
+# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B, each at most
+# STRIP_BLOCK_BANDWIDTH bytes per second. A B with fewer than about 1000 columns has too few strips to fill the device.
+# STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
+STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
+
+
+def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
+    """Return the part of the slowdown s in which the planes of A and B are computed, before the product.
+
+    `has_strips`: B is row-major, and its planes are computed from B itself.
+    """
+    reread = 1 + REREAD_BYTES / HELD_NUMBER_BYTES * max(1 - HELD_ROW_LENGTH / k, 0.0)
+    streamed = rate.rows / m + rate.cols * reread / n
+    strip_bytes = k * PLANE_CHUNK_LENGTH * STRIP_NUMBER_BYTES / SPLIT_CLUSTER_BLOCKS
+    one_strip = strip_bytes / STRIP_BLOCK_BANDWIDTH * rate.flops / (DTYPES["float32"].flops * m * k * n * together)
+    return max(streamed, one_strip if has_strips else 0.0)
 
 
 # ---- P of triangles: a share of the time of the whole product

@@ -186,7 +186,8 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
         return json.dumps({**asdict(found), "seconds": seconds})
 
     slow = SHORTEST_SECONDS * MAX_FITTED_RATIO
-    long = line(2048, vendor=[SHORTEST_SECONDS] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST_SECONDS] * 2)
+    leaf = {"f16x3": [SHORTEST_SECONDS] * 2, "strassen.batched.pad16 > f16x3": [SHORTEST_SECONDS] * 2}
+    long = line(2048, vendor=[SHORTEST_SECONDS] * 2, tile=[0.9 * slow], default=[1.0], **leaf)
     rows = [long, line(2047, vendor=[SHORTEST_SECONDS] * 2, tile=[1.1 * slow])]
     rows += [
         line(1024, vendor=[SHORTEST_SECONDS / 2] * 2, tile=[SHORTEST_SECONDS / 2]),
@@ -194,7 +195,7 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
     ]
     (tmp_path / HELD_OUT_FILE_NAME).write_text("\n".join(rows))
     found = [(o.problem.m, str(o.run.plan)) for o in whole_calls(tmp_path, "float32")]
-    assert found == [(2048, "vendor"), (2048, "tile"), (2047, "vendor"), (1024, "vendor")]
+    assert found == [(2048, "vendor"), (2048, "tile"), (2048, "f16x3"), (2047, "vendor"), (1024, "vendor")]
 
 
 # ---- choices replayed

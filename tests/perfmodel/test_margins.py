@@ -103,7 +103,10 @@ def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> No
 
 
 def test_the_vendors_own_half_is_no_cut() -> None:
-    assert required_margin(VENDOR, product(op="gram"), device(gpu=True)) == MARGIN
+    """The vendor's triangle may replace the whole product, so few tiles ask for more."""
+    wanted = MARGIN + 2 * FEW_TILES_MARGIN / TILES
+    assert required_margin(VENDOR, product(op="gram"), device(gpu=True)) == pytest.approx(wanted)
+    assert required_margin(VENDOR, product(op="gram"), device(gpu=False)) == MARGIN
 
 
 @pytest.mark.parametrize(

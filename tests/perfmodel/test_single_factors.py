@@ -14,13 +14,20 @@ from fmm.kernels.leaves import DIGITS_RATE
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.cost import cost
+from fmm.perfmodel.cost import cost, triangle_elements
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.perfmodel.papers import dalberto, huang, li_results, recursion_points, sforza
-from fmm.perfmodel.predict import predict_from_work, quick_prediction, tiled_slowdown, vendor_slowdown
+from fmm.perfmodel.predict import (
+    f16x3_slowdown,
+    predict_from_work,
+    quick_prediction,
+    split_slowdown,
+    tiled_slowdown,
+    vendor_slowdown,
+)
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.perfmodel.work import LeafTiles, estimated_work
-from fmm.problem import Problem
+from fmm.perfmodel.work import LeafTiles, TriangleProducts, estimated_work
+from fmm.problem import Layout, Problem
 
 H200 = datasheet_calibration("H200")
 
@@ -53,12 +60,54 @@ def test_the_tiled_kernel_takes_longer_on_unaligned_rows() -> None:
 
 @pytest.mark.parametrize(("side", "passes"), [("B", "rows"), ("A", "cols")])
 def test_a_prepared_operand_is_not_read_before_the_product(side: Any, passes: str) -> None:
-    plan, problem = Plan.parse("f16x3"), Problem(2048, 4096, 3072, "float32")
+    plan, problem = Plan.parse("f16x3"), Problem(8192, 4096, 3072, "float32")
     prepared = quick_prediction(plan, replace(problem, prepared_side=side), H200)
     rates = {**H200.rates, "f16x3": replace(H200.rates["f16x3"], **{passes: 0.0})}
     free = quick_prediction(plan, problem, replace(H200, rates=MappingProxyType(rates)))
     assert prepared.products == pytest.approx(free.products)
     assert prepared.products < quick_prediction(plan, problem, H200).products
+
+
+PLANES = ProductRate(250e12, 0.0, 500.0, rows=600.0, cols=400.0, blocks=132.0)
+
+
+def test_planes_are_computed_once_for_each_operand() -> None:
+    assert split_slowdown(PLANES, 4096, 8192, 3000, 1) == pytest.approx(600 / 4096 + 400 / 3000)
+
+
+def test_rows_longer_than_the_registers_are_read_twice() -> None:
+    """Of 65536 numbers of a row of A, 16384 stay in registers: 8 bytes each are moved, and 12 bytes of the others."""
+    bytes_per_number = (16384 * 8 + 49152 * 12) / 65536
+    expected = 600 / 4096 + 400 / 3000 * bytes_per_number / 8
+    assert split_slowdown(PLANES, 4096, 65536, 3000, 1) == pytest.approx(expected)
+
+
+def test_a_b_of_few_columns_is_split_by_few_thread_blocks() -> None:
+    """Each of 8 thread blocks moves 12 bytes for each number in an eighth of 64 columns, at 17.5 GB/s."""
+    m, k, n = 512, 65536, 64
+    seconds = k * 64 * 12 / 8 / 17.5e9
+    product_seconds = 2 * m * k * n / PLANES.flops
+    assert split_slowdown(PLANES, m, k, n, 1) == pytest.approx(seconds / product_seconds)
+    assert split_slowdown(PLANES, m, k, n, 2) == pytest.approx(seconds / product_seconds / 2)
+    assert split_slowdown(PLANES, m, k, n, 1, has_strips=False) < seconds / product_seconds / 2
+
+
+def test_strips_of_columns_are_for_a_row_major_b_that_is_not_prepared() -> None:
+    plan, problem = Plan.parse("f16x3"), Problem(512, 65536, 512, "float32")
+    columns = replace(problem, layouts=(Layout("C", 65536), Layout("F", 65536), Layout("C", 512)))
+    usual, column_major, prepared = (
+        quick_prediction(plan, x, H200).products for x in (problem, columns, replace(problem, prepared_side="B"))
+    )
+    assert prepared < column_major < usual
+
+
+def test_a_product_reads_all_planes_at_least_once() -> None:
+    """128 rows of C take so few steps that reading the planes of B takes longer."""
+    fast = replace(H200, rates=MappingProxyType({**H200.rates, "f16x3": replace(PLANES, rows=1e5, cols=0.0)}))
+    found = quick_prediction(Plan.parse("f16x3"), Problem(128, 4096, 8192, "float32"), fast).products
+    once = 2 * 128 * 4096 * 8192 / PLANES.flops * 1e5 / 128
+    assert f16x3_slowdown(PLANES, 128, 4096, 8192, 1, False) < 1e5 / 128 / 3
+    assert found == pytest.approx(once * (1 + 1 / 3))
 
 
 @pytest.mark.parametrize("text", ["strassen.batched.pad16 > f16x3", "winograd > vendor", "strassen^2.pad16 > f16x3"])
@@ -134,3 +183,51 @@ def test_expected_ratios_of_errors_grow_with_the_levels() -> None:
         zip(table.column_cells("levels"), table.column_cells("expected on random data"), strict=True)
     )
     assert [ratios[k] for k in (2, 3)] == [pytest.approx(ratios[1] ** k) for k in (2, 3)] and ratios[1] > 1
+
+
+# ---- triangles
+
+
+def triangle_seconds(on: Calibration, dtype: str, rows: float, together: float, **shares: float) -> float:
+    """The predicted seconds of one triangle by the vendor's leaf, with these shares of unaligned rows."""
+    problem = Problem(4096, 4096, 4096, dtype, op="gram")  # type: ignore[arg-type]
+    plan = Plan.parse("vendor")
+    triangles = (TriangleProducts(rows, 4096.0, 1.0, together, "vendor", False),)
+    work = replace(estimated_work(plan, problem), leaves=(), triangles=triangles, **shares)
+    return predict_from_work(plan, problem, work, on).products
+
+
+@pytest.mark.parametrize(("share", "slower"), [("triangles_unaligned", 3.0), ("triangles_odd", 5.0)])
+def test_triangles_of_a_type_without_syrk_are_whole_products_on_unaligned_rows(share: str, slower: float) -> None:
+    rate = ProductRate(1e12, 0.0, 0.0, unaligned=3.0, odd=5.0)
+    on = Calibration("test", "by hand", MappingProxyType({"bfloat16": rate}), 1e15, batches=True)
+    aligned = triangle_seconds(on, "bfloat16", 4096.0, 1.0)
+    assert aligned == pytest.approx(2 * 4096**3 / 1e12)
+    assert triangle_seconds(on, "bfloat16", 4096.0, 1.0, **{share: 1.0}) == pytest.approx(slower * aligned)
+
+
+def test_a_batch_of_small_triangles_is_whole_products_on_a_gpu() -> None:
+    """From 1025 rows on, or one after the other, or on a CPU, each is a syrk."""
+    rate = ProductRate(1e12, 0.0, 0.0, half=0.5)
+    on = Calibration("test", "by hand", MappingProxyType({"float64": rate}), 1e15, batches=True)
+
+    def share(rows: float, together: float, batches: bool = True) -> float:
+        seconds = triangle_seconds(replace(on, batches=batches), "float64", rows, together)
+        return seconds / (2 * rows * 4096 * rows / 1e12)
+
+    assert share(1024.0, 4.0) == pytest.approx(1.0)
+    assert share(1025.0, 4.0) == share(1024.0, 1.0) == share(1024.0, 4.0, batches=False) == pytest.approx(0.5)
+
+
+def test_a_triangle_has_its_diagonal() -> None:
+    assert [triangle_elements(n) for n in (0, 1, 2, 3, 4)] == [0, 1, 3, 6, 10]
+    assert cost(Plan.parse("vendor"), 3, 5, 3, op="gram", fill="lower").flops == 2 * 6 * 5
+
+
+def test_atomic_updates_read_c_once_for_beta() -> None:
+    """Products that add to C atomically need one launch before them, which multiplies the 64 numbers of C by beta."""
+    plan = Plan.parse("strassen.fused.atomic.pad4 > tile")
+    counts = [cost(plan, 8, 8, 8, 4, beta=beta) for beta in (0, 1, 2)]
+    assert plan.levels[0].has_atomic_updates
+    assert [x.bytes_read for x in counts] == [0, 0, 4 * 64]
+    assert [x.bytes_written for x in counts] == [4 * 64, 0, 4 * 64]

@@ -24,7 +24,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
+from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem, recurring_call_seconds, required_margin
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
 from fmm.perfmodel.level_bounds import NO_LEVEL_BOUND, count_levels
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
@@ -477,7 +477,10 @@ MAX_SLOW_SYRK_ROWS = 1024
 
 
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
-    """Return True if one triangle with its mirror is predicted to beat the best full product by the margin."""
+    """Return True if one triangle with its mirror is predicted to beat the best full product by the margin.
+
+    The margin is the plan's, and at least that of the vendor's triangle.
+    """
     problem = gram.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
@@ -492,7 +495,7 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
     )
     gram_prediction = quick_prediction(gram.plan, problem_without_layouts(problem), calibration)
     gram_seconds = recurring_call_seconds(gram_prediction, calibration)
-    margin = calibration.margin + few_tiles_margin(problem, calibration)
+    margin = max(required_margin(plan, problem, calibration) for plan in (VENDOR, gram.plan))
     return gram_seconds <= (1 - margin) * whole_seconds
 
 

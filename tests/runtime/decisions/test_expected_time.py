@@ -14,6 +14,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, recurring_call_seconds
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
+from fmm.runtime.decisions import decide
 from fmm.runtime.decisions.decide import decide_plan, expected_seconds, is_gram_faster
 from fmm.runtime.devices import Device
 from tests.support.devices import H200
@@ -76,3 +77,19 @@ def test_what_calls_take_is_within_what_was_recorded() -> None:
     assert min(found["vendor"]) <= guess.call_of_library <= max(found["vendor"])
     assert max(found["replay"]) < min(found["moved"]) <= guess.call <= max(found["moved"])
     assert guess.call < min(found["launches"])
+
+
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_one_half_replaces_the_whole_product_by_the_margin_of_plans(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule of every plan: here the vendor's triangle must win by 1 - its time over the whole product's."""
+    own, limits = device(call_of_leaf=0.0, call=0.0), replace(LIMITS, emulation=False)
+    half = decide_plan(Problem(3072, 3072, 3072, "float64", op="gram"), limits, own)
+    calibration = own.guess
+    assert calibration is not None and half.problem is not None
+    seconds = quick_prediction(VENDOR, half.problem, calibration).predicted_seconds
+    whole = quick_prediction(VENDOR, replace(half.problem, op="product"), calibration).predicted_seconds
+    limit = share * (1 - seconds / whole)
+    monkeypatch.setattr(decide, "required_margin", lambda plan, problem, calibration: limit * (plan == VENDOR))
+    assert is_gram_faster(half, limits, own) is (share < 1)

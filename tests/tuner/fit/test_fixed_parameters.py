@@ -14,12 +14,14 @@ from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibra
 from fmm.tuner.findings.summary import SectionText
 from fmm.tuner.fit.parameters import (
     FIT_PARAMETERS,
+    LEAF_RATE_PARAMETERS,
     PARAMETER_MEANINGS,
     TILE_SIDE_PARAMETER,
     fixed_parameters,
     is_parameter_determined,
     parameter_unit,
     text_with_unit_prefix,
+    with_parameters,
 )
 from tests.support import configs as tuned
 
@@ -52,6 +54,18 @@ def test_a_cpus_values_are_built_in() -> None:
     assert found["rate.fill"] == found["small"] == "built in" and found["sequential"] == "neutral"
     assert not {"idle", "host", "parts"} & set(found)
     assert sources(cpu_calibration(2), "complex128", None)["parts"] == "built in"
+
+
+def test_a_leaf_prepares_its_operands_in_the_same_time_at_any_rate() -> None:
+    """The bandwidth decides how long preparing takes, not the rate of products, so no fit varies rows and cols."""
+    assert [p.name for p in LEAF_RATE_PARAMETERS] == ["rate.flops", "rate.fill", "rate.pipe"]
+    before = SHEET.rates["f16x3"]
+    after = with_parameters(SHEET, "f16x3", {"rate.flops": 2 * before.flops}).rates["f16x3"]
+    assert (after.rows, after.cols) == pytest.approx((2 * before.rows, 2 * before.cols))
+    given = with_parameters(SHEET, "f16x3", {"rate.flops": 2 * before.flops, "rate.rows": 3.0}).rates["f16x3"]
+    assert (given.rows, given.cols) == pytest.approx((3.0, 2 * before.cols))
+    vendor = with_parameters(with_rate(SHEET, "float32", rows=5.0), "float32", {"rate.flops": 1.0}).rates["float32"]
+    assert vendor.rows == 5.0
 
 
 def test_a_model_without_intervals_has_no_fixed_parameters() -> None:

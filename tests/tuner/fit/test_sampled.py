@@ -4,6 +4,7 @@ a device that is a formula with noise, so that the truth is known."""
 from __future__ import annotations
 
 from functools import lru_cache
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from fmm.config import schema
 from fmm.config.schema import TAU_NAMES, ThresholdInterval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.default_calibration import datasheet_calibration
+from fmm.problem import Problem
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED_STAGES
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
-from fmm.tuner.fit.model import Observation, observed_medians
+from fmm.tuner.fit.model import Observation, fit_until_determined, observed_medians
 from fmm.tuner.fit.parameters import FIT_PARAMETERS_BY_NAME
 from fmm.tuner.fit.sampled import central_interval_95, sample_calibrations
 from fmm.tuner.trials.journal import Journal
@@ -132,3 +136,20 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
 )
 def test_the_middle_of_draws(values: list[float | None], ends: ThresholdInterval) -> None:
     assert central_interval_95(values) == ends
+
+
+@pytest.mark.parametrize("noise", [0.015, 0.02])
+def test_an_interval_is_as_wide_as_students_t_says(noise: float) -> None:
+    """Of one parameter, the rate, from 20 products that are alternately too slow and too fast.
+
+    The robust loss makes the interval up to 1.5 times as wide.
+    """
+    on, count = datasheet_calibration("H200"), 20
+    problems = [Problem(side, side, side, TYPE) for side in range(8192, 8192 + 512 * count, 512)]
+    exact = [Observation(problem, TimedRun(), 1.0).predicted_seconds(on) for problem in problems]
+    seconds = [t * exp(noise if i % 2 else -noise) for i, t in enumerate(exact)]
+    observed = [Observation(p, TimedRun(), t) for p, t in zip(problems, seconds, strict=True)]
+    free = [FIT_PARAMETERS_BY_NAME["rate.flops"]]
+    low, high = fit_until_determined(on, TYPE, observed, free).intervals["rate.flops"]
+    by_student = 2.09 * noise / count**0.5
+    assert by_student < log(high / low) / 2 < 1.5 * by_student

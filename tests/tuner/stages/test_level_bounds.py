@@ -11,14 +11,17 @@ from types import MappingProxyType
 
 import pytest
 
+from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.level_bounds import count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
+from fmm.tuner.findings import crossovers
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.crossovers import LevelSample, losing_samples, margins_for_losing_samples, optimism_by_levels
+from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN
 from fmm.tuner.fit.model import Observation, observation_weights
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.tune_type import tune_type
@@ -146,3 +149,17 @@ def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:
     assert margins_for_losing_samples([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
     assert losing_samples([lost, won], optimism_by_levels([])) == []  # the best plan with one level does not lose
     assert losing_samples([lost], optimism_by_levels([])) == [lost]
+
+
+def test_an_extrapolated_crossover_asks_for_more_than_a_confirmed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = dict[int, float]()
+
+    def wins(baseline: str, levels: int, dtype: str, on: Calibration, errors: object, gain: float, side: int) -> bool:
+        gains[levels] = gain
+        return True
+
+    samples = [sample(1, 3000, 1.05, 1.05), sample(2, 3000, 0.99, 1.0)]
+    monkeypatch.setattr(crossovers, "_do_levels_win", wins)
+    monkeypatch.setattr(crossovers, "level_samples", lambda trials, calibration: samples)
+    crossovers.measure_crossovers([], ONE_LANE)
+    assert gains == {1: MIN_SPEEDUP, 2: 1 + EXTRAPOLATION_MARGIN, 3: 1 + EXTRAPOLATION_MARGIN}

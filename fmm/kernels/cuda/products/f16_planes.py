@@ -134,6 +134,10 @@ class OperandPlanes:
             return self.count * self.line_pitch // PLANE_CHUNK_LENGTH * sharing
         return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
+    def numbers_per_block(self, kernel: SplitKernel, rule: ScalingRule = "default") -> float:
+        """Return the mean number of elements that a thread block splits."""
+        return self.count * self.lines * self.length / max(self.thread_block_count(kernel, rule), 1)
+
     def pack_parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
         """Return the bytes of struct Operand of f16_planes.cuh, with zeros in place of addresses."""
         x = self.source
@@ -223,15 +227,18 @@ def plane_split_launch(
 ) -> Launch:
     """Return the launch that computes the exponents and planes of these operands.
 
-    `alignment` maps a base to the largest power of two that divides its address.
+    `alignment` maps a base to the largest power of two that divides its address. The operand whose thread blocks move
+    the most numbers comes first in the grid: a B with few columns has few thread blocks, which take long, and the short
+    ones of A run beside them.
     """
+    names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
+    operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), rule))
     kernels = tuple(x.split_kernel(alignment) for x in operands)
     parameters = [x.pack_parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.address_slots(i * len(parameters[0]) // 8))
     grid = sum(x.thread_block_count(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
     architecture = "" if rule == "separate" else "sm_90a"
     kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
-    names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
