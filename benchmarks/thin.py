@@ -56,6 +56,10 @@ FEW_ROWS: Sequence[Size] = (
 FEW_ROWS_AND_COLUMNS: Sequence[Size] = (
     (512, 100000, 512), (256, 100000, 256), (384, 50000, 640), (768, 40000, 768), (1024, 65536, 896),
 )  # fmt: skip
+NARROW: Sequence[Size] = (  # 64 to 127 rows or columns, with a long other side
+    (13089, 18060, 66), (30884, 6621, 110), (7534, 3908, 82), (29670, 5796, 73), (39761, 1553, 81), (15470, 4552, 91),
+    (66, 18060, 13089), (110, 6621, 30884), (82, 3908, 7534), (91, 4552, 15470),
+)  # fmt: skip
 FEW_COLUMNS: Sequence[Size] = (
     (6144, 8192, 40), (4096, 20000, 64), (3072, 36864, 96), (8192, 4096, 128), (2048, 65536, 128), (1500, 50000, 160),
     (1024, 100000, 200), (2048, 36864, 256), (5003, 14001, 301), (1024, 65536, 384), (2048, 30000, 512),
@@ -67,7 +71,7 @@ COMPLEX: Sequence[Size] = (
     (128, 8192, 4096), (4096, 8192, 128), (160, 30000, 2048), (2048, 30000, 160), (240, 36864, 1024),
     (1024, 36864, 240), (4096, 96, 4096), (6144, 160, 6144),
 )  # fmt: skip
-REAL_SIZES = (*FEW_ROWS, *FEW_ROWS_AND_COLUMNS, *FEW_COLUMNS, *SHORT_INNER_SIDE)
+REAL_SIZES = (*FEW_ROWS, *FEW_ROWS_AND_COLUMNS, *FEW_COLUMNS, *NARROW, *SHORT_INNER_SIDE)
 CASES = tuple(
     Case(dtype, size, i % 8 == 0)
     for dtype, sizes in (("float32", REAL_SIZES), ("complex64", COMPLEX))

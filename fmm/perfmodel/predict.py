@@ -228,7 +228,7 @@ def leaf_terms(
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     planes = PlanePasses(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
-    has_strips = not is_b_column_major(problem) and problem.prepared_side != "B"
+    has_strips = not is_b_column_major(problem)
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
         # A prepared operand is not split during the call.
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
@@ -454,13 +454,13 @@ STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
     """Return the part of the slowdown s in which the planes of A and B are computed, before the product.
 
-    `has_strips`: B is row-major, and its planes are computed from B itself.
+    `has_strips`: B is row-major, and its planes are computed from B itself, unless `rate.rows` is 0.
     """
     reread = 1 + REREAD_BYTES / HELD_NUMBER_BYTES * max(1 - HELD_ROW_LENGTH / k, 0.0)
     streamed = rate.rows / m + rate.cols * reread / n
     strip_bytes = k * PLANE_CHUNK_LENGTH * STRIP_NUMBER_BYTES / SPLIT_CLUSTER_BLOCKS
     one_strip = strip_bytes / STRIP_BLOCK_BANDWIDTH * rate.flops / (DTYPES["float32"].flops * m * k * n * together)
-    return max(streamed, one_strip if has_strips else 0.0)
+    return max(streamed, one_strip if has_strips and rate.rows else 0.0)
 
 
 # ---- P of triangles: a share of the time of the whole product

@@ -188,9 +188,9 @@ def test_expected_ratios_of_errors_grow_with_the_levels() -> None:
 # ---- triangles
 
 
-def triangle_seconds(on: Calibration, dtype: str, rows: float, together: float, **shares: float) -> float:
+def triangle_seconds(on: Calibration, dtype: str, rows: float, together: float, **shares: Any) -> float:
     """The predicted seconds of one triangle by the vendor's leaf, with these shares of unaligned rows."""
-    problem = Problem(4096, 4096, 4096, dtype, op="gram")  # type: ignore[arg-type]
+    problem = Problem(4096, 4096, 4096, dtype, op="gram")
     plan = Plan.parse("vendor")
     triangles = (TriangleProducts(rows, 4096.0, 1.0, together, "vendor", False),)
     work = replace(estimated_work(plan, problem), leaves=(), triangles=triangles, **shares)
