@@ -24,7 +24,6 @@ from benchmarks.harness import (
     paired_speedup,
     quick_cases,
     recorded_failure,
-    rounded_samples,
     run_cases,
 )
 from benchmarks.held_out import Size
@@ -99,19 +98,24 @@ def measure_case(case: Case) -> Row:
     samples = paired_samples(calls, ROUNDS, SAMPLE_SECONDS, warm=WARM_UP_CALLS)
     del a, b, calls
     free_gpu_memory()
-    speedups = {name: paired_speedup(samples["vendor"], own) for name, own in samples.items() if name != "vendor"}
     return {
-        **asdict(case),
+        "dtype": case.dtype,
+        "size": case.size,
         "chosen": str(chosen.plan),
-        "predicted_speedup": chosen.speedup,
-        "speedups": {name: round(x, 3) for name, x in speedups.items()},
-        "seconds": rounded_samples(samples),
+        "predicted_speedup": round(chosen.speedup, 3),
+        "microseconds": {name: [float(f"{1e6 * x:.4g}") for x in own] for name, own in samples.items()},
     }
+
+
+def speedups_of(row: Row) -> dict[str, float]:
+    """Return the speed of each call as a multiple of the vendor's."""
+    samples = row["microseconds"]
+    return {name: paired_speedup(samples["vendor"], own) for name, own in samples.items() if name != "vendor"}
 
 
 def share_of_best(row: Row) -> float:
     """Return the default call's speed as a share of the fastest call's."""
-    speedups = row["speedups"]
+    speedups = speedups_of(row)
     return min(float(speedups["default"] / max(1.0, *speedups.values())), 1.0)
 
 
@@ -120,7 +124,7 @@ def text_line(row: Row) -> str:
     head = f"{row['dtype']:9} {' x '.join(map(str, row['size'])):20}"
     if row["failure"]:
         return f"{head} {row['failure'][:90]}"
-    speedups = "  ".join(f"{name} {x:.2f}" for name, x in row["speedups"].items())
+    speedups = "  ".join(f"{name} {x:.2f}" for name, x in speedups_of(row).items())
     return f"{head} {speedups}  chosen {row['chosen']} (predicted {row['predicted_speedup']:.2f})"
 
 
@@ -129,11 +133,14 @@ def summary_line(rows: Sequence[Row]) -> str:
     timed = [row for row in rows if not row["failure"]]
     if not timed:
         return "no product was timed"
-    shares, slowest = [share_of_best(row) for row in timed], min(timed, key=lambda row: row["speedups"]["default"])
-    slow = sum(row["speedups"]["default"] < GOAL_SPEEDUP for row in timed)
+    shares, speedups = [share_of_best(row) for row in timed], [speedups_of(row)["default"] for row in timed]
+    slow, slowest = (
+        sum(x < GOAL_SPEEDUP for x in speedups),
+        min(zip(speedups, (row["size"] for row in timed), strict=True)),
+    )
     return (
         f"{len(timed)} products: {mean(shares):.3f} of the best call's speed, {min(shares):.3f} at least; {slow} below "
-        f"{GOAL_SPEEDUP} of cupy.matmul's; slowest: {slowest['speedups']['default']:.3f} at {slowest['size']}"
+        f"{GOAL_SPEEDUP} of cupy.matmul's; slowest: {slowest[0]:.3f} at {slowest[1]}"
     )
 
 

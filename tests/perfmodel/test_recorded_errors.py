@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from benchmarks.harness import RESULTS
-from benchmarks.held_out import FILE, Row, Size, recorded_rows
+from benchmarks.held_out import HELD_OUT_FILE_NAME, Row, Size, recorded_rows
 from benchmarks.replay import tuned_model
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.kernels.plans.plan import Plan
@@ -26,7 +26,11 @@ KINDS: dict[str, Callable[[Size], bool]] = {
 
 
 def recorded_products(folder: str) -> list[Row]:
-    return [row for row in recorded_rows(RESULTS / folder / FILE) if row.dtype == "float32" and "f16x3" in row.seconds]
+    return [
+        row
+        for row in recorded_rows(RESULTS / folder / HELD_OUT_FILE_NAME)
+        if row.dtype == "float32" and "f16x3" in row.seconds
+    ]
 
 
 @pytest.mark.parametrize("folder", CARDS)
