@@ -316,7 +316,7 @@ def test_copies_are_prepared_anew(copied: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_no_matrix_is_not_prepared() -> None:
     for x in (None, 3.0, "ab", object(), np.array(3.0)):
-        with pytest.raises(ValueError, match=rf"fmm\.prepare wants a matrix, not {re.escape(repr(x))}$"):
+        with pytest.raises(ValueError, match=rf"fmm\.prepare takes a matrix, not {re.escape(repr(x))}$"):
             fmm.prepare(x)
 
 

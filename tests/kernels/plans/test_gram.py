@@ -63,8 +63,8 @@ def test_plans_are_read_and_written(text: str, short: str) -> None:
     ("text", "said"),
     [
         ("strassen > gram > vendor", "gram cuts only Gram products"),
-        ("gram^0 > vendor", "1 to 9 times"),
-        ("gram^10 > vendor", "1 to 9 times"),
+        ("gram^0 > vendor", "the exponent must be from 1 to 9"),
+        ("gram^10 > vendor", "the exponent must be from 1 to 9"),
         ("gram.cublas > vendor", "unknown leaf 'cublas'"),
         ("sforza(7) > vendor", "1 to 6"),
     ],
