@@ -642,7 +642,7 @@ BAD_PLANS: list[tuple[Any, str]] = [
     ("nonsense > vendor", "unknown algorithm 'nonsense'; valid: .*winograd"),
     ("winograd.sideways > vendor", "unknown option 'sideways'.*; valid: .*peel"),
     ("li-fig3.stacked > vendor", "is sequential, not stacked"),
-    ("balanced(1) > vendor", "gamma must be at least 1.5"),
+    ("balanced(1) > vendor", "gamma must be finite and at least 1.5"),
     ("balanced(x) > vendor", "balanced"),
     ("vendor > vendor", "unknown algorithm 'vendor'"),
     (3.5, "a plan is a text such as 'winograd > vendor', not 3.5"),
