@@ -231,3 +231,15 @@ def test_atomic_updates_read_c_once_for_beta() -> None:
     assert plan.levels[0].has_atomic_updates
     assert [x.bytes_read for x in counts] == [0, 0, 4 * 64]
     assert [x.bytes_written for x in counts] == [4 * 64, 0, 4 * 64]
+
+
+def test_a_thin_triangle_takes_the_time_to_read_a_and_write_c() -> None:
+    rate = ProductRate(1e30, 0.0, 0.0, memory=1e6)
+    on = Calibration("test", "by hand", MappingProxyType({"float64": rate}), 1e15, batches=True)
+    assert triangle_seconds(on, "float64", 300.0, 1.0) == pytest.approx((300 * 4096 + 300 * 300) * 8 / 1e6)
+
+
+def test_the_smallest_side_is_that_of_all_leaf_products() -> None:
+    assert estimated_work(Plan.parse("vendor"), Problem(5, 7, 3)).smallest_leaf_side == 3
+    assert estimated_work(Plan.parse("strassen > vendor"), Problem(80, 64, 48)).smallest_leaf_side == 24
+    assert estimated_work(Plan.parse("vendor"), Problem(9, 7, 9, op="gram")).smallest_leaf_side == 7
