@@ -47,7 +47,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     # If no plan is faster, or if torch rejects the call, torch's own product runs and records gradients.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
-    return ProductFunction.apply(a, b, constraints)
+    return Product.apply(a, b, constraints)
 
 
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
@@ -65,7 +65,7 @@ def _decide_fallback(reason: str, constraints: PlanConstraints, function: str = 
     return Decision(VENDOR, None, f"torch multiplies: {reason}", kernels=(function,))
 
 
-class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
+class Product(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of fmm.matmul. fmm computes the gradients, which can be differentiated again."""
 
     @staticmethod
@@ -107,7 +107,7 @@ def gram_tensors(
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
         if out is not None:
             return TORCH.vendor_product(a, other, out)  # raises torch's own error
-        return GramFunction.apply(a, b, params, constraints)
+        return Gram.apply(a, b, params, constraints)
     return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
 
 
@@ -155,7 +155,7 @@ def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints
     return _decide_fallback(reason, constraints)
 
 
-class GramFunction(torch.autograd.Function):  # type: ignore[misc]
+class Gram(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of fmm.gram. fmm computes the gradients."""
 
     @staticmethod
@@ -303,10 +303,10 @@ def _differentiable_gemm(
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
         on_decline(torch_library_of(a))
         return _gemm_by_torch(a, b, c, out, params)
-    return GemmFunction.apply(a, b, c if params.beta else None, params, constraints)
+    return Gemm.apply(a, b, c if params.beta else None, params, constraints)
 
 
-class GemmFunction(torch.autograd.Function):  # type: ignore[misc]
+class Gemm(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of fmm.gemm. fmm computes the gradients, which can be differentiated again."""
 
     @staticmethod
