@@ -159,12 +159,11 @@ class TypeFindings:
         """Yield a row for each baseline: alpha/pi and n1 of the vendor's product, and the baseline's tau1 to tau3."""
         found, large = self.thresholds, self.decisions[DETAILED_SIDE]
         baselines = _taus_by_baseline(found)
-        chosen = _row_of_plan([name for name, _ in baselines], large)
-        for i, (baseline, taus) in enumerate(baselines):
+        chosen = _row_of_plan([row.name for row in baselines], large)
+        for i, row in enumerate(baselines):
             ratio, n1, strategy = self._cells_of_vendor(found) if not i else (SummaryCell(),) * 3
-            own = (tau_cell(name, baseline, taus, found) for name in TAU_NAMES)
             levels = levels_cell(large) if i == chosen else SummaryCell()
-            yield self.dtype if not i else f"  {baseline}", (ratio, n1, *own, levels, strategy)
+            yield self.dtype if not i else f"  {row.name}", (ratio, n1, *row.cells, levels, strategy)
 
     def _cells_of_vendor(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
         """Return alpha/pi, n1 and the block strategy."""
@@ -174,15 +173,20 @@ class TypeFindings:
         return SummaryCell(f"{found.alpha / found.pi:,.0f}"), side_cell(found.n1), strategy
 
 
-def tau_cell(name: str, baseline: str, taus: Mapping[str, float | None], found: Thresholds | None) -> SummaryCell:
-    """Return a crossover of a baseline: measured if the tuning measured it, else predicted by the model."""
-    side, measured = taus.get(name), bool(found and found.measured_taus)
-    if found is None or side is not None or not measured:
-        return side_cell(side, measured)
-    is_vendor = baseline in ("", str(VENDOR))
-    return side_cell(
-        found.without_emulation.get(name) if is_vendor and found.without_emulation else found.threshold_value(name)
-    )
+@dataclass(frozen=True)
+class BaselineTaus:
+    """The crossovers tau1 to tau3 above one baseline: those that the tuning measured, and the model's."""
+
+    name: str
+    measured: Mapping[str, float | None]
+    predicted: Mapping[str, float | None]
+
+    @property
+    def cells(self) -> Iterator[SummaryCell]:
+        """Yield a cell for each crossover: measured if the tuning measured it, else predicted."""
+        for name in TAU_NAMES:
+            side = self.measured.get(name)
+            yield side_cell(self.predicted.get(name)) if side is None else side_cell(side, True)
 
 
 def levels_cell(answer: SquareDecision | None) -> SummaryCell:
@@ -198,16 +202,18 @@ def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int
     return next((i for i, baseline in enumerate(baselines) if baseline in names), 0)
 
 
-def _taus_by_baseline(found: Thresholds | None) -> list[tuple[str, Mapping[str, float | None]]]:
-    """Return each baseline, the vendor first, with its tau1 to tau3: measured if recorded, else predicted."""
+def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
+    """Return the crossovers of each baseline, the vendor first.
+
+    If no crossover of another baseline was measured, the last row has the model's crossovers with emulation.
+    """
     if found is None:
-        return [("", {})]
-    if found.measured_taus:
-        vendor = str(VENDOR)
-        named = sorted({vendor: {}, **found.measured_taus}.items(), key=lambda item: item[0] != vendor)
-        return [(_first_word(baseline), taus) for baseline, taus in named]
-    model = {name: found.threshold_value(name) for name in TAU_NAMES}
-    return [("", found.without_emulation), (EMULATED, model)] if found.without_emulation else [("", model)]
+        return [BaselineTaus("", {}, {})]
+    vendor, model = str(VENDOR), {name: found.threshold_value(name) for name in TAU_NAMES}
+    rows = [BaselineTaus(vendor, found.measured_taus.get(vendor, {}), found.without_emulation or model)]
+    others = [name for name in found.measured_taus if name != vendor]
+    rows += [BaselineTaus(_first_word(name), found.measured_taus[name], model) for name in others]
+    return [*rows, BaselineTaus(EMULATED, {}, model)] if found.without_emulation and not others else rows
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:

@@ -209,3 +209,13 @@ def test_show_opens_with_the_table_and_prints_the_rest_when_asked(
     with pytest.raises(SystemExit):
         main(["show", str(path), "float33"])
     assert "unknown type 'float33'" in capsys.readouterr().err
+
+
+def test_a_measured_crossover_of_the_vendor_leaves_the_row_of_emulated_products() -> None:
+    known = configs.raw_thresholds({"tau1": 9000.0, "tau2": 9500.0, "tau3": None}, alpha=2e-12, pi=1e-14, n1=3000.0)
+    known["without_emulation"] = {"tau1": 2000.0, "tau2": 3000.0, "tau3": 4000.0}
+    measured = {"vendor": {"tau1": 2500.0, "tau2": None, "tau3": None}}
+    summary = cpu_summary(configs.section(thresholds={**known, "measured_taus": measured}))
+    (_, vendor), (name, emulated) = summary.recursion.rows
+    assert vendor[2:5] == (SummaryCell("2,500", True), SummaryCell("3,000"), SummaryCell("4,000"))
+    assert name.strip() == "emulated" and emulated[2:5] == (SummaryCell("9,000"), SummaryCell("9,500"), SummaryCell())
