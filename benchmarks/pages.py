@@ -28,6 +28,8 @@ SECTIONS: dict[str, SectionLines] = {
             everywhere.contraction_speedups,
             everywhere.muon_speedups,
             everywhere.solver_speedups,
+            everywhere.tall_qr_speedups,
+            everywhere.solver_family_errors,
             everywhere.unchanged_programs,
             everywhere.outside_tests,
         ),

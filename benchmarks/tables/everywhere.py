@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.outside import SUITES
+from benchmarks.solver_errors import FAMILIES
 from benchmarks.tables.markdown import (
     Row,
     load_result,
@@ -131,6 +132,42 @@ def _muon_rows(results: Path) -> Iterator[tuple[object, ...]]:
             speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
             size = f"{count}{row['rows']} x {row['cols']}"
             yield environment["device"], f"`fmm.{row['function']}`", size, *times, speedup, *errors
+
+
+TALL_COLUMNS = ("on", "type", "rows", "columns", "torch.linalg.qr, ms", "fmm, ms", "speedup")
+
+
+def tall_qr_speedups(results: Path) -> Iterator[str]:
+    """Yield a row for each shape of the tall matrices: both times of QR factors, and the speedup."""
+    yield from table_lines(TALL_COLUMNS, _tall_rows(results))
+
+
+def _tall_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded_results(results, "*/solver_errors.json"):
+        for row in (row for row in rows if not row["failure"] and "samples" in row):
+            times = [rounded_text(1e3 * median(row["samples"][name])) for name in ("torch", "fmm")]
+            speedup = f"**{row['speedup']:.2f}**"
+            yield environment["device"], row["dtype"], row["m"], row["side"], *times, speedup
+
+
+ERROR_COLUMNS = ("function", "error", "type", *FAMILIES)
+
+
+def solver_family_errors(results: Path) -> Iterator[str]:
+    """Yield a row for each function, error and type: fmm's error and the library's for each family of matrices."""
+    yield from table_lines(ERROR_COLUMNS, _error_rows(results))
+
+
+def _error_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, _, rows in loaded_results(results, "*/solver_errors.json"):
+        cells: dict[tuple[str, str, str], dict[str, str]] = {}
+        for row in (row for row in rows if not row["failure"] and "errors" in row):
+            own, vendor = row["errors"]["fmm"], row["errors"]["vendor"]
+            for error in own:
+                line = cells.setdefault((row["function"], error, row["dtype"]), {})
+                line[row["family"]] = f"{own[error]:.1e} / {vendor[error]:.1e}"
+        for (function, error, dtype), line in cells.items():
+            yield f"`{function}`", error, dtype, *(line.get(family, "") for family in FAMILIES)
 
 
 # Unchanged programs

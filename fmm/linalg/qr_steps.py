@@ -7,11 +7,20 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.linalg.solver_steps import Step, StepConditions, predicted_seconds, product_decision, step_seconds
+from fmm.linalg.solver_steps import (
+    VENDOR_COSTS,
+    Step,
+    StepConditions,
+    predicted_seconds,
+    product_decision,
+    step_seconds,
+)
 from fmm.linalg.split_levels import SOLVER_TYPES, first_half
 
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
+# Matrices that the library factors in less time are its own: their shapes are declined without predictions.
+LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # predicted speedup over the library's own QR from which on products factor
 # Rows over columns. Random square matrices have condition numbers that two passes cannot handle.
 LEAST_ASPECT = 1.5
@@ -25,10 +34,13 @@ BLOCK_ROWS = 4096
 @lru_cache(maxsize=1024)
 def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
     """Return True if the steps are predicted to take less time than the library's own QR."""
-    if conditions.dtype not in SOLVER_TYPES or conditions.device == "cpu" or n == 0 or m < LEAST_ASPECT * n:
+    if conditions.dtype not in SOLVER_TYPES or conditions.device == "cpu" or m < LEAST_ASPECT * n:
         return False
-    own = predicted_seconds([Step("qr", m, n, n)], conditions)
+    cost = VENDOR_COSTS["qr"]
+    if n * (cost.column_seconds + m * cost.entry_seconds) < LEAST_VENDOR_SECONDS:
+        return False
     try:
+        own = predicted_seconds([Step("qr", m, n, n)], conditions)
         return own >= LEAST_GAIN * predicted_seconds(cholesky_qr_steps(m, n, conditions, with_q), conditions)
     except ImportError:  # tensors on a GPU without CuPy: products are torch's own
         return False
