@@ -19,7 +19,7 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, gram_step, inverse_halvings, sums_blocks_of_rows
+from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halvings, sums_blocks_of_rows
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
 from fmm.linalg.split_levels import first_half
@@ -79,11 +79,9 @@ def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
 
 def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return A^H A, of a long matrix as the sum over blocks of rows."""
-    (m, n), conditions = a.shape, step_conditions(library, a, limit)
-    if not sums_blocks_of_rows(m, n, conditions):
-        if gram_step(m, n, conditions).operation == "gram":
-            return api.gram(a, max_error_growth=limit)
-        return api.gemm(a, a, transpose_a="C", max_error_growth=limit)
+    m, n = a.shape
+    if not sums_blocks_of_rows(m, n, step_conditions(library, a, limit)):
+        return api.gram(a, max_error_growth=limit)
     count = m // BLOCK_ROWS
     rows = count * BLOCK_ROWS
     blocks = a[:rows].reshape(count, BLOCK_ROWS, n)

@@ -7,16 +7,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.linalg.solver_steps import (
-    VENDOR_COSTS,
-    Step,
-    StepConditions,
-    predicted_seconds,
-    product_decision,
-    step_seconds,
-)
-from fmm.linalg.split_levels import SOLVER_TYPES, first_half
+from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
+from fmm.linalg.split_levels import first_half
 
+# The vendor's Gram matrices of complex matrices are not accurate enough: Q would be up to 20 times less orthogonal than
+# Householder's (measured in complex64 on an H100).
+GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
 # Matrices that the library factors in less time are its own: their shapes are declined without predictions.
@@ -24,9 +20,8 @@ LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # predicted speedup over the library's own QR from which on products factor
 # Rows over columns. Random square matrices have condition numbers that two passes cannot handle.
 LEAST_ASPECT = 1.5
-# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. Where the vendor
-# multiplies, the Gram matrix of a long matrix, and of any with many rows in single precision, is a sum over blocks of
-# rows.
+# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. From this aspect on
+# the Gram matrix is a sum over blocks of rows.
 LONG_ASPECT = 32
 BLOCK_ROWS = 4096
 
@@ -34,7 +29,7 @@ BLOCK_ROWS = 4096
 @lru_cache(maxsize=1024)
 def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
     """Return True if the steps are predicted to take less time than the library's own QR."""
-    if conditions.dtype not in SOLVER_TYPES or conditions.device == "cpu" or m < LEAST_ASPECT * n:
+    if conditions.dtype not in GAINING_TYPES or conditions.device == "cpu" or m < LEAST_ASPECT * n:
         return False
     cost = VENDOR_COSTS["qr"]
     if n * (cost.column_seconds + m * cost.entry_seconds) < LEAST_VENDOR_SECONDS:
@@ -49,7 +44,7 @@ def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool =
 def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> Iterator[Step]:
     """Yield the steps of two passes."""
     for is_last in (False, True):
-        yield Step("product", n, m, n) if sums_blocks_of_rows(m, n, conditions) else gram_step(m, n, conditions)
+        yield Step("product" if sums_blocks_of_rows(m, n, conditions) else "gram", n, m, n)
         yield Step("cholesky", n, n, n)
         if with_q or not is_last:
             yield from inverse_steps(n, inverse_halvings(n, conditions))
@@ -58,19 +53,11 @@ def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool =
 
 
 @lru_cache(maxsize=1024)
-def gram_step(m: int, n: int, conditions: StepConditions) -> Step:
-    """Return the step for the Gram matrix of an m x n matrix: fmm.gram, or the whole product where that is faster."""
-    steps = Step("gram", n, m, n), Step("product", n, m, n)
-    return min(steps, key=lambda step: step_seconds(step, conditions))
-
-
-@lru_cache(maxsize=1024)
 def sums_blocks_of_rows(m: int, n: int, conditions: StepConditions) -> bool:
     """Return True if the Gram matrix is to be a sum over blocks of rows."""
-    is_long = m >= LONG_ASPECT * n or conditions.dtype in ("float32", "complex64")
-    if m < 2 * BLOCK_ROWS or not is_long:
+    if m < max(LONG_ASPECT * n, 2 * BLOCK_ROWS):
         return False
-    return product_decision(gram_step(m, n, conditions), conditions).plan == VENDOR
+    return product_decision(Step("gram", n, m, n), conditions).plan == VENDOR
 
 
 def inverse_steps(n: int, halvings: int) -> Iterator[Step]:

@@ -12,7 +12,7 @@ import pytest
 import fmm
 from fmm.linalg import cholesky_qr, least_squares, qr_steps, solver_steps
 from fmm.linalg.solver_library import NUMPY_SOLVERS
-from fmm.linalg.solver_steps import Step, StepConditions
+from fmm.linalg.solver_steps import StepConditions
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
@@ -58,17 +58,12 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         qr_steps.inverse_halvings,
         qr_steps.column_blocks,
     )
-    caches += qr_steps.gram_step, qr_steps.sums_blocks_of_rows
+    caches += (qr_steps.sums_blocks_of_rows,)
     for cache in caches:
         cache.cache_clear()
     yield
     for cache in caches:
         cache.cache_clear()
-
-
-def always_gram(m: int, n: int, _: StepConditions) -> Step:
-    """Return the step of fmm.gram."""
-    return Step("gram", n, m, n)
 
 
 def widened(x: Any) -> Any:
@@ -150,7 +145,6 @@ def test_wide_and_small_matrices_are_the_librarys(monkeypatch: pytest.MonkeyPatc
 def test_nearly_orthonormal_columns_take_two_passes_and_a_bad_condition_takes_three(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cholesky_qr, "gram_step", always_gram)
     counts = noted_products(monkeypatch)
     for condition, passes in ((2.0, 2), (1e5, 3)):
         counts.clear()
@@ -211,6 +205,7 @@ def test_the_steps_decide_which_matrices_products_factor() -> None:
     assert not qr_steps.gains_by_products(32768, 2048, StepConditions("float32", "cpu"))
     assert not qr_steps.gains_by_products(32768, 2048, StepConditions("", "cuda:0"))
     assert not qr_steps.gains_by_products(32768, 0, H100_CONDITIONS)
+    assert not qr_steps.gains_by_products(32768, 2048, StepConditions("complex64", "cuda:0"))
 
 
 def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,15 +224,6 @@ def test_only_the_vendors_gram_matrices_of_long_matrices_are_sums() -> None:
 
 
 @pytest.mark.usefixtures("on_an_h200")
-def test_the_gram_matrix_is_the_faster_of_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [qr_steps.gram_step(32768, 2048, StepConditions(dtype, "cuda:0")) for dtype in DTYPES]
-    assert [step.operation for step in steps] == ["gram", "gram", "product", "gram"]
-    a = random_matrix(50, 4, "complex64")
-    monkeypatch.setattr(cholesky_qr, "gram_step", lambda m, n, _: steps[2])
-    np.testing.assert_allclose(cholesky_qr.gram_of_tall(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("on_an_h200")
 def test_blocks_of_columns_cover_the_matrix_and_save_time() -> None:
     blocks = qr_steps.column_blocks(65536, 4096, H100_CONDITIONS)
     assert len(blocks) > 1 and blocks[0][0] == 0 and blocks[-1][1] == 4096
@@ -252,8 +238,7 @@ def test_steps_of_two_passes_multiply_what_the_factorization_multiplies(
     monkeypatch: pytest.MonkeyPatch, by_inverses: None
 ) -> None:
     """Count the calls of fmm.gram and of the products, and compare with the list."""
-    for module in (qr_steps, cholesky_qr):
-        monkeypatch.setattr(module, "gram_step", always_gram)
+    monkeypatch.setattr(qr_steps, "sums_blocks_of_rows", lambda *_: False)
     monkeypatch.setattr(qr_steps, "inverse_halvings", lambda n, _: 2)
     monkeypatch.setattr(qr_steps, "column_blocks", lambda m, n, _: qr_steps.equal_ranges(n, 3))
     listed = [step.operation for step in qr_steps.cholesky_qr_steps(90, 12, H100_CONDITIONS)]
