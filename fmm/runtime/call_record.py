@@ -27,7 +27,7 @@ class _RecordingSwitch:
 
 class _ThreadRecord(threading.local):
     record: CallRecord | None = None
-    why = ""
+    fallback_reason = ""
 
 
 # `on` is True while any thread counts products; it is an attribute without a lock, since every product reads it
@@ -37,7 +37,7 @@ _thread_record = _ThreadRecord()
 
 def clear_record() -> None:
     """Clear this thread's record before a product."""
-    _thread_record.record, _thread_record.why = None, ""
+    _thread_record.record, _thread_record.fallback_reason = None, ""
 
 
 def last_record() -> CallRecord | None:
@@ -50,7 +50,8 @@ def record_call(decision: Decision, plan: Plan | None) -> None:
 
     If `record_fallback` was called for the same product, record that the library computed the product.
     """
-    _thread_record.record = CallRecord(decision, None if _thread_record.why else plan, _thread_record.why)
+    reason = _thread_record.fallback_reason
+    _thread_record.record = CallRecord(decision, None if reason else plan, reason)
 
 
 def record_measured_call(decision: Decision) -> None:
@@ -64,4 +65,4 @@ def record_measured_call(decision: Decision) -> None:
 def record_fallback(reason: str) -> None:
     """Record the reason why the library computes a product although a plan was decided."""
     if RECORDING_SWITCH.on:
-        _thread_record.why = reason
+        _thread_record.fallback_reason = reason

@@ -102,7 +102,7 @@ class PlanFailure:
     """The reason why a plan produced no result, and a function that yields the plans to try instead."""
 
     other_plans: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
-    why: str = "no plan could run"
+    reason: str = "no plan could run"
 
 
 MEMORY_FAILURE = PlanFailure(smaller_plans, "memory ran out")
@@ -127,7 +127,7 @@ def run_with_fallback(
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING_SWITCH.on:
-            record_fallback(failure.why)
+            record_fallback(failure.reason)
             record_call(call.decision, None)
     return c
 

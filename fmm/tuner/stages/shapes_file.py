@@ -71,7 +71,7 @@ def read_shapes_file(path: Path) -> ShapesFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ShapesFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if text.lstrip().startswith("{"):
-        return ShapesFile(path, (), _by_work(_reported_work(path, text)))
+        return ShapesFile(path, (), _shapes_by_work(_reported_work(path, text)))
     listed: list[ListedShape] = []
     work: Counter[RecordedShape] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
@@ -81,10 +81,10 @@ def read_shapes_file(path: Path) -> ShapesFile:
                 work[recorded] = prod(recorded.size)
         elif words := line.partition("#")[0].replace(",", " ").split():
             listed.append(_parse_listed_shape(words, where))
-    return ShapesFile(path, tuple(listed), _by_work(work))
+    return ShapesFile(path, tuple(listed), _shapes_by_work(work))
 
 
-def _by_work(work: Counter[RecordedShape]) -> tuple[RecordedShape, ...]:
+def _shapes_by_work(work: Counter[RecordedShape]) -> tuple[RecordedShape, ...]:
     """Return the shapes sorted by number of multiply-adds, the most first."""
     return tuple(shape for shape, _ in work.most_common())
 

@@ -266,7 +266,8 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
 def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines that start a batch of prefetched loads.
 
-    After the last batch of loads, empty batches are committed, because each wait counts the batches committed later.
+    A wait names how many of the latest batches may still be in flight. So that this number stays the same at
+    the end, empty batches follow the last batch of loads.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"

@@ -162,7 +162,8 @@ def _prime_factors(number: int) -> list[int]:
 def _values_in_digit_order(
     values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
 ) -> list[int]:
-    """Return the values sorted by index after `digits` has mapped the digits of each index."""
+    """Return the values in the order in which `digits` lists the digits of their indices, from the first
+    digit on."""
     order = [0]
     for radix in system:
         order = [radix * n + digit for n in order for digit in digits[radix]]
