@@ -9,7 +9,8 @@ import torch
 from fmm import api
 from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.solver_library import TorchSolvers
+from fmm.linalg.lu_factors import solve_by_factors, solve_systems
+from fmm.linalg.solver_library import LuFactors, torch_solvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 
 
@@ -19,7 +20,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
         """Return x."""
-        x = solve_without_gradient(TorchSolvers(), a, b, form, limit)
+        x = solve_without_gradient(torch_solvers(), a, b, form, limit)
         ctx.save_for_backward(a, x)
         ctx.form, ctx.limit, ctx.shape_of_b = form, limit, b.shape
         return x
@@ -44,7 +45,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> Any:
         """Return the factor; torch's own function where a block has none."""
-        library = TorchSolvers()
+        library = torch_solvers()
         try:
             factor = factor_stacks(library, a, limit)
         except library.linalg_error:
@@ -74,7 +75,7 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> tuple[Any, Any]:
         """Return Q and R."""
-        q, r = factor_tall_stacks(TorchSolvers(), a, limit)
+        q, r = factor_tall_stacks(torch_solvers(), a, limit)
         ctx.save_for_backward(q, r)
         ctx.limit = limit
         return q, r
@@ -90,3 +91,29 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
         right = gradient_q + api.matmul(q, symmetric, max_error_growth=limit)
         form = TriangularForm(True, False, False)
         return TriangularSolution.apply(r.mH, right, form, limit), None
+
+
+class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
+    """The solution x of a x = b by LU factors."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, limit: float | None) -> Any:
+        """Return x; torch's own function where the factors fail."""
+        library = torch_solvers()
+        x, factors = solve_systems(library, a, b, "gen", limit)
+        ctx.save_for_backward(a, x, *(factors or ()))
+        ctx.limit, ctx.shape_of_b = limit, b.shape
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradients of a and b: that of b is a^-H g, that of a is -(a^-H g) x^H."""
+        (a, x, *factors), limit = ctx.saved_tensors, ctx.limit
+        if factors and not torch.is_grad_enabled():  # the gradients need no gradients
+            of_b = solve_by_factors(torch_solvers(), LuFactors(*factors), gradient, limit, "C")
+        else:
+            of_b = SystemSolution.apply(a.mH, gradient, limit)
+        of_a = None
+        if ctx.needs_input_grad[0]:
+            of_a = api.matmul(-of_b, x.mH, max_error_growth=limit).sum_to_size(a.shape)
+        return of_a, of_b.sum_to_size(ctx.shape_of_b), None
