@@ -138,7 +138,7 @@ def solve_columns(library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: f
     if assume_a == "pos" or not lu_width(library, a, limit) or not library.is_plain(a, b):
         return library.solve(a, b, assume_a)
     if library.needs_gradient(a, b):
-        from fmm.linalg.torch_gradients import SystemSolution
+        from fmm.linalg.torch_system_gradients import SystemSolution
 
         return SystemSolution.apply(a, b, limit)
     return solve_systems(library, a, b, assume_a, limit)[0]

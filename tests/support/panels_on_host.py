@@ -12,7 +12,7 @@ import numpy as np
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import Kernel, Launch
 from tests.support.host_compiler import header, required_compiler, shared_library
-from tests.support.host_launch import launch_words, told_words
+from tests.support.host_launch import launch_words, parameter_words
 from tests.support.tiled_on_host import scheduler
 
 Array = np.ndarray[Any, Any]
@@ -91,5 +91,5 @@ def _shared_variable(found: re.Match[str]) -> str:
 def play(launches: Iterable[Launch], memory: Mapping[str, Array]) -> None:
     """Run launches on these arrays, one after the other."""
     for launch in launches:
-        words = told_words(launch.parameters, launch.slots, memory)
+        words = parameter_words(launch.parameters, launch.slots, memory)
         launch_words(compiled(launch.kernel).launch, words, launch.grid[0])
