@@ -35,8 +35,8 @@ def det(a: Any, /, *, max_error_growth: float | None = None) -> Any:
     Examples
     --------
     >>> import numpy as np, fmm
-    >>> print(fmm.linalg.det(np.array([[0.0, 2.0], [4.0, 0.0]])))
-    -8.0
+    >>> print(fmm.linalg.det(np.array([[0.0, 1.0], [1.0, 0.0]])))
+    -1.0
     """
     library, (a,) = common_arrays(a)
     if (factors := _factors(library, a, max_error_growth)) is None:
