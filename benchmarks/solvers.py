@@ -1,7 +1,8 @@
 """Solvers beside torch.linalg on a GPU: `python -m benchmarks solvers [--device 0] [--quick]`.
 
-The matrices are symmetric positive definite with a condition number below 10; triangular systems have as many right
-sides as rows. The speedup is torch.linalg's time over fmm.linalg's, in shuffled rounds. Each result's backward error
+Matrices for LU factors and linear systems have normal entries. All others are symmetric positive definite with a
+condition number below 10, or Cholesky factors of these. Triangular systems have as many right sides as rows, linear
+systems 64. The speedup is torch.linalg's time over fmm.linalg's, in shuffled rounds. Each result's backward error
 stands beside that of torch.linalg. Samples go to results/<device>/solvers.json.
 """
 
@@ -31,7 +32,8 @@ from benchmarks.harness import (
 
 SIDES, QUICK_SIDES = (2048, 4096, 8192, 16384), (4096,)
 TYPES = ("float32", "float64")
-FUNCTIONS = ("solve_triangular", "cholesky", "inv", "inv, positive")
+FUNCTIONS = ("solve_triangular", "cholesky", "lu_factor", "solve", "solve, refined", "inv", "inv, positive")
+RIGHT_SIDES = 64  # columns of b in the linear systems
 ROUNDS, QUICK_ROUNDS, SAMPLE_SECONDS = 7, 3, 0.02
 
 
@@ -70,12 +72,29 @@ class System:
         if function == "cholesky":
             calls = partial(theirs.cholesky, self.matrix), partial(own.cholesky, self.matrix)
             return *calls, lambda x: self._relative(x.double() @ x.double().mT - self.matrix, self.matrix)
+        if function == "lu_factor":
+            calls = partial(theirs.lu_factor, self.sides), partial(own.lu_factor, self.sides)
+            return *calls, self._factor_error
+        if function.startswith("solve"):
+            columns = self.matrix[:, :RIGHT_SIDES].contiguous()
+            return (
+                partial(theirs.solve, self.sides, columns),
+                partial(own.solve, self.sides, columns, refine=function == "solve, refined"),
+                lambda x: self._relative(self.sides.double() @ x.double() - columns, self.sides, x),
+            )
         is_positive = function == "inv, positive"
         return (
             partial(theirs.inv, self.matrix),
             partial(own.inv, self.matrix, assume_a="pos" if is_positive else "gen"),
             lambda x: self._relative(self._subtract_identity(self.matrix.double() @ x.double()), self.matrix, x),
         )
+
+    def _factor_error(self, factors: tuple[Any, Any]) -> float:
+        """Return the norm of P L U - A over the norm of A."""
+        lu, pivots = factors
+        permutation, lower, upper = self.torch.lu_unpack(lu, pivots)
+        product = lower.double() @ upper.double()
+        return self._relative(product[permutation.argmax(1)] - self.sides, self.sides)
 
     def _subtract_identity(self, x: Any) -> Any:
         x.diagonal().sub_(1)
@@ -120,6 +139,7 @@ def main(arguments: Sequence[str]) -> int:
         for dtype in TYPES
         for side in (QUICK_SIDES if options.quick else SIDES)
         for function in FUNCTIONS
+        if function != "solve, refined" or dtype == "float64"
     ]
     measure = recorded_failure(lambda case: measure_case(case, rounds, machine.clock), asdict)
     return has_failures(run_cases(options, machine, "solvers.json", cases, measure, text_line))

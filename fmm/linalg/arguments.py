@@ -8,6 +8,7 @@ import numpy as np
 
 from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers, TorchSolvers, solver_library
 
+SOLVER_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
 TRANS_CODES = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
@@ -19,11 +20,14 @@ def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
     library = solver_library(*arrays)
     if isinstance(library, TorchSolvers):
         return library, list(arrays)
-    if library is NUMPY_SOLVERS:
-        arrays = tuple(np.asarray(x) for x in arrays)
-    dtype = np.result_type(*(x.dtype for x in arrays))
+    first = getattr(arrays[0], "dtype", None)
+    plain = library.plain_class
+    if first in SOLVER_DTYPES and all(type(x) is plain and getattr(x, "dtype", None) == first for x in arrays):
+        return library, list(arrays)
+    converted: list[Any] = [np.asarray(x) for x in arrays] if library is NUMPY_SOLVERS else list(arrays)
+    dtype = np.result_type(*(x.dtype for x in converted))
     dtype = np.dtype(np.float64) if dtype.kind in "biu" else dtype
-    return library, [x.astype(dtype, copy=False) for x in arrays]
+    return library, [x.astype(dtype, copy=False) for x in converted]
 
 
 def check_square(a: Any) -> None:

@@ -48,7 +48,7 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
            [1., 2.]])
     """
     library, (a,) = common_arrays(a)
-    if not library.is_plain(a) or not cholesky_levels(library, a, max_error_growth):
+    if not cholesky_levels(library, a, max_error_growth) or not library.is_plain(a):
         factor = library.cholesky(a, upper)
     elif library.needs_gradient(a):
         from fmm.linalg.torch_gradients import CholeskyFactor

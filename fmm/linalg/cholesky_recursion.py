@@ -9,15 +9,15 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import is_square
 from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import CHOLESKY_RULE, first_half, split_levels
-from fmm.linalg.triangular_recursion import solve_in_place, triangular_levels
+from fmm.linalg.split_levels import CHOLESKY_RULE, first_half, solver_levels
+from fmm.linalg.triangular_recursion import solve_in_place, triangular_side
 
 
 def cholesky_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return how often to halve; 0 where the library's own function factors, or rejects, the whole array."""
     if not is_square(a):
         return 0
-    return split_levels(a.shape[-1], None, library.product_type(a), library.device(a), limit, CHOLESKY_RULE)
+    return solver_levels(library, a, None, limit, CHOLESKY_RULE)
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
@@ -25,22 +25,29 @@ def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_maj
     """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none."""
     levels, factor = cholesky_levels(library, a, limit), library.empty(tuple(a.shape), a)
     factor = library.write(library.transpose(factor) if column_major else factor, library.module.tril(a))
+    failures: list[Any] = []
     for i in np.ndindex(*a.shape[:-2]):
-        factor_in_place(library, factor[i], levels, limit)
+        failures += factor_in_place(library, factor[i], levels, limit)
+    if failures and bool((library.module.stack(failures) != 0).any()):
+        raise library.linalg_error("a block is not positive definite")
     return factor
 
 
-def factor_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> None:
-    """Replace a lower triangle by its Cholesky factor: the first half, the panel below, the rest less their product."""
+def factor_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> list[Any]:
+    """Replace a lower triangle by its Cholesky factor: the first half, the panel below, the rest less their product.
+
+    Return numbers on the device, of which one is not zero if there is no factor.
+    """
     n = a.shape[0]
     if levels == 0 or n < 2:
-        library.write(a, library.cholesky_block(a))
-        return
+        block, failure = library.cholesky_block(a)
+        library.write(a, block)
+        return [] if failure is None else [failure]
     h = first_half(n)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
-    factor_in_place(library, first, levels - 1, limit)
+    failures = factor_in_place(library, first, levels - 1, limit)
     # X L^H = P is conj(L) X^T = P^T
-    panel_levels = triangular_levels(library, first, n - h, limit)
-    solve_in_place(library, library.conjugate(first), library.transpose(panel), (True, False), panel_levels, limit)
+    side = triangular_side(library, first, n - h, limit)
+    solve_in_place(library, library.conjugate(first), library.transpose(panel), (True, False), side, limit)
     api.gram(panel, out=rest, rows=True, fill="lower", alpha=-1, beta=1, max_error_growth=limit)
-    factor_in_place(library, rest, levels - 1, limit)
+    return failures + factor_in_place(library, rest, levels - 1, limit)

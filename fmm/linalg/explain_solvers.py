@@ -11,12 +11,14 @@ from typing import Any
 from fmm.linalg.arguments import check_square, check_trans, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_levels
-from fmm.linalg.inverse import inverse_levels
+from fmm.linalg.inverse import inverse_levels, positive_inverse_levels
 from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import factors_by_products
 from fmm.linalg.qr_steps import cholesky_qr_steps
 from fmm.linalg.recursion_steps import (
-    LevelsOfSystem,
+    BlocksOfSystem,
+    DiagonalBlocks,
     cholesky_steps,
     general_inverse_steps,
     positive_inverse_steps,
@@ -25,7 +27,7 @@ from fmm.linalg.recursion_steps import (
 from fmm.linalg.solver_decision import SolverDecision
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import Step
-from fmm.linalg.triangular_recursion import triangular_levels
+from fmm.linalg.triangular_recursion import multiplies_by_inverses, triangular_side
 
 
 def explain_solve_triangular(
@@ -43,10 +45,12 @@ def explain_solve_triangular(
     library, (a, b) = common_arrays(a, b)
     check_square(a)
     n, columns = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1 if left else -2]
-    levels = levels_of_systems(library, a, max_error_growth)(n, columns) if library.is_plain(a, b) else 0
+    blocks = DiagonalBlocks(0, False)
+    if library.is_plain(a, b):
+        blocks = blocks_of_systems(library, a, max_error_growth)(n, columns)
     vendor = Step("solve_triangular", columns, n, n)
     is_lower = bool(lower) ^ (check_trans(trans) != "N") ^ (not left)
-    steps = triangular_steps(n, columns, levels, is_lower)
+    steps = triangular_steps(n, columns, blocks, is_lower)
     return decision("solve_triangular", library, a, max_error_growth, steps, vendor)
 
 
@@ -57,7 +61,7 @@ def explain_cholesky(
     library, (a,) = common_arrays(a)
     check_square(a)
     n, levels = a.shape[-1], cholesky_levels(library, a, max_error_growth) if library.is_plain(a) else 0
-    steps = cholesky_steps(n, levels, levels_of_systems(library, a, max_error_growth))
+    steps = cholesky_steps(n, levels, blocks_of_systems(library, a, max_error_growth))
     return decision("cholesky", library, a, max_error_growth, steps, Step("cholesky", n, n, n))
 
 
@@ -70,11 +74,11 @@ def explain_inv(
     n, limit, vendor = a.shape[-1], max_error_growth, Step("inv", a.shape[-1], a.shape[-1], a.shape[-1])
     steps: Iterator[Step] = iter((vendor,))
     if library.is_plain(a) and not library.needs_gradient(a):
-        levels_of = levels_of_systems(library, a, limit)
-        if assume_a == "pos" and (levels := triangular_levels(library, a, n, limit)):
-            steps = positive_inverse_steps(n, cholesky_levels(library, a, limit), levels, levels_of)
+        blocks_of = blocks_of_systems(library, a, limit)
+        if assume_a == "pos" and (levels := positive_inverse_levels(library, a, limit)):
+            steps = positive_inverse_steps(n, cholesky_levels(library, a, limit), levels, blocks_of)
         elif assume_a == "gen" and inverse_levels(library, a, limit):
-            steps = general_inverse_steps(n, levels_of(n, n))
+            steps = general_inverse_steps(n, lu_width(library, a, limit), blocks_of(n, n))
     return decision("inv", library, a, limit, steps, vendor)
 
 
@@ -103,9 +107,14 @@ def tall_decision(
     return decision(function, library, a, limit, steps, vendor)
 
 
-def levels_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> LevelsOfSystem:
-    """Return the function that decides how often triangular systems of a's type and device are halved."""
-    return lambda n, columns: triangular_levels(library, a[..., :n, :n], columns, limit)
+def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
+    """Return the function that decides the blocks of triangular systems of a's type and device."""
+
+    def blocks_of(n: int, columns: int) -> DiagonalBlocks:
+        part = a[..., :n, :n]
+        return DiagonalBlocks(triangular_side(library, part, columns, limit), multiplies_by_inverses(library, part))
+
+    return blocks_of
 
 
 def decision(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
+from fmm.linalg.lu_recursion import factor_matrix, lu_width
 from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import INVERSE_RULE, first_half, split_levels
-from fmm.linalg.triangular_recursion import solve_in_place, triangular_levels
+from fmm.linalg.split_levels import LU_RULE, TRIANGULAR_RULE, first_half, solver_levels
+from fmm.linalg.triangular_recursion import solve_in_place, triangular_side
 
 MATRIX_KINDS = ("gen", "pos")
 
@@ -53,7 +53,7 @@ def inv(
 
     Notes
     -----
-    "gen" factors by the library's own LU, then solves two triangular systems by products. Matrices that do not gain,
+    "gen" factors by fmm.linalg.lu_factor, then solves two triangular systems by products. Matrices that do not gain,
     singular matrices and tensors that require gradients are left to the library's own inverse.
 
     Examples
@@ -66,7 +66,8 @@ def inv(
     if assume_a not in MATRIX_KINDS:
         raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(MATRIX_KINDS)}")
     library, (a,) = common_arrays(a)
-    if not is_square(a) or not library.is_plain(a) or library.needs_gradient(a):
+    gains = is_square(a) and inverse_gains(library, a, assume_a, max_error_growth)
+    if not gains or not library.is_plain(a) or library.needs_gradient(a):
         inverse = library.inv(a)
     elif assume_a == "pos":
         inverse = invert_positive_stacks(library, a, max_error_growth)
@@ -77,42 +78,40 @@ def inv(
 
 def inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return how often to halve general matrices; 0 where the library's own function inverts, or rejects, the array."""
-    if not is_square(a):
+    if not is_square(a) or not lu_width(library, a, limit):
         return 0
-    return split_levels(a.shape[-1], None, library.product_type(a), library.device(a), limit, INVERSE_RULE)
+    return solver_levels(library, a, None, limit, LU_RULE)
+
+
+def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
+    """Return True if products gain in the inverses of an array."""
+    return (positive_inverse_levels if assume_a == "pos" else inverse_levels)(library, a, limit) > 0
+
+
+def positive_inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return how often to halve positive definite matrices; 0 where the library's own function inverts the array."""
+    return solver_levels(library, a, None, limit, TRIANGULAR_RULE)
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
-    n = a.shape[-1]
-    if not inverse_levels(library, a, limit):
-        return library.inv(a)
-    levels, inverse = triangular_levels(library, a, n, limit), library.empty(tuple(a.shape), a)
+    n, width, inverse = a.shape[-1], lu_width(library, a, limit), library.empty(tuple(a.shape), a)
+    side = triangular_side(library, a, n, limit)
     for i in np.ndindex(*a.shape[:-2]):
-        if (factored := library.lu(a[i])) is None:
+        if (factors := factor_matrix(library, a[i], width, limit)) is None:
             return library.inv(a)
-        lu, pivots = factored
-        x = library.write(inverse[i], library.identity(n, a)[row_order(pivots)])
-        solve_in_place(library, lu, x, (True, True), levels, limit)
-        solve_in_place(library, lu, x, (False, False), levels, limit)
+        x = library.write(inverse[i], library.identity(n, a))
+        library.exchange_rows(x, factors.pivots, 0)
+        solve_in_place(library, factors.lu, x, (True, True), side, limit)
+        solve_in_place(library, factors.lu, x, (False, False), side, limit)
     return inverse
-
-
-def row_order(pivots: Sequence[int]) -> list[int]:
-    """Return the order of the rows after all exchanges of row i with row pivots[i]."""
-    rows = list(range(len(pivots)))
-    for i, j in enumerate(pivots):
-        rows[i], rows[j] = rows[j], rows[i]
-    return rows
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack of positive definite matrices: the product of the inverse factor with itself."""
-    levels = triangular_levels(library, a, a.shape[-1], limit)
-    if not levels:
-        return library.inv(a)
+    levels = positive_inverse_levels(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
         invert_triangle_in_place(library, inverse[i], levels, limit)
@@ -136,6 +135,6 @@ def invert_triangle_in_place(library: NumpySolvers, a: Any, levels: int, limit: 
     invert_triangle_in_place(library, rest, levels - 1, limit)
     library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=limit))
     # X L = P is L^T X^T = P^T
-    panel_levels = triangular_levels(library, first, n - h, limit)
-    solve_in_place(library, library.transpose(first), library.transpose(panel), (False, False), panel_levels, limit)
+    side = triangular_side(library, first, n - h, limit)
+    solve_in_place(library, library.transpose(first), library.transpose(panel), (False, False), side, limit)
     invert_triangle_in_place(library, first, levels - 1, limit)

@@ -3,58 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from fmm.linalg.solver_steps import Step
-from fmm.linalg.split_levels import first_half
-
-LevelsOfSystem = Callable[[int, int], int]  # rows and right sides of a triangular system -> how often it is halved
+from fmm.linalg.split_levels import first_blocks, first_half, middle_column
 
 
-def triangular_steps(n: int, columns: int, levels: int, lower: bool = True) -> Iterator[Step]:
+class DiagonalBlocks(NamedTuple):
+    """The blocks on the diagonal of a triangular system."""
+
+    side: int  # rows of a block; 0 if the whole matrix is one block
+    are_inverted: bool  # True if blocks of `side` rows are multiplied by their inverses
+
+
+BlocksOfSystem = Callable[[int, int], DiagonalBlocks]  # rows and right sides of a triangular system -> its blocks
+
+
+def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool = True) -> Iterator[Step]:
     """Yield the steps of a triangular system of n rows: half of the solution, a product, the other half."""
-    if levels == 0 or n < 2:
-        yield Step("solve_triangular", columns, n, n)
+    side = blocks.side or n
+    if n <= side:
+        is_product = blocks.are_inverted and n == blocks.side
+        yield Step("product", n, n, columns) if is_product else Step("solve_triangular", columns, n, n)
         return
-    h = first_half(n)
+    h = first_blocks(n, side)
     first, second = (h, n - h) if lower else (n - h, h)
-    yield from triangular_steps(first, columns, levels - 1, lower)
+    yield from triangular_steps(first, columns, blocks, lower)
     yield Step("product", second, first, columns)
-    yield from triangular_steps(second, columns, levels - 1, lower)
+    yield from triangular_steps(second, columns, blocks, lower)
 
 
-def cholesky_steps(n: int, levels: int, levels_of: LevelsOfSystem) -> Iterator[Step]:
+def cholesky_steps(n: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
     """Yield the steps of a Cholesky factor: the first half, the panel below, the panel's Gram matrix, the rest."""
     if levels == 0 or n < 2:
         yield Step("cholesky", n, n, n)
         return
     h = first_half(n)
-    yield from cholesky_steps(h, levels - 1, levels_of)
-    yield from triangular_steps(h, n - h, levels_of(h, n - h))
+    yield from cholesky_steps(h, levels - 1, blocks_of)
+    yield from triangular_steps(h, n - h, blocks_of(h, n - h))
     yield Step("gram", n - h, h, n - h)
-    yield from cholesky_steps(n - h, levels - 1, levels_of)
+    yield from cholesky_steps(n - h, levels - 1, blocks_of)
 
 
-def positive_inverse_steps(n: int, factor_levels: int, levels: int, levels_of: LevelsOfSystem) -> Iterator[Step]:
+def positive_inverse_steps(n: int, factor_levels: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
     """Yield the steps of the inverse of a positive definite matrix: the factor, its inverse, and a Gram matrix."""
-    yield from cholesky_steps(n, factor_levels, levels_of)
-    yield from triangle_inverse_steps(n, levels, levels_of)
+    yield from cholesky_steps(n, factor_levels, blocks_of)
+    yield from triangle_inverse_steps(n, levels, blocks_of)
     yield Step("gram", n, n, n)
 
 
-def triangle_inverse_steps(n: int, levels: int, levels_of: LevelsOfSystem) -> Iterator[Step]:
+def triangle_inverse_steps(n: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
     """Yield the steps of the inverse of a triangular matrix in its place."""
     if levels == 0 or n < 2:
         yield Step("solve_triangular", n, n, n)
         return
     h = first_half(n)
-    yield from triangle_inverse_steps(n - h, levels - 1, levels_of)
+    yield from triangle_inverse_steps(n - h, levels - 1, blocks_of)
     yield Step("product", n - h, n - h, h)
-    yield from triangular_steps(h, n - h, levels_of(h, n - h), lower=False)
-    yield from triangle_inverse_steps(h, levels - 1, levels_of)
+    yield from triangular_steps(h, n - h, blocks_of(h, n - h), lower=False)
+    yield from triangle_inverse_steps(h, levels - 1, blocks_of)
 
 
-def general_inverse_steps(n: int, levels: int) -> Iterator[Step]:
+def general_inverse_steps(n: int, width: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of a general inverse: LU factors and two triangular systems."""
-    yield Step("lu_factor", n, n, n)
+    yield from lu_steps(n, width, blocks.are_inverted)
     for lower in (True, False):
-        yield from triangular_steps(n, n, levels, lower)
+        yield from triangular_steps(n, n, blocks, lower)
+
+
+def lu_steps(n: int, width: int, are_inverted: bool) -> Iterator[Step]:
+    """Yield the steps of LU factors with panels of `width` columns."""
+
+    def factor_columns(first: int, last: int) -> Iterator[Step]:
+        if last - first <= width:
+            yield Step("lu_panel", n - first, last - first, last - first)
+            return
+        middle = middle_column(first, last, width)
+        columns = last - middle
+        yield from factor_columns(first, middle)
+        blocks = DiagonalBlocks(width if middle - first == width else 2 * width, are_inverted)
+        yield from triangular_steps(middle - first, columns, blocks)
+        yield Step("product", n - middle, middle - first, columns)
+        yield from factor_columns(middle, last)
+
+    yield from factor_columns(0, n)

@@ -6,13 +6,47 @@ A function with a trailing `_block` works on two matrices in place; all others t
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error
+from fmm.arrays.detect import array_kind, can_cache_kind, check_dense, mixed_arrays_error
+from fmm.arrays.numpy_library import NUMPY
+from fmm.linalg import panel_launches
+from fmm.linalg.panel_launches import (
+    CPP_NUMBERS,
+    INVERTED_SIDE,
+    MAX_ROWS_PER_THREAD,
+    ROW_CAPACITY,
+    BlockForm,
+    PanelShape,
+)
+
+PANEL_WIDTH = 256  # columns of a panel of an LU factorization
+SINGLE_TYPES = ("float32", "complex64")
+MIN_MULTIPROCESSORS = 100  # of a GPU that holds a panel in one cluster; parts of a GPU (MIG) have fewer
+
+
+class InvertedBlock(NamedTuple):
+    """Blocks of a triangular matrix that are to be inverted, as in panel_launches.BlockForm."""
+
+    stacked_side: int
+    side: int
+    known_side: int
+    is_lower: bool
+    is_unit: bool
+
+
+class LuFactors(NamedTuple):
+    """L and U in one matrix, and the pivots: row i was exchanged with row pivots[i], counted from 0."""
+
+    lu: Any
+    pivots: Any
 
 
 class NumpySolvers:
@@ -21,10 +55,17 @@ class NumpySolvers:
     linalg_error: type[Exception] = np.linalg.LinAlgError
     module: Any = np
     right_side_axes: tuple[int, ...] = (1, 2)  # numbers of axes of the right sides that the library's lstsq takes
+    adapter: Any = NUMPY  # the adapter of fmm.arrays
+    plain_class: type = np.ndarray
+    first_pivot = 0  # the number of the first row among the pivots of the library's LU factors
 
     def device(self, x: Any) -> str:
         """Return the device as fmm.plan names it."""
         return "cpu"
+
+    def type_name(self, x: Any) -> str:
+        """Return the name of the element type."""
+        return str(x.dtype).removeprefix("torch.")
 
     def product_type(self, x: Any) -> str:
         """Return the element type of products; an empty text where the library's own functions must answer."""
@@ -46,13 +87,17 @@ class NumpySolvers:
         """Return a row-major array of this shape, of the type and on the device of `like`."""
         return self.module.empty(shape, like.dtype)
 
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        """Return a row-major array of zeros, of the type and on the device of `like`."""
+        return self.adapter.new_zeros(shape, like)
+
     def identity(self, n: int, like: Any) -> Any:
         """Return the identity matrix."""
         return self.module.eye(n, dtype=like.dtype)
 
     def transpose(self, x: Any) -> Any:
         """Return a view of matrices with rows and columns exchanged."""
-        return x.swapaxes(-1, -2)
+        return self.adapter.transposed_view(x)
 
     def adjoint(self, x: Any) -> Any:
         """Return the conjugate transpose; a view of a real array."""
@@ -60,12 +105,25 @@ class NumpySolvers:
 
     def conjugate(self, x: Any) -> Any:
         """Return the conjugate of a complex array; a real array unchanged."""
-        return x.conj() if x.dtype.kind == "c" else x
+        return self.adapter.conjugated_copy(x) if self.is_complex(x) else x
+
+    def is_complex(self, x: Any) -> bool:
+        """Return True for a complex array."""
+        return bool(x.dtype.kind == "c")
 
     def write(self, out: Any, x: Any) -> Any:
         """Copy x into `out` and return `out`."""
-        out[...] = x
+        self.adapter.copy_into(x, out)
         return out
+
+    def strided_view(self, x: Any, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+        """Return a view from the first entry of x on, with these strides in elements."""
+        strides = tuple(step * x.itemsize for step in steps)
+        return self.module.lib.stride_tricks.as_strided(x, shape, strides)
+
+    def element_steps(self, x: Any) -> tuple[int, ...]:
+        """Return the strides in elements."""
+        return tuple(step // x.itemsize for step in x.strides)
 
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by BLAS's trsm, which reads only one triangle of a."""
@@ -80,13 +138,6 @@ class NumpySolvers:
         else:
             x[...] = blas(1, stored, x, side=0, trans_a=transposed, **flags)
 
-    def condition_number(self, a: Any, inverse: Any, lower: bool, unit_diagonal: bool) -> float:
-        """Return the condition number of a triangle of a, in the norm of the largest row sum; NaN for NaN entries."""
-        first = 1 if unit_diagonal else 0  # distance of the nearest diagonal that is read
-        triangle = self.module.tril(a, -first) if lower else self.module.triu(a, first)
-        norm = abs(triangle).sum(-1).max() + first
-        return float(norm * abs(inverse).sum(-1).max())
-
     def check_singular(self, diagonal: Any) -> None:
         """Raise SciPy's exception for a zero on the diagonal of a triangular matrix."""
         zeros = np.nonzero(diagonal == 0)[0]
@@ -98,19 +149,98 @@ class NumpySolvers:
         factor = self.module.linalg.cholesky
         return self.adjoint(factor(self.adjoint(a))) if upper else factor(a)
 
-    def cholesky_block(self, a: Any) -> Any:
-        """Return the lower Cholesky factor of a block; raise `linalg_error` where the block has none."""
-        return self.cholesky(a)
+    def cholesky_block(self, a: Any) -> tuple[Any, Any]:
+        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` where the block has none.
+
+        Some libraries return, instead of None, a number on the device that is not zero if there is no factor.
+        """
+        return self.cholesky(a), None
 
     def inv(self, a: Any) -> Any:
         """Return the inverse by the library's own function."""
         return self.module.linalg.inv(a)
 
-    def lu(self, a: Any) -> tuple[Any, list[int]] | None:
-        """Return L and U in one matrix and the pivot rows, counted from 0; None for a singular matrix."""
-        getrf = scipy_linalg("inv").get_lapack_funcs("getrf", (a,))
+    # ---- LU factors
+
+    def panel_width(self, a: Any) -> int:
+        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        return PANEL_WIDTH if has_scipy() else 0
+
+    def factor_panel(self, a: Any, pivots: Any) -> None:
+        """Factor a panel in place by LAPACK's getrf, and write the pivot rows, counted from the panel's first row."""
+        getrf = scipy_linalg("lu_factor").get_lapack_funcs("getrf", (a,))
+        a[...], pivots[...], _ = getrf(a)
+
+    def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
+        """Exchange row i of x with row pivots[i] - origin, for one i after the other."""
+        targets, sources = self.exchanged_rows(pivots, origin)
+        x[targets] = x[sources]
+
+    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        source: dict[int, int] = {}
+        for i, pivot in enumerate((pivots - origin).tolist()):
+            source[i], source[pivot] = source.get(pivot, pivot), source.get(i, i)
+        return np.array(list(source), np.int64), np.array(list(source.values()), np.int64)
+
+    def new_pivots(self, count: int, like: Any) -> Any:
+        """Return an array of int32 for pivots."""
+        return self.module.empty(count, np.int32)
+
+    def row_numbers(self, n: int, like: Any) -> Any:
+        """Return the numbers from 0 to n - 1 as int64."""
+        return self.module.arange(n, dtype=np.int64)
+
+    def take_rows(self, x: Any, order: Any) -> Any:
+        """Return the rows of matrices in another order; `order` has the same leading dimensions."""
+        return self.module.take_along_axis(x, order[..., None], -2)
+
+    def lu_factor(self, a: Any) -> tuple[Any, Any]:
+        """Return L and U in one matrix, and the pivots, by the library's own function."""
+        return scipy_linalg("lu_factor").lu_factor(a, check_finite=False)  # type: ignore[no-any-return]
+
+    def solve(self, a: Any, b: Any, assume_a: str) -> Any:
+        """Return the solutions of a x = b by the library's own function; b has two dimensions at least."""
+        if assume_a != "gen" and has_scipy() and a.ndim == b.ndim == 2 and a.size and b.size:
+            return scipy_linalg("solve").solve(a, b, assume_a=assume_a, check_finite=False)
+        return self.module.linalg.solve(a, b)
+
+    def det(self, a: Any) -> Any:
+        """Return the determinants by the library's own function."""
+        return self.module.linalg.det(a)
+
+    def slogdet(self, a: Any) -> Any:
+        """Return the signs and the logarithms of the determinants by the library's own function."""
+        return self.module.linalg.slogdet(a)
+
+    def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
+        """Write the inverses of the blocks on the diagonal of a; return False if there is no such function.
+
+        `stacked` has row-major blocks of `block.stacked_side` rows, or begins on the diagonal of one.
+        """
+        return False
+
+    def lu(self, a: Any) -> Any:
+        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
+        getrf = scipy_linalg("solve").get_lapack_funcs("getrf", (a,))
         lu, pivots, info = getrf(a)
-        return None if info else (lu, pivots.tolist())
+        return None if info else LuFactors(lu, pivots)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Return an array in another element type."""
+        return x.astype(dtype, copy=False)
+
+    def host_number(self, x: Any) -> float:
+        """Return an array of one number as a number."""
+        return float(x)
+
+    def to_host(self, x: Any) -> Any:
+        """Return a NumPy array."""
+        return x
+
+    def from_host(self, x: Any, like: Any) -> Any:
+        """Return a NumPy array as an array of the library, on the device of `like`."""
+        return x
 
     def qr(self, a: Any, mode: str) -> Any:
         """Return Q and R by the library's own function; R alone in mode "r"."""
@@ -122,11 +252,67 @@ class NumpySolvers:
         return tuple(self.module.linalg.lstsq(a, b, rcond=None))
 
 
-class CupySolvers(NumpySolvers):
+class DeviceSolvers(NumpySolvers):
+    """Solvers' kernels on a GPU, for CuPy and torch."""
+
+    def launch(self, x: Any, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function of fmm.linalg.panel_launches on the array's device and the library's current stream."""
+        device = self.adapter.device_number(x)
+        stream, context = self.adapter.current_stream(device)
+        with context or nullcontext():
+            function(*arguments, device, stream)
+
+    def kernel_type(self, x: Any) -> str:
+        """Return the element type of the solvers' kernels; empty where there are none."""
+        dtype = self.type_name(x)
+        return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
+
+    def panel_width(self, a: Any) -> int:
+        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        if not self.kernel_type(a) or a.shape[-2] > MAX_ROWS_PER_THREAD * ROW_CAPACITY:
+            return 0
+        from fmm.kernels.cuda.launch.device_facts import chip_of
+
+        chip = chip_of(self.adapter.device_number(a))
+        return PANEL_WIDTH if chip.version // 10 == 9 and chip.multiprocessors >= MIN_MULTIPROCESSORS else 0
+
+    def factor_panel(self, a: Any, pivots: Any) -> None:
+        """Factor a panel in place, and write the pivot rows, counted from the panel's first row."""
+        (rows, columns), (down, across) = a.shape, self.element_steps(a)
+        shape = PanelShape(rows, columns, down, across, self.kernel_type(a))
+        pointer = self.adapter.data_pointer
+        self.launch(a, panel_launches.factor_panel, shape, pointer(a), pointer(pivots))
+
+    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        count, pointer = len(pivots), self.adapter.data_pointer
+        rows = self.new_rows(4 * count, pivots)
+        self.launch(pivots, panel_launches.trace_rows, count, origin, pointer(pivots), pointer(rows))
+        return rows[: 2 * count], rows[2 * count :]
+
+    def new_rows(self, count: int, like: Any) -> Any:
+        """Return an array of int64 for row numbers."""
+        return self.module.empty(count, np.int64)
+
+    def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
+        """Write the inverses of the blocks on the diagonal of a; return False if there is no such function."""
+        if not (dtype := self.kernel_type(a)) or block.side % INVERTED_SIDE:
+            return False
+        down, across = self.element_steps(a)
+        form = BlockForm(a.shape[0], down, across, dtype, *block)
+        scratch, pointer = self.empty((panel_launches.scratch_numbers(form),), a), self.adapter.data_pointer
+        self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
+        return True
+
+
+class CupySolvers(DeviceSolvers):
     """CuPy's functions, for its arrays on a GPU."""
 
     def __init__(self) -> None:
-        self.module = sys.modules["cupy"]
+        from fmm.arrays.cupy_library import CUPY
+
+        self.module, self.adapter = sys.modules["cupy"], CUPY
+        self.plain_class = self.module.ndarray
 
     def device(self, x: Any) -> str:
         """Return the device as fmm.plan names it."""
@@ -149,45 +335,63 @@ class CupySolvers(NumpySolvers):
     def check_singular(self, diagonal: Any) -> None:
         """Do nothing: CuPy returns inf and NaN for singular matrices."""
 
-    def cholesky_block(self, a: Any) -> Any:
-        """Return the lower Cholesky factor of a block; raise `linalg_error` where the block has none."""
+    def cholesky_block(self, a: Any) -> tuple[Any, Any]:
+        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` where the block has none."""
         from cupyx import errstate
 
         with errstate(linalg="raise"):
-            return self.cholesky(a)
+            return self.cholesky(a), None
 
-    def lu(self, a: Any) -> tuple[Any, list[int]] | None:
-        """Return L and U in one matrix and the pivot rows; None for a singular matrix."""
-        import warnings
-
+    def lu_factor(self, a: Any) -> tuple[Any, Any]:
+        """Return L and U in one matrix, and the pivots, by CuPy's own function."""
         from cupyx.scipy.linalg import lu_factor
 
+        return lu_factor(a, check_finite=False)  # type: ignore[no-any-return]
+
+    def solve(self, a: Any, b: Any, assume_a: str) -> Any:
+        """Return the solutions of a x = b by CuPy's own function."""
+        return self.module.linalg.solve(a, b)
+
+    def lu(self, a: Any) -> Any:
+        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a zero on the diagonal, which is examined here
-            lu, pivots = lu_factor(a, check_finite=False)
-        return None if bool((lu.diagonal() == 0).any()) else (lu, pivots.get().tolist())
+            lu, pivots = self.lu_factor(a)
+        return None if bool((lu.diagonal() == 0).any()) else LuFactors(lu, pivots)
+
+    def to_host(self, x: Any) -> Any:
+        """Return a NumPy array."""
+        return x.get()
+
+    def from_host(self, x: Any, like: Any) -> Any:
+        """Return a NumPy array as an array on the current device."""
+        return self.module.asarray(x)
 
 
-class TorchSolvers(NumpySolvers):
+class TorchSolvers(DeviceSolvers):
     """torch's functions, for its tensors on the host or on a GPU."""
 
     right_side_axes = (2,)
+    first_pivot = 1
 
     def __init__(self) -> None:
-        self.module = sys.modules["torch"]
+        from fmm.arrays.torch_library import TORCH
+
+        self.module, self.adapter = sys.modules["torch"], TORCH
         self.linalg_error = self.module.linalg.LinAlgError
+        self.plain_class = self.module.Tensor
 
     def device(self, x: Any) -> str:
         """Return the device as fmm.plan names it."""
-        return str(x.device)
+        return f"cuda:{x.get_device()}" if x.is_cuda else "cpu"
 
     def product_type(self, x: Any) -> str:
         """Return the element type of products; empty where the program allows TF32, unlike torch.linalg."""
-        from fmm.arrays.torch_library import float32_precision
+        from fmm.arrays.torch_library import TYPE_NAMES, float32_precision
 
-        is_single = x.dtype in (self.module.float32, self.module.complex64)
-        is_coarse = x.is_cuda and is_single and float32_precision() not in ("ieee", "none")
-        return "" if is_coarse else str(x.dtype).removeprefix("torch.")
+        dtype = TYPE_NAMES.get(x.dtype, "")
+        is_coarse = dtype in SINGLE_TYPES and x.is_cuda and float32_precision() not in ("ieee", "none")
+        return "" if is_coarse else dtype
 
     def is_plain(self, *arrays: Any) -> bool:
         """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes."""
@@ -211,17 +415,17 @@ class TorchSolvers(NumpySolvers):
         """Return the identity matrix."""
         return self.module.eye(n, dtype=like.dtype, device=like.device)
 
-    def transpose(self, x: Any) -> Any:
-        """Return a view of matrices with rows and columns exchanged."""
-        return x.mT
+    def is_complex(self, x: Any) -> bool:
+        """Return True for a complex tensor."""
+        return bool(x.is_complex())
 
-    def conjugate(self, x: Any) -> Any:
-        """Return the conjugate of a complex tensor; a real tensor unchanged."""
-        return x.conj().resolve_conj() if x.is_complex() else x
+    def strided_view(self, x: Any, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+        """Return a view from the first entry of x on, with these strides in elements."""
+        return x.as_strided(shape, steps, x.storage_offset())
 
-    def write(self, out: Any, x: Any) -> Any:
-        """Copy x into `out` and return `out`."""
-        return out.copy_(x)
+    def element_steps(self, x: Any) -> tuple[int, ...]:
+        """Return the strides in elements."""
+        return tuple(x.stride())
 
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by torch.linalg.solve_triangular."""
@@ -234,10 +438,78 @@ class TorchSolvers(NumpySolvers):
         """Return the Cholesky factor by torch.linalg.cholesky."""
         return self.module.linalg.cholesky(a, upper=upper)
 
-    def lu(self, a: Any) -> tuple[Any, list[int]] | None:
-        """Return L and U in one matrix and the pivot rows; None for a singular matrix."""
+    def cholesky_block(self, a: Any) -> tuple[Any, Any]:
+        """Return the lower Cholesky factor of a block, and a number that is not zero if there is no factor."""
+        return tuple(self.module.linalg.cholesky_ex(a))
+
+    # ---- LU factors
+
+    def panel_width(self, a: Any) -> int:
+        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        return super().panel_width(a) if a.is_cuda else PANEL_WIDTH
+
+    def factor_panel(self, a: Any, pivots: Any) -> None:
+        """Factor a panel in place, and write the pivot rows, counted from the panel's first row."""
+        if a.is_cuda:
+            super().factor_panel(a, pivots)
+            return
+        lu, rows, _ = self.module.linalg.lu_factor_ex(a)
+        a.copy_(lu)
+        pivots.copy_(rows - 1)
+
+    def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
+        """Exchange row i of x with row pivots[i] - origin, for one i after the other."""
+        targets, sources = self.exchanged_rows(pivots, origin)
+        x.index_copy_(0, targets, x.index_select(0, sources))
+
+    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        if pivots.is_cuda:
+            return super().exchanged_rows(pivots, origin)
+        targets, sources = NUMPY_SOLVERS.exchanged_rows(pivots.numpy(), origin)
+        return self.module.from_numpy(targets), self.module.from_numpy(sources)
+
+    def row_numbers(self, n: int, like: Any) -> Any:
+        """Return the numbers from 0 to n - 1 as int64."""
+        return self.module.arange(n, device=like.device)
+
+    def take_rows(self, x: Any, order: Any) -> Any:
+        """Return the rows of matrices in another order; `order` has the same leading dimensions."""
+        return self.module.take_along_dim(x, order[..., None], -2)
+
+    def new_rows(self, count: int, like: Any) -> Any:
+        """Return a tensor of int64 for row numbers."""
+        return self.module.empty(count, dtype=self.module.int64, device=like.device)
+
+    def new_pivots(self, count: int, like: Any) -> Any:
+        """Return a tensor of int32 for pivots."""
+        return self.module.empty(count, dtype=self.module.int32, device=like.device)
+
+    def lu_factor(self, a: Any) -> tuple[Any, Any]:
+        """Return L and U in one matrix, and the pivots, by torch.linalg.lu_factor."""
+        return tuple(self.module.linalg.lu_factor(a))
+
+    def solve(self, a: Any, b: Any, assume_a: str) -> Any:
+        """Return the solutions of a x = b by torch.linalg.solve; b has two dimensions at least."""
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return self.module.linalg.solve(a, b.expand(*batch, *b.shape[-2:]))
+
+    def lu(self, a: Any) -> Any:
+        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
         lu, pivots, info = self.module.linalg.lu_factor_ex(a)
-        return None if int(info) else (lu, [row - 1 for row in pivots.tolist()])
+        return None if int(info) else LuFactors(lu, pivots - 1)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Return a tensor in another element type."""
+        return x.to(getattr(self.module, dtype))
+
+    def to_host(self, x: Any) -> Any:
+        """Return a NumPy array."""
+        return x.cpu().numpy()
+
+    def from_host(self, x: Any, like: Any) -> Any:
+        """Return a NumPy array as a tensor on the device of `like`."""
+        return self.module.from_numpy(x).to(like.device)
 
     def qr(self, a: Any, mode: str) -> Any:
         """Return Q and R by torch.linalg.qr; R alone in mode "r"."""
@@ -252,14 +524,46 @@ class TorchSolvers(NumpySolvers):
 NUMPY_SOLVERS = NumpySolvers()
 
 
+# The functions for each of the classes numpy.ndarray, cupy.ndarray and torch.Tensor, added at the first call with the
+# class. Arrays of exactly these classes need no check.
+_libraries_by_class: dict[type, NumpySolvers] = {np.ndarray: NUMPY_SOLVERS}
+
+
 def solver_library(*arrays: Any) -> NumpySolvers:
     """Return the functions of the arrays' library; TypeError if the arrays are of several libraries."""
+    cls = type(arrays[0])
+    known = _libraries_by_class.get(cls)
+    if known is not None and all(type(x) is cls for x in arrays):
+        return known
     check_dense("fmm.linalg", *arrays)
     kinds = {array_kind(x) for x in arrays}
     if len(kinds) > 1 or "other" in kinds:
         raise mixed_arrays_error(**{name: x for name, x in zip("ab", arrays, strict=False)})
     kind = kinds.pop()
-    return NUMPY_SOLVERS if kind == "host" else CupySolvers() if kind == "cupy" else TorchSolvers()
+    if kind == "host":
+        return NUMPY_SOLVERS
+    library = cupy_solvers() if kind == "cupy" else torch_solvers()
+    if cls is library.plain_class and can_cache_kind(kind):
+        _libraries_by_class[cls] = library
+    return library
+
+
+@cache
+def cupy_solvers() -> CupySolvers:
+    """Return the functions of CuPy."""
+    return CupySolvers()
+
+
+@cache
+def torch_solvers() -> TorchSolvers:
+    """Return the functions of torch."""
+    return TorchSolvers()
+
+
+@cache
+def has_cupy() -> bool:
+    """Return True if CuPy is installed: fmm launches its kernels through CuPy."""
+    return find_spec("cupy") is not None
 
 
 @cache

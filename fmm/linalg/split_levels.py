@@ -9,9 +9,10 @@ this loss.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fmm import api
+from fmm.linalg.solver_library import SINGLE_TYPES, NumpySolvers
 
 SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 SMALLEST_GAINING_SIDE = 1024  # a matrix without a longer side is the library's own, on any device
@@ -26,20 +27,66 @@ class SplitRule(NamedTuple):
     device_gain: float
 
 
-# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER (`python -m benchmarks solvers`). Smaller
-# halves lose: their products gain less, and the vendor's solvers are slow on small blocks. In float64 no Cholesky
+class InvertedRule(NamedTuple):
+    """When a GPU solves triangular systems by products with inverted blocks on the diagonal."""
+
+    smallest: int  # rows of the smallest matrix
+    fewest_columns: int  # smallest number of right sides
+    single_side: int  # rows of a block on the diagonal, in single precision
+    double_side: int  # rows of a block on the diagonal, in double precision
+    gain: float  # least speedup of the product between two halves
+
+
+# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER. Smaller halves lose: their products gain
+# less, the vendor's solvers are slow on small blocks, and Python's time for each step counts. In float64 no Cholesky
 # factorization up to 16384 gains.
 TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
-CHOLESKY_RULE = SplitRule(8192, 1.05, 3.0)
-# A general inverse by LU and two triangular solves has 8/3 n^3 flops where the library's inverse has 2 n^3. On a GPU
-# the library's inverse takes longer than its LU by more than this ratio.
-INVERSE_RULE = SplitRule(8192, 1.6, 1.5)
+INVERTED_RULE = InvertedRule(8192, 4096, 1024, 512, 1.2)
+CHOLESKY_RULE = SplitRule(4096, 1.05, 3.0)
+# A panel of 256 columns takes 0.5 to 1.5 ms. No gain is measured on hosts.
+LU_RULE = SplitRule(8192, float("inf"), 1.5)
 
 
 def first_half(n: int) -> int:
     """Return the number of rows of the first half, the larger one."""
     half = (n + 1) // 2
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
+
+
+def first_blocks(n: int, side: int) -> int:
+    """Return the number of rows of the first half of the blocks of `side` rows, for more than one block."""
+    return (-(-n // side) // 2 or 1) * side
+
+
+def middle_column(first: int, last: int, width: int) -> int:
+    """Return where an LU factorization divides the columns first to last - 1: between panels, or pairs of panels."""
+    unit = 2 * width if last - first > 2 * width else width
+    return first + (-(-(last - first) // unit) + 1) // 2 * unit
+
+
+def block_side(n: int, levels: int) -> int:
+    """Return the number of rows of the blocks on the diagonal after some halvings."""
+    for _ in range(levels):
+        n = first_half(n)
+    return n
+
+
+def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
+    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function solves the whole system."""
+    n, rule = a.shape[-1], INVERTED_RULE
+    if n < rule.smallest or columns < rule.fewest_columns or (dtype := library.product_type(a)) not in SOLVER_TYPES:
+        return 0
+    gain = product_speedup(first_half(n), columns, dtype, library.device(a), limit)
+    side = rule.single_side if dtype in SINGLE_TYPES else rule.double_side
+    return side if gain >= rule.gain else 0
+
+
+def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
+    """Return how often to halve the matrices of an array, as `split_levels`."""
+    n = a.shape[-1]
+    if first_half(n) < rule.smallest_half:
+        return 0
+    return split_levels(n, columns, library.product_type(a), library.device(a), limit, rule)
 
 
 def split_levels(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:

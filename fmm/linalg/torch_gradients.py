@@ -9,7 +9,7 @@ import torch
 from fmm import api
 from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.solver_library import TorchSolvers
+from fmm.linalg.solver_library import torch_solvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 
 
@@ -19,7 +19,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
         """Return x."""
-        x = solve_without_gradient(TorchSolvers(), a, b, form, limit)
+        x = solve_without_gradient(torch_solvers(), a, b, form, limit)
         ctx.save_for_backward(a, x)
         ctx.form, ctx.limit, ctx.shape_of_b = form, limit, b.shape
         return x
@@ -44,7 +44,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> Any:
         """Return the factor; torch's own function where a block has none."""
-        library = TorchSolvers()
+        library = torch_solvers()
         try:
             factor = factor_stacks(library, a, limit)
         except library.linalg_error:
@@ -74,7 +74,7 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> tuple[Any, Any]:
         """Return Q and R."""
-        q, r = factor_tall_stacks(TorchSolvers(), a, limit)
+        q, r = factor_tall_stacks(torch_solvers(), a, limit)
         ctx.save_for_backward(q, r)
         ctx.limit = limit
         return q, r

@@ -6,7 +6,7 @@ from typing import Any
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays, write_result
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
-from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_levels
+from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_side
 
 
 def solve_triangular(
@@ -87,7 +87,7 @@ def solve_stacks(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, li
         raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
     columns = b.shape[-1 if form.left else -2]
     if isinstance(library, TorchSolvers) and not (
-        library.is_plain(a, b) and triangular_levels(library, a, columns, limit)
+        triangular_side(library, a, columns, limit) and library.is_plain(a, b)
     ):
         flags = {"upper": not form.lower, "left": form.left, "unitriangular": form.unit_diagonal}
         return library.module.linalg.solve_triangular(a, b, **flags)

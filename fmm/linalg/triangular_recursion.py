@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm import api
+from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, invert_diagonal_blocks
+from fmm.linalg.products import multiply_in_place, subtract_product
 from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import TRIANGULAR_RULE, first_half, split_levels
-
-# A GPU's own solver is slow with many right sides. With at least INVERTED_BLOCK_COLUMNS times as many right sides as
-# rows, a diagonal block is inverted, and the solution is a product. The error of the product grows with the condition
-# number of the block, so a block whose condition number exceeds MAX_BLOCK_CONDITION is left to the library's solver.
-INVERTED_BLOCK_COLUMNS = 4
-MAX_BLOCK_CONDITION = 1000.0
+from fmm.linalg.split_levels import TRIANGULAR_RULE, block_side, first_blocks, inverted_side, solver_levels
 
 
 class TriangularForm(NamedTuple):
@@ -25,53 +21,94 @@ class TriangularForm(NamedTuple):
     left: bool
 
 
+class TriangularBlocks(NamedTuple):
+    """A triangular matrix in blocks: how the blocks on the diagonal are solved."""
+
+    library: NumpySolvers
+    lower: bool
+    unit_diagonal: bool
+    side: int  # rows of a block on the diagonal
+    limit: float | None  # largest error growth of the products
+    inverses: Any = None  # stacked inverses of the blocks; None if the library's own function solves all blocks
+    is_usable: Sequence[bool] | None = None  # for each block True if its inverse is accurate; None: all are
+
+
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
     """Return the solutions for stacks of matrices in a new array."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     x = library.write(library.empty((*batch, *b.shape[-2:]), b), b)
-    levels = triangular_levels(library, a, x.shape[-1 if form.left else -2], limit)
+    side = triangular_side(library, a, x.shape[-1 if form.left else -2], limit)
     a, stack, lower = library.module.broadcast_to(a, (*batch, *a.shape[-2:])), x, form.lower
     if not form.left:  # x a = b is a^T x^T = b^T
         a, stack, lower = library.transpose(a), library.transpose(x), not lower
     for i in np.ndindex(*batch):
         if not form.unit_diagonal:
             library.check_singular(a[i].diagonal())
-        solve_in_place(library, a[i], stack[i], (lower, form.unit_diagonal), levels, limit)
+        solve_in_place(library, a[i], stack[i], (lower, form.unit_diagonal), side, limit)
     return x
 
 
+def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
+    """Return the rows of the blocks on the diagonal; 0 if the library's own function is to solve the whole system."""
+    if library.device(a) != "cpu":
+        return inverted_side(library, a, columns, limit)
+    levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
+    return block_side(a.shape[-1], levels) if levels else 0
+
+
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return how often to halve triangular matrices with this number of right sides."""
-    return split_levels(a.shape[-1], columns, library.product_type(a), library.device(a), limit, TRIANGULAR_RULE)
+    """Return how often triangular matrices with this number of right sides are halved."""
+    side = triangular_side(library, a, columns, limit)
+    return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0
 
 
 def solve_in_place(
-    library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], levels: int, limit: float | None
+    library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], side: int, limit: float | None
 ) -> None:
-    """Replace x by the solution of a y = x: half of y, the product of a block with that half, the other half."""
-    n = a.shape[0]
-    if levels == 0 or n < 2:
-        solve_diagonal_block(library, a, x, lower_and_unit, limit)
+    """Replace x by the solution of a y = x; blocks on the diagonal have `side` rows (0: one block)."""
+    solve_blocks(triangular_blocks(library, a, *lower_and_unit, side, limit), a, x)
+
+
+def triangular_blocks(
+    library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
+) -> TriangularBlocks:
+    """Return the blocks of a triangular matrix: on a GPU with their inverses, and with the check of these."""
+    if not side or not multiplies_by_inverses(library, a):
+        return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit)
+    inverses = invert_diagonal_blocks(library, a, lower, unit_diagonal, side)
+    growth = block_growth(library, a, inverses, lower, unit_diagonal)
+    is_usable = (growth <= MAX_BLOCK_GROWTH).tolist()
+    return TriangularBlocks(library, lower, unit_diagonal, side, limit, inverses, is_usable)
+
+
+def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
+    """Return True if the blocks on the diagonal are inverted: on a GPU."""
+    return library.device(a) != "cpu"
+
+
+def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> None:
+    """Replace x by the solution of a y = x: half of y, the product of a block with that half, the other half.
+
+    `index` is the number of the first block on the diagonal.
+    """
+    n, side = a.shape[0], blocks.side
+    if n <= side:
+        _solve_diagonal_block(blocks, a, x, index)
         return
-    h = first_half(n)
-    first, second = slice(0, h), slice(h, n)
-    if not lower_and_unit[0]:
-        first, second = second, first
-    solve_in_place(library, a[first, first], x[first], lower_and_unit, levels - 1, limit)
-    api.gemm(a[second, first], x[first], x[second], alpha=-1, beta=1, out=x[second], max_error_growth=limit)
-    solve_in_place(library, a[second, second], x[second], lower_and_unit, levels - 1, limit)
+    h = first_blocks(n, side)
+    parts = (slice(0, h), index), (slice(h, n), index + h // side)
+    (first, first_index), (second, second_index) = parts if blocks.lower else parts[::-1]
+    solve_blocks(blocks, a[first, first], x[first], first_index)
+    subtract_product(blocks.library, a[second, first], x[first], x[second], blocks.limit)
+    solve_blocks(blocks, a[second, second], x[second], second_index)
 
 
-def solve_diagonal_block(
-    library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], limit: float | None
-) -> None:
-    """Replace x by the solution of a y = x for one block, on a GPU as a product with the block's inverse."""
-    n, columns = x.shape
-    if library.device(x) != "cpu" and columns >= INVERTED_BLOCK_COLUMNS * n > 0:
-        inverse = library.identity(n, a)
-        library.solve_block(a, inverse, *lower_and_unit)
-        if library.condition_number(a, inverse, *lower_and_unit) <= MAX_BLOCK_CONDITION:
-            library.write(x, api.matmul(inverse, x, max_error_growth=limit))
-            return
-    library.solve_block(a, x, *lower_and_unit)
+def _solve_diagonal_block(blocks: TriangularBlocks, a: Any, x: Any, index: int) -> None:
+    """Replace x by the solution of a y = x for one block, as a product with the block's inverse if it is usable."""
+    library, stacked = blocks.library, blocks.inverses
+    is_inverted = stacked is not None and index < len(stacked) and a.shape[0] == blocks.side
+    if is_inverted and (blocks.is_usable is None or blocks.is_usable[index]):
+        multiply_in_place(library, stacked[index], x, blocks.limit)
+    else:
+        library.solve_block(a, x, blocks.lower, blocks.unit_diagonal)

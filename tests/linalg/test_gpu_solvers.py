@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import split_levels
-from fmm.linalg.split_levels import SplitRule
+from fmm.linalg import solver_library
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.solver_matrices import DTYPES, backward_error, every_layout, positive_matrices, random_matrix
 
@@ -20,14 +19,6 @@ LARGE = {"float32": 4096, "float64": 8192, "complex64": 4096, "complex128": 4096
 @pytest.fixture(params=[CupyLibrary, TorchLibrary], ids=["cupy", "torch"])
 def library(request: pytest.FixtureRequest) -> Any:
     return request.param()
-
-
-@pytest.fixture
-def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halve every matrix down to blocks of two rows."""
-    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
-    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
-        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
 
 
 @pytest.mark.usefixtures("deep_recursion")
@@ -105,3 +96,66 @@ def test_large_systems_are_as_accurate_as_the_librarys(library: Any, dtype: str)
     for y in (inverse, fmm.linalg.inv(s)):
         own = residual(s, library.xp.linalg.inv(s), identity)
         assert residual(s, y, identity) < 10 * own + 8 * eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [4096, 4999])
+def test_large_general_systems_are_as_accurate_as_the_librarys(library: Any, dtype: str, n: int) -> None:
+    a, b = (library.array(random_matrix(n, columns, dtype, seed=columns), dtype) for columns in (n, 5))
+    eps = float(np.finfo(dtype).eps)
+
+    def residual(solution: Any) -> float:
+        norm = library.xp.linalg.norm
+        return float(norm(a @ solution - b) / (norm(a) * norm(solution)))
+
+    own = residual(library.xp.linalg.solve(a, b))
+    factors = fmm.linalg.lu_factor(a)
+    for x in (fmm.linalg.solve(a, b), fmm.linalg.lu_solve(factors, b), fmm.linalg.solve(a, b, refine=True)):
+        assert residual(x) < 10 * own + 8 * eps
+    found, expected = fmm.linalg.slogdet(a), library.xp.linalg.slogdet(a)
+    assert float(abs(found[1] - expected[1])) < 1e4 * eps * abs(float(expected[1]))
+    if dtype == "float64":
+        _, report = fmm.linalg.refined_solve(a, b)
+        assert report.factors == "float32" and report.steps < 10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [600, 1000, 2500, 9000, 17000])
+def test_panels_have_the_librarys_pivots(library: Any, dtype: str, n: int) -> None:
+    solvers = solver_library.solver_library(library.array(np.ones((2, 2)), dtype))
+    a = library.array(random_matrix(n, 256, dtype), dtype)
+    if not solvers.panel_width(a):
+        pytest.skip("this device has no kernel for panels")
+    pivots = solvers.new_pivots(256, a)
+    panel = library.array(library.host(a), dtype)
+    solvers.factor_panel(panel, pivots)
+    _, expected = scipy_lu(library.host(a))
+    assert (library.host(pivots) == expected).mean() > 0.99  # a near tie may go either way
+    lower, upper = np.tril(library.host(panel), -1), np.triu(library.host(panel)[:256])
+    lower[:256] += np.eye(256)
+    rows = np.arange(n)
+    for i, j in enumerate(library.host(pivots)):
+        rows[[i, j]] = rows[[j, i]]
+    product, exact = lower.astype(float) @ upper, library.host(a)[rows]
+    assert np.linalg.norm(product - exact) < 64 * np.finfo(dtype).eps * np.linalg.norm(exact)
+
+
+def scipy_lu(a: Any) -> Any:
+    """Return SciPy's LU factors and pivots of a panel."""
+    return pytest.importorskip("scipy.linalg").lu_factor(a)
+
+
+def test_a_singular_matrix_is_left_to_the_library(library: Any) -> None:
+    a = random_matrix(4096, 4096, "float32")
+    a[:, 1234] = 0
+    assert float(fmm.linalg.det(library.array(a))) == 0
+    a[:] = np.eye(4096) - np.tril(np.ones((4096, 4096)), -1)  # Wilkinson's: inverses of blocks overflow
+    a[:, -1] = 1
+    try:
+        expected = library.host(library.xp.linalg.solve(library.array(a), library.array(a[:, :2])))
+    except Exception as error:
+        with pytest.raises(type(error)):
+            fmm.linalg.solve(library.array(a), library.array(a[:, :2]))
+    else:
+        found = library.host(fmm.linalg.solve(library.array(a), library.array(a[:, :2])))
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))

@@ -10,6 +10,7 @@ import pytest
 
 import fmm
 from fmm.linalg import arguments, solver_library, split_levels
+from fmm.linalg.solver_library import NUMPY_SOLVERS
 from fmm.linalg.split_levels import SplitRule, first_half
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -26,14 +27,6 @@ from tests.support.solver_matrices import (
 )
 
 scipy_linalg = pytest.importorskip("scipy.linalg")
-
-
-@pytest.fixture
-def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halve every matrix down to blocks of two rows."""
-    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
-    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
-        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
 
 
 recursing = pytest.mark.usefixtures("deep_recursion")
@@ -288,7 +281,7 @@ def test_the_model_decides_how_often_a_matrix_is_halved(monkeypatch: pytest.Monk
     assert levels(8192, 7) == 3 and set(seen) == {7}
 
 
-def test_an_h200_halves_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     def speedup(n: int, columns: int, dtype: str, *_: Any) -> float:
         return decide_plan(Problem(n, n, columns, dtype), Limits(1 << 36, 16.0), H200).speedup
 
@@ -297,11 +290,17 @@ def test_an_h200_halves_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPatc
     def levels(rule: SplitRule, n: int, dtype: str) -> int:
         return split_levels.split_levels(n, None, dtype, "cuda:0", None, rule)
 
-    rules = split_levels.TRIANGULAR_RULE, split_levels.CHOLESKY_RULE, split_levels.INVERSE_RULE
-    assert [levels(rule, 1024, "float32") for rule in rules] == [0, 0, 0]
-    assert [levels(rule, 16384, "float32") for rule in rules] == [2, 1, 1]
-    assert [levels(rule, 8192, "float64") for rule in rules] == [0, 0, 0]
-    assert [levels(rule, 16384, "float64") for rule in rules] == [1, 0, 1]
+    rules = split_levels.CHOLESKY_RULE, split_levels.LU_RULE
+    assert [levels(rule, 4096, "float32") > 0 for rule in rules] == [False, False]
+    assert [levels(rule, 8192, "float32") > 0 for rule in rules] == [True, False]
+    assert [levels(rule, 16384, "float32") > 0 for rule in rules] == [True, True]
+    assert levels(split_levels.CHOLESKY_RULE, 16384, "float64") == 0
+
+    def side(n: int, dtype: str) -> int:
+        monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
+        return split_levels.inverted_side(NUMPY_SOLVERS, np.broadcast_to(np.zeros(1, dtype), (n, n)), n, None)
+
+    assert [side(n, "float32") > 0 for n in (512, 16384)] == [False, True]
 
 
 def test_the_speedup_is_that_of_the_products_decision() -> None:

@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 
 import fmm
-from tests.support.solver_matrices import (
-    DTYPES,
-    backward_error,
-    positive_matrices,
-    random_matrix,
-    solve_everything_by_products,
-)
+from tests.support.solver_matrices import DTYPES, backward_error, positive_matrices, random_matrix
 
 torch = pytest.importorskip("torch")
 SIZES = (0, 1, 2, 17, 33)
-
-
-@pytest.fixture(autouse=True)
-def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve_everything_by_products(monkeypatch)
+pytestmark = pytest.mark.usefixtures("deep_recursion")
 
 
 def tensor(x: Any, gradient: bool = False) -> Any:
@@ -200,3 +190,72 @@ def test_traces_and_transforms_are_torchs() -> None:
     assert_close(found, torch.linalg.solve_triangular(stack, a, upper=False), 40)
     _, tangent = torch.func.jvp(fmm.linalg.cholesky, (a,), (a,))
     assert_close(tangent, torch.linalg.cholesky(a) / 2, 40)
+
+
+# ---- general systems
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", SIZES)
+def test_general_systems_are_solved_as_by_torch(n: int, dtype: str) -> None:
+    a, b = tensor(random_matrix(n, n, dtype)), tensor(random_matrix(n, 4, dtype, seed=1))
+    lu, pivots = fmm.linalg.lu_factor(a)
+    expected, rows = torch.linalg.lu_factor(a)
+    assert_close(lu, expected, 16)
+    assert pivots.dtype == torch.int32 and torch.equal(pivots, rows)
+    assert_close(fmm.linalg.solve(a, b), torch.linalg.solve(a, b), 10)
+    stack, vectors = torch.stack([a, a.mT]), torch.stack([b, 2 * b])
+    assert_close(fmm.linalg.solve(stack, vectors), torch.linalg.solve(stack, vectors), 10)
+    assert_close(fmm.linalg.solve(stack, b), torch.linalg.solve(stack, b.expand(2, n, 4)), 10)
+    for trans, op in (("N", a), ("T", a.mT), ("C", a.mH)):
+        assert_close(fmm.linalg.lu_solve((lu, pivots), b, trans), torch.linalg.solve(op, b), 10)
+    assert_close(fmm.linalg.det(stack), torch.linalg.det(stack), 12)
+    found, expected_pair = fmm.linalg.slogdet(stack), torch.linalg.slogdet(stack)
+    assert_close(found.sign, expected_pair.sign, 12)
+    assert_close(found.logabsdet, expected_pair.logabsdet, 12)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_gradients_of_solutions_are_torchs(dtype: str) -> None:
+    a, b = tensor(random_matrix(9, 9, dtype)), tensor(random_matrix(9, 3, dtype, seed=1))
+    for right in (b, b[:, 0]):
+        for found, expected in zip(
+            gradients(fmm.linalg.solve, a, right), gradients(torch.linalg.solve, a, right), strict=True
+        ):
+            assert_close(found, expected, 26)
+    for found, expected in zip(
+        gradients(lambda x, y: fmm.linalg.solve(torch.stack([x, 2 * x]), y), a, b),
+        gradients(lambda x, y: torch.linalg.solve(torch.stack([x, 2 * x]), y.expand(2, 9, 3)), a, b),
+        strict=True,
+    ):
+        assert_close(found, expected, 26)
+    pivots = fmm.linalg.lu_factor(a)[1]
+    for found, expected in zip(
+        gradients(lambda lu, y: fmm.linalg.lu_solve((lu, pivots), y), a, b),
+        gradients(lambda lu, y: torch.linalg.lu_solve(lu, pivots, y), a, b),
+        strict=True,
+    ):
+        assert_close(found, expected, 26)
+    real = tensor(random_matrix(3, 3, "float64") + 2 * np.eye(3), True)
+    assert torch.autograd.gradgradcheck(fmm.linalg.solve, (real, tensor(random_matrix(3, 2, "float64"), True)))
+
+
+def test_factors_and_determinants_with_gradients_are_torchs() -> None:
+    a = tensor(random_matrix(9, 9, "float64"))
+    for name in ("lu_factor", "det", "slogdet"):
+        own, theirs = getattr(fmm.linalg, name), getattr(torch.linalg, name)
+        part = (lambda x: x) if name == "det" else (lambda x: x[0]) if name == "lu_factor" else (lambda x: x[1])
+        (found,) = gradients(lambda x, f=own, g=part: g(f(x)), a)
+        (expected,) = gradients(lambda x, f=theirs, g=part: g(f(x)), a)
+        assert torch.equal(found, expected)
+
+
+def test_refined_solutions_of_tensors() -> None:
+    a, b = tensor(random_matrix(30, 30, "float64")), tensor(random_matrix(30, 3, "float64"))
+    x, report = fmm.linalg.refined_solve(a, b)
+    assert report.factors == "float32" and report.backward_error < 1e-15
+    assert_close(x, torch.linalg.solve(a, b), 30)
+    with pytest.raises(torch.linalg.LinAlgError):
+        fmm.linalg.solve(torch.zeros(5, 5, dtype=torch.float64), b[:5], refine=True)
+    with pytest.raises(RuntimeError, match="zero"):
+        fmm.linalg.lu_factor(torch.zeros(5, 5))

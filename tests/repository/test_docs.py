@@ -161,17 +161,21 @@ def test_python_examples_run(path: Path) -> None:
     assert not runner.summarize(verbose=False).failed
 
 
+SOLVERS = (
+    "triangular",
+    "cholesky_factors",
+    "lu_factors",
+    "solve",
+    "determinants",
+    "inverse",
+    "qr_factors",
+    "least_squares",
+)
+
+
 @pytest.mark.parametrize(
     "module",
-    [
-        "fmm.api",
-        "fmm.linalg.triangular",
-        "fmm.linalg.cholesky_factors",
-        "fmm.linalg.inverse",
-        "fmm.linalg.qr_factors",
-        "fmm.linalg.least_squares",
-        "fmm.newton_schulz.orthogonalization",
-    ],
+    ["fmm.api", "fmm.newton_schulz.orthogonalization", *(f"fmm.linalg.{name}" for name in SOLVERS)],
 )
 def test_public_docstrings_have_examples_that_run(module: str) -> None:
     if "linalg" in module:

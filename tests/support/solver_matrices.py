@@ -9,18 +9,26 @@ import numpy as np
 import pytest
 
 from fmm import api
-from fmm.linalg import qr_factors, split_levels
+from fmm.linalg import qr_factors, solver_library, split_levels
 from fmm.linalg.split_levels import SplitRule
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
 SIZES = (0, 1, 2, 3, 17, 64)
+SPLIT_RULES = (
+    "triangular_recursion.TRIANGULAR_RULE",
+    "cholesky_recursion.CHOLESKY_RULE",
+    "inverse.TRIANGULAR_RULE",
+    "inverse.LU_RULE",
+    "lu_recursion.LU_RULE",
+)
 
 
 def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halve every matrix down to blocks of two rows, and factor every tall matrix by Cholesky QR."""
+    """Halve every matrix down to blocks of two rows and panels of four columns; factor tall matrices by Cholesky QR."""
     monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
-    for name in ("triangular_recursion.TRIANGULAR_RULE", "cholesky_recursion.CHOLESKY_RULE", "inverse.INVERSE_RULE"):
+    monkeypatch.setattr(solver_library, "PANEL_WIDTH", 4)
+    for name in SPLIT_RULES:
         monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
     monkeypatch.setattr(qr_factors, "gains_by_products", lambda m, n, *_: m >= n)
 
@@ -75,6 +83,23 @@ def positive_matrices(n: int, dtype: str) -> dict[str, Array]:
     low_rank = x[:, : n // 2] @ x[:, : n // 2].conj().T / max(n, 1) + shift * identity
     found = {"normal": normal, "graded": grades[:, None] * normal * grades, "near singular": low_rank}
     return {name: a.astype(dtype) for name, a in found.items()}
+
+
+def general_matrices(n: int, dtype: str) -> dict[str, Array]:
+    """Return square matrices, well and badly conditioned, among them the one with the largest growth of pivots."""
+    normal = random_matrix(n, n, dtype)
+    grades = np.exp2(np.linspace(-8, 8, n))
+    growth, k = normal.real + 8 * np.eye(n), min(n, 16)
+    growth[:k, :k] = np.eye(k) - np.tril(np.ones((k, k)), -1)  # Wilkinson's: the last column doubles in each step
+    growth[:k, k:] = growth[k:, :k] = 0
+    growth[:k, k - 1 : k] = 1
+    rows, columns = np.indices((n, n))
+    hilbert = 1 / (rows + columns + 1.0) + np.sqrt(float(np.finfo(dtype).eps)) * np.eye(n)
+    singular = normal.copy()
+    singular[:, n // 2 : n // 2 + 1] = 0
+    found = {"normal": normal, "graded": grades[:, None] * normal, "growth": growth}
+    found |= {"Hilbert": hilbert, "singular": singular, "integers": np.round(2 * normal.real) + 3 * np.eye(n)}
+    return {name: np.ascontiguousarray(a.astype(dtype)) for name, a in found.items()}
 
 
 def every_layout(x: Array) -> Iterator[Array]:

@@ -12,6 +12,8 @@ from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
 # Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.
 NEEDS = {
+    "cluster_mail.cuh": ("sm_90", "sm_100"),
+    "lu_panel.cuh": ("sm_90", "sm_100"),
     "gemm_tma.cuh": ("sm_90", "sm_100"),
     "ptx_tma.cuh": ("sm_90", "sm_100"),
     "gemm_wgmma.cuh": ("sm_90a",),

@@ -1,14 +1,14 @@
 // Warp shuffles and reductions by the emulated threads of emulated_threads.cpp.
 template <class T> static T from_lane(T x, unsigned thread) {
-    static T given[1024];
-    given[threadIdx.x] = x;
+    static T given[2048];
+    given[thread_number()] = x;
     meet_warp();
     const T found = given[thread];
     meet_warp();
     return found;
 }
-template <class T> static T __shfl_xor_sync(unsigned, T x, int step) { return from_lane(x, threadIdx.x ^ step); }
-template <class T> static T __shfl_sync(unsigned, T x, int lane) { return from_lane(x, threadIdx.x / 32 * 32 + lane); }
+template <class T> static T __shfl_xor_sync(unsigned, T x, int step) { return from_lane(x, thread_number() ^ step); }
+template <class T> static T __shfl_sync(unsigned, T x, int lane) { return from_lane(x, thread_number() / 32 * 32 + lane); }
 #define REDUCED(NAME, BOTH)                                                 \
     static int NAME(unsigned mask, int x) {                                 \
         for (int step = 16; step; step /= 2) {                              \

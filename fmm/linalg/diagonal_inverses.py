@@ -1,0 +1,54 @@
+"""Inverses of the blocks on the diagonal of a triangular matrix, all blocks at once.
+
+With many right sides a GPU's own triangular solver is slow. With the inverses of the blocks on the diagonal, all work
+is products. On a GPU one kernel inverts small blocks. Each following step doubles the side of the blocks:
+
+    inverse of [[A, 0], [C, B]] = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
+
+The products' backward error grows with |A^-1| |A| of the blocks. `block_growth` returns this growth. Blocks above
+`MAX_BLOCK_GROWTH` are left to the library's solver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
+
+# Largest row sum of |A^-1| |A| of a block that is multiplied by its inverse. This number does not depend on the scales
+# of the rows. LU factors of random matrices have 2e4 in blocks of 512 rows, and 8e4 in blocks of 1024; the backward
+# error of their solutions is then 1.5 to 3 times the error of substitution.
+MAX_BLOCK_GROWTH = 1e5
+
+
+def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int) -> Any:
+    """Return the stacked inverses of all whole blocks of `side` rows on the diagonal; the other triangle is zero."""
+    count = a.shape[0] // side
+    stacked = library.zeros((count, side, side), a)
+    if count:
+        write_inverses(library, a[: count * side], stacked, InvertedBlock(side, side, 0, lower, unit_diagonal))
+    return stacked
+
+
+def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedBlock) -> None:
+    """Write the inverses of the blocks on the diagonal of a to a stack, or of one block to a part of a stacked one."""
+    if library.invert_blocks(a, stacked, block):
+        return
+    side = block.side
+    for i in range(a.shape[0] // side):
+        rows, inverse = slice(i * side, (i + 1) * side), stacked[i] if stacked.ndim == 3 else stacked
+        library.write(inverse, library.identity(side, a))
+        library.solve_block(a[rows, rows], inverse, block.is_lower, block.is_unit)
+
+
+def block_growth(library: NumpySolvers, a: Any, stacked: Any, lower: bool, unit_diagonal: bool) -> Any:
+    """Return the largest row sum of |A^-1| |A| of each block; NaN for a block with NaN."""
+    count, side, _ = stacked.shape
+    down, across = library.element_steps(a)
+    blocks = library.strided_view(a, (count, side, side), (side * (down + across), down, across))
+    first = 1 if unit_diagonal else 0  # distance of the nearest diagonal that is read
+    module = library.module
+    triangle = abs(module.tril(blocks, -first) if lower else module.triu(blocks, first))
+    row_sums = triangle.sum(-1)[..., None] + first
+    growth = module.matmul(abs(stacked), row_sums)[..., 0]
+    return module.amax(growth, -1)

@@ -1,0 +1,178 @@
+"""fmm.linalg.lu_factor and lu_solve: recursions, or the library's own functions where products do not gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.linalg.arguments import check_square, check_trans, common_arrays, is_square, write_result
+from fmm.linalg.lu_recursion import factor_matrix, lu_width
+from fmm.linalg.solver_library import LuFactors, NumpySolvers
+from fmm.linalg.triangular import solve_triangular
+
+
+def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = None) -> tuple[Any, Any]:
+    """Return the LU factors of a matrix with partial pivoting, as scipy.linalg.lu_factor does.
+
+    Parameters
+    ----------
+    a : array
+        A matrix, or a stack, of NumPy, CuPy or torch.
+    out : array, optional
+        Array for the factors; it may be a.
+    max_error_growth : float, optional
+        The largest error growth of the products, as in fmm.matmul.
+
+    Returns
+    -------
+    lu : array
+        U in the upper triangle, and L, whose diagonal is 1, below the diagonal; `out` if it was passed.
+    pivots : array of int32
+        Row i was exchanged with row pivots[i]. Rows are counted from 0, in torch tensors from 1, as torch.linalg does.
+
+    Raises
+    ------
+    RuntimeError
+        A torch matrix is singular: the exception of torch.linalg.lu_factor. SciPy and CuPy warn of singular matrices.
+
+    Notes
+    -----
+    The columns are halved down to panels. On a GPU of compute capability 9.0 a kernel factors a panel of float32 or
+    float64 in the registers of one cluster. Ties of equal magnitudes go to the first row, as in LAPACK. The library's
+    own function factors matrices that do not gain, are not square, are singular, or have inf or NaN, and tensors that
+    require gradients.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> lu, pivots = fmm.linalg.lu_factor(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    >>> lu
+    array([[4.  , 4.  ],
+           [0.25, 1.  ]])
+    """
+    library, (a,) = common_arrays(a)
+    factors = None
+    if (
+        is_square(a)
+        and lu_width(library, a, max_error_growth)
+        and library.is_plain(a)
+        and not library.needs_gradient(a)
+    ):
+        factors = factor_stacks(library, a, max_error_growth)
+    if factors is None:
+        lu, pivots = library.lu_factor(a)
+    else:
+        lu, pivots = factors.lu, factors.pivots + library.first_pivot
+    return write_result(library, out, lu), pivots
+
+
+@np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
+def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
+    """Return the factors of a stack; None if the library's own function is to factor it."""
+    if not (width := lu_width(library, a, limit)):
+        return None
+    lu = library.empty(tuple(a.shape), a)
+    pivots = library.new_pivots(int(np.prod(a.shape[:-1])), a).reshape(a.shape[:-1])
+    for i in np.ndindex(*a.shape[:-2]):
+        factors = factor_matrix(library, a[i], width, limit, lu[i])
+        if factors is None:
+            return None
+        library.write(pivots[i], factors.pivots)
+    return LuFactors(lu, pivots)
+
+
+def lu_solve(
+    lu_and_pivots: tuple[Any, Any],
+    b: Any,
+    trans: int | str = 0,
+    *,
+    out: Any = None,
+    max_error_growth: float | None = None,
+) -> Any:
+    """Return the solution x of op(a) x = b from the LU factors of a, as scipy.linalg.lu_solve does.
+
+    Parameters
+    ----------
+    lu_and_pivots : pair of arrays
+        The result of fmm.linalg.lu_factor, or of the library's own lu_factor.
+    b : array
+        The right sides: a vector, a matrix or a stack.
+    trans : {0, 1, 2, "N", "T", "C"}, optional
+        op(a): a, its transpose, or its conjugate transpose.
+    out : array, optional
+        Array for the solution; it may be b.
+    max_error_growth : float, optional
+        The largest error growth of the products, as in fmm.matmul.
+
+    Returns
+    -------
+    array
+        x, of the shape of b; `out` if it was passed.
+
+    Raises
+    ------
+    LinAlgError, ValueError, ImportError
+        As fmm.linalg.solve_triangular raises them.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> factors = fmm.linalg.lu_factor(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    >>> fmm.linalg.lu_solve(factors, np.array([5.0, 12.0]))
+    array([1., 2.])
+    """
+    lu, pivots = lu_and_pivots
+    library, (lu, b) = common_arrays(lu, b)
+    check_square(lu)
+    column = b[:, None] if b.ndim == 1 else b
+    factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
+    x = solve_by_factors(library, factors, column, max_error_growth, check_trans(trans))
+    return write_result(library, out, x[:, 0] if b.ndim == 1 else x)
+
+
+def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: float | None, trans: str = "N") -> Any:
+    """Return the solutions of op(a) x = b from the LU factors of a."""
+    lu, order = factors.lu, row_orders(library, factors.pivots)
+    options: dict[str, Any] = {"max_error_growth": limit}
+    if trans == "N":
+        y = solve_triangular(lu, rows_in_order(library, b, order), 0, True, True, **options)
+        return solve_triangular(lu, y, 0, False, **options)
+    y = solve_triangular(lu, b, trans, False, **options)
+    y = solve_triangular(lu, y, trans, True, True, **options)
+    return rows_in_order(library, y, library.module.argsort(order, -1))
+
+
+def solve_systems(
+    library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
+) -> tuple[Any, LuFactors | None]:
+    """Return the solutions, and the LU factors; None if the library's own function solved the systems."""
+    if (factors := factor_stacks(library, a, limit)) is None:
+        return library.solve(a, b, assume_a), None
+    return solve_by_factors(library, factors, b, limit), factors
+
+
+def row_orders(library: NumpySolvers, pivots: Any) -> Any:
+    """Return the order of the rows after all exchanges, for each matrix of a stack."""
+    n = pivots.shape[-1]
+    if pivots.ndim == 1:
+        return _row_order(library, pivots, n)
+    orders = [_row_order(library, pivots[i], n) for i in np.ndindex(*pivots.shape[:-1])]
+    return library.module.stack(orders).reshape(tuple(pivots.shape))
+
+
+def _row_order(library: NumpySolvers, pivots: Any, n: int) -> Any:
+    order = library.row_numbers(n, pivots)
+    if n:
+        targets, sources = library.exchanged_rows(pivots, 0)
+        order[targets] = sources
+    return order
+
+
+def rows_in_order(library: NumpySolvers, x: Any, order: Any) -> Any:
+    """Return the rows of matrices in another order; `order` has one row for each matrix."""
+    if order.ndim == 1:
+        return x[..., order, :]
+    batch = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(order.shape[:-1]))
+    broadcast = library.module.broadcast_to
+    return library.take_rows(broadcast(x, (*batch, *x.shape[-2:])), broadcast(order, (*batch, order.shape[-1])))

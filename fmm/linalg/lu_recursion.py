@@ -1,0 +1,108 @@
+"""LU factors with partial pivoting, in place, by recursion over the columns.
+
+The first half of the columns is factored. The rows of the second half are exchanged, its upper block solves a
+triangular system, and its lower block is reduced by a product. Then the second half is factored, and the rows of the
+first half are exchanged. The recursion ends at panels of `width` columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
+from fmm.linalg.products import multiply_in_place, subtract_product
+from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
+from fmm.linalg.split_levels import LU_RULE, middle_column, solver_levels
+from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
+
+
+def lu_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return the number of columns of a panel; 0 if the library's own function is to factor the whole matrix."""
+    return library.panel_width(a) if solver_levels(library, a, None, limit, LU_RULE) else 0
+
+
+def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:
+    """Return the factors of a square matrix, written to `lu` or a new array.
+
+    Return None if the matrix is singular, has inf or NaN, or if its blocks are too ill-conditioned for products with
+    inverses.
+    """
+    n = a.shape[0]
+    lu = library.write(library.empty((n, n), a) if lu is None else lu, a)
+    factorization = _BlockedFactorization(library, lu, width, limit)
+    factorization.factor_columns(0, n)
+    return LuFactors(lu, factorization.pivots) if factorization.is_accurate() else None
+
+
+class _BlockedFactorization:
+    """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
+
+    A block has two panels. Its inverse is joined from the panels' inverses.
+    """
+
+    def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:
+        n = a.shape[0]
+        self.library, self.a, self.width, self.side, self.limit = library, a, width, 2 * width, limit
+        self.pivots = library.new_pivots(n, a)
+        inverts = multiplies_by_inverses(library, a)
+        self.inverses: Any = library.zeros((-(-n // self.side), self.side, self.side), a) if inverts else None
+        self.lower = TriangularBlocks(library, True, True, self.side, limit, self.inverses)
+
+    def factor_columns(self, first: int, last: int) -> None:
+        """Factor the columns first to last - 1, from row `first` on; exchange no rows of other columns."""
+        if last - first <= self.width:
+            self._factor_panel(first, last)
+            return
+        middle = middle_column(first, last, self.width)
+        left, right, below = slice(first, middle), slice(middle, last), slice(middle, None)
+        self.factor_columns(first, middle)
+        self._exchange_rows(left, right)
+        upper = self.a[left, right]
+        self._solve_lower(first, middle, upper)
+        subtract_product(self.library, self.a[below, left], upper, self.a[below, right], self.limit)
+        self.factor_columns(middle, last)
+        self._exchange_rows(right, left)
+        if last - first == self.side < self.a.shape[0] - first:
+            self._invert_block(first, self.side, self.width)
+
+    def _factor_panel(self, first: int, last: int) -> None:
+        """Factor a panel, and invert the block of L on its diagonal if columns follow."""
+        pivots = self.pivots[first:last]
+        self.library.factor_panel(self.a[first:, first:last], pivots)
+        pivots += first
+        if last < self.a.shape[0]:
+            self._invert_block(first, self.width, 0)
+
+    def _invert_block(self, first: int, side: int, known_side: int) -> None:
+        """Write the inverse of the block of L at row `first`, from those of `known_side` rows if there are any."""
+        if self.inverses is not None:
+            rows, block = slice(first, first + side), InvertedBlock(self.side, side, known_side, True, True)
+            write_inverses(self.library, self.a[rows, rows], self._inverse_at(first, side), block)
+
+    def _inverse_at(self, first: int, side: int) -> Any:
+        """Return the part of the stacked inverses that belongs to the rows from `first` on."""
+        start = first % self.side
+        rows = slice(start, start + side)
+        return self.inverses[first // self.side][rows, rows]
+
+    def _exchange_rows(self, pivots: slice, columns: slice) -> None:
+        """Exchange rows of some columns by the pivots of other columns."""
+        self.library.exchange_rows(self.a[pivots.start :, columns], self.pivots[pivots], pivots.start)
+
+    def _solve_lower(self, first: int, middle: int, x: Any) -> None:
+        """Replace x by the solution of L y = x, for the rows first to middle - 1."""
+        if self.inverses is not None and middle - first == self.width:
+            multiply_in_place(self.library, self._inverse_at(first, self.width), x, self.limit)
+        else:
+            solve_blocks(self.lower, self.a[first:middle, first:middle], x, first // self.side)
+
+    def is_accurate(self) -> bool:
+        """Return True if no pivot is zero, inf or NaN, and all inverses that were multiplied are accurate."""
+        library, diagonal = self.library, abs(self.a.diagonal())
+        result = ((diagonal > 0) & (diagonal < np.inf)).all()
+        if self.inverses is not None:
+            growth = block_growth(library, self.a, self.inverses[: len(self.a) // self.side], True, True)
+            result = result & (growth <= MAX_BLOCK_GROWTH).all()
+        return bool(result)

@@ -1,0 +1,49 @@
+"""Products inside solvers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from fmm import api
+from fmm.kernels.plans.plan import VENDOR
+from fmm.linalg.solver_library import NumpySolvers
+
+
+def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
+    """Replace c by c - a b.
+
+    fmm.gemm copies an addend that it overwrites. So a product with a plan is computed apart and subtracted, which moves
+    as many bytes, and is prepared faster. Results have the memory order of c.
+    """
+    if _is_column_major(library, c):
+        a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)
+    (m, k), n = a.shape, b.shape[1]
+    if has_plan(m, k, n, library.product_type(a), library.device(a), limit):
+        c -= api.matmul(a, b, max_error_growth=limit)
+    else:
+        api.gemm(a, b, c, alpha=-1, beta=1, out=c, max_error_growth=limit)
+
+
+def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None) -> None:
+    """Replace x by a x."""
+    if _is_column_major(library, x):
+        x = library.transpose(x)
+        library.write(x, api.matmul(x, library.transpose(a), max_error_growth=limit))
+    else:
+        library.write(x, api.matmul(a, x, max_error_growth=limit))
+
+
+def _is_column_major(library: NumpySolvers, x: Any) -> bool:
+    """Return True if neighbours in a column are closer in memory than neighbours in a row."""
+    down, across = library.element_steps(x)
+    return abs(down) < abs(across)
+
+
+@lru_cache(maxsize=4096)
+def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
+    """Return True if fmm multiplies by a plan. Answers are kept for the process."""
+    try:
+        return api.plan(m, k, n, dtype=dtype, device=device, max_error_growth=limit).plan != VENDOR
+    except ImportError:  # tensors on a GPU without CuPy: products are torch's own
+        return False

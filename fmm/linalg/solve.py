@@ -1,0 +1,144 @@
+"""fmm.linalg.solve: linear systems by LU or Cholesky factors, or by factors of lower precision and refinement."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fmm.linalg.arguments import check_square, common_arrays, write_result
+from fmm.linalg.cholesky_factors import cho_solve, cholesky
+from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.lu_factors import solve_systems
+from fmm.linalg.lu_recursion import lu_width
+from fmm.linalg.refinement import RefinementReport, refine_solution
+from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers
+
+SYSTEM_KINDS = ("gen", "pos", "sym")
+
+
+def solve(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    assume_a: Literal["gen", "pos", "sym"] = "gen",
+    refine: bool = False,
+    out: Any = None,
+    max_error_growth: float | None = None,
+) -> Any:
+    """Return the solution x of a x = b, as numpy.linalg.solve does.
+
+    Parameters
+    ----------
+    a : array
+        A square matrix, or a stack, of NumPy, CuPy or torch.
+    b : array
+        The right sides: a vector, a matrix or a stack. Stacks are broadcast.
+    assume_a : {"gen", "pos", "sym"}, optional
+        "pos" for a Hermitian positive definite matrix, which is factored by fmm.linalg.cholesky. "sym" for a symmetric
+        matrix: SciPy's own solver, where NumPy arrays do not gain; elsewhere LU factors, as for "gen".
+    refine : bool, optional
+        True factors a float64 matrix in float32, and refines the solution to float64's backward error. See
+        `refined_solve`, which also returns the number of steps.
+    out : array, optional
+        Array for the solution; it may be b.
+    max_error_growth : float, optional
+        The largest error growth of the products, as in fmm.matmul.
+
+    Returns
+    -------
+    array
+        x, of the shape of b; `out` if it was passed.
+
+    Raises
+    ------
+    LinAlgError
+        The matrix is singular; with "pos": not positive definite. The exception is the library's.
+    ValueError
+        The shapes do not match, or assume_a has an unknown value.
+
+    Notes
+    -----
+    Matrices that do not gain are left to the library's own function. Tensors that require gradients get them.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> fmm.linalg.solve(np.array([[1.0, 2.0], [4.0, 4.0]]), np.array([5.0, 12.0]))
+    array([1., 2.])
+    """
+    if refine:
+        x, _ = refined_solve(a, b, assume_a=assume_a, max_error_growth=max_error_growth)
+        return write_result(common_arrays(a, b)[0], out, x)
+    library, a, b, is_vector = _check_system(a, b, assume_a)
+    x = solve_columns(library, a, b, assume_a, max_error_growth)
+    return write_result(library, out, x[..., 0] if is_vector else x)
+
+
+def refined_solve(
+    a: Any, b: Any, /, *, assume_a: Literal["gen", "pos", "sym"] = "gen", max_error_growth: float | None = None
+) -> tuple[Any, RefinementReport]:
+    """Return the solution of a x = b from float32 factors with refinement, and a report, as LAPACK's dsgesv does.
+
+    Parameters
+    ----------
+    a, b, assume_a, max_error_growth
+        As fmm.linalg.solve has them. Matrices of other types than float64, and stacks, are solved without refinement.
+
+    Returns
+    -------
+    x : array
+        The solution, of the shape of b.
+    report : RefinementReport
+        The precision of the factors, the number of refinement and GMRES steps, and the backward error: the largest
+        norm of b - a x over the norms of a and x, in the norm of the largest row sum.
+
+    Notes
+    -----
+    Each step solves for the residual, which is computed in float64. A solution is accepted if the residual of each
+    right side is at most sqrt(n) eps times the norms of a and x, as in LAPACK; steps continue while the residuals fall.
+    If steps stagnate above this bound, GMRES solves for the corrections, with the factors as preconditioner. If that
+    fails too, or if the factors are singular or overflow, the matrix is factored in float64.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> x, report = fmm.linalg.refined_solve(np.array([[1.0, 2.0], [4.0, 4.0]]), np.array([5.0, 12.0]))
+    >>> x, report.factors
+    (array([1., 2.]), 'float32')
+    """
+    library, a, b, is_vector = _check_system(a, b, assume_a)
+    x, report = None, RefinementReport("", 0, 0, float("nan"))
+    is_refinable = a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape) and library.is_plain(a, b)
+    if is_refinable and library.type_name(a) == "float64" and not library.needs_gradient(a, b):
+        x, report = refine_solution(library, a, b, assume_a, max_error_growth)
+    if x is None:
+        x = solve_columns(library, a, b, assume_a, max_error_growth)
+        report = report._replace(factors=library.type_name(a))
+    return x[..., 0] if is_vector else x, report
+
+
+def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any, bool]:
+    """Return the library, both arrays, b as a matrix or a stack, and True if b was a vector."""
+    if assume_a not in SYSTEM_KINDS:
+        raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(SYSTEM_KINDS)}")
+    library, (a, b) = common_arrays(a, b)
+    check_square(a)
+    is_vector = b.ndim == 1
+    if is_vector:
+        b = b[:, None]
+    if b.ndim < 2 or b.shape[-2] != a.shape[-1]:
+        raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
+    return library, a, b, is_vector
+
+
+def solve_columns(library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None) -> Any:
+    """Return the solutions of checked systems."""
+    if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_levels(library, a, limit)):
+        return cho_solve((cholesky(a, max_error_growth=limit), True), b, max_error_growth=limit)
+    if assume_a == "pos" or not lu_width(library, a, limit) or not library.is_plain(a, b):
+        return library.solve(a, b, assume_a)
+    if library.needs_gradient(a, b):
+        from fmm.linalg.torch_system_gradients import SystemSolution
+
+        return SystemSolution.apply(a, b, limit)
+    return solve_systems(library, a, b, assume_a, limit)[0]
