@@ -15,9 +15,11 @@ import numpy as np
 
 from fmm import linalg
 from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
+from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_recursion import cholesky_levels
 from fmm.linalg.inverse import inverse_levels
 from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import QR_MODES, factors_by_products
 from fmm.linalg.solver_library import solver_library
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE, SOLVER_TYPES
@@ -43,6 +45,16 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in QR_MODES or not factors_by_products(solver_library(a), a, mode == "reduced", None):
         return None
     return linalg.qr(a, mode)  # type: ignore[arg-type]
+
+
+def solve(a: Any, b: Any) -> Any:
+    """Compute CuPy's solve."""
+    return linalg.solve(a, b) if is_square(a) and lu_width(solver_library(a, b), a, None) else None
+
+
+def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """Compute CuPy's lu_factor."""
+    return linalg.lu_factor(a) if is_square(a) and lu_width(solver_library(a), a, None) else None
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
@@ -102,8 +114,14 @@ def checked_matrix(a: Any, check_finite: bool) -> Any:
 
 
 NUMPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"cholesky": cholesky, "inv": inv}
-CUPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"cholesky": cholesky, "inv": inv, "qr": qr, "lstsq": lstsq}
-CUPYX_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"solve_triangular": solve_triangular}
+CUPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {
+    "cholesky": cholesky,
+    "inv": inv,
+    "qr": qr,
+    "lstsq": lstsq,
+    "solve": solve,
+}
+CUPYX_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {"solve_triangular": solve_triangular, "lu_factor": lu_factor}
 SCIPY_SOLVER_FUNCTIONS: dict[str, SolverFunction] = {
     "cholesky": scipy_cholesky,
     "inv": scipy_inv,

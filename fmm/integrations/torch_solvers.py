@@ -15,9 +15,12 @@ import torch
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 from fmm.integrations.torch_kernels import bypass_fmm, bypass_state
 from fmm.linalg import qr_factors
+from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import cholesky_levels, factor_stacks
 from fmm.linalg.inverse import inverse_levels, invert_stacks
+from fmm.linalg.lu_factors import factor_stacks as factor_stacks_by_lu
+from fmm.linalg.lu_factors import solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_levels
@@ -67,11 +70,29 @@ def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
     return a.new_empty(0) if q is None else column_major(q), column_major(r)
 
 
+def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    """Compute aten::linalg_lu_factor_ex."""
+    if not pivot or not is_square(a) or (factors := factor_stacks_by_lu(library, a, None)) is None:
+        return None
+    return column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
+
+
+def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """Compute aten::_linalg_solve_ex for matrices of right sides."""
+    matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
+    if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:
+        return None
+    x = solve_by_factors(library, factors, b, None)
+    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
+
+
 TORCH_SOLVERS: dict[str, SolverFunction] = {
     "linalg_cholesky_ex": cholesky_ex,
     "linalg_solve_triangular": solve_triangular,
     "linalg_inv_ex": inv_ex,
     "linalg_qr": qr,
+    "linalg_lu_factor_ex": lu_factor_ex,
+    "_linalg_solve_ex": solve_ex,
 }
 # All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
 _registered_kernels: list[Any] = []

@@ -150,6 +150,9 @@ def test_cupys_functions_have_cupys_parameters(products: list[str]) -> None:
         np.testing.assert_allclose(x, np.eye(6)[:, :2], atol=1e-12)
         assert rank == 6 and residuals.shape == (2,)
         products.clear()
+        np.testing.assert_allclose(fake.solve(S, B), np.linalg.solve(S, B), atol=1e-12)
+        assert products
+        products.clear()
         assert fake.qr(a, "complete")[0].shape == (40, 40) and len(fake.lstsq(a, a, 1e-3)[3]) == 6
         assert not products
     finally:

@@ -50,6 +50,10 @@ def results(dtype: str) -> list[Any]:
         y = torch.linalg.solve_triangular(factor, b.mT, upper=upper, left=False)
         loss = (x.abs() ** 2).sum() + y.abs().sum() + (torch.linalg.inv(a).abs() ** 3).sum()
         found += [factor, x, y, torch.linalg.inv(a), *torch.autograd.grad(loss, [a, b])]
+    lu, pivots = torch.linalg.lu_factor(a)
+    x = torch.linalg.solve(a, b)
+    found += [lu, pivots, x, *torch.autograd.grad((x.abs() ** 2).sum() + lu.abs().sum(), [a, b])]
+    found += [torch.linalg.solve(a, b[..., 0]), torch.linalg.solve(a, b.mT, left=False)]
     q, r = torch.linalg.qr(tall)
     loss = ((q @ q.mH @ tall.detach()[:, :3].flip(0)).abs() ** 2).sum() + r.abs().sum()
     return [*found, q.abs(), r.abs(), *torch.autograd.grad(loss, tall), torch.linalg.qr(tall.detach(), "r")[1].abs()]
@@ -77,7 +81,10 @@ def test_singular_and_indefinite_matrices_are_torchs(solved: list[str]) -> None:
 
     def outcomes() -> list[Any]:
         infos = [torch.linalg.cholesky_ex(indefinite).info.tolist(), torch.linalg.inv_ex(singular).info.tolist()]
-        for function, matrix in ((torch.linalg.cholesky, indefinite), (torch.linalg.inv, singular)):
+        infos += [torch.linalg.lu_factor_ex(singular).info.tolist()]
+        solve: Any = lambda x: torch.linalg.solve(x, x)  # noqa: E731
+        failing: Any = ((torch.linalg.cholesky, indefinite), (torch.linalg.inv, singular), (solve, singular))
+        for function, matrix in failing:
             with pytest.raises(torch.linalg.LinAlgError) as error:
                 function(matrix)
             infos.append(str(error.value))
