@@ -421,6 +421,31 @@ def test_the_lower_triangle_of_a_hermitian_product() -> None:
         np.testing.assert_array_equal(whole, whole.conj().T)
 
 
+@pytest.mark.parametrize(("dtype", "leaf"), [("float64", ONE), ("complex128", TWO)])
+@pytest.mark.parametrize("orders", ["CC", "FC", "FF", "CF"])
+def test_a_matrix_and_its_adjoint_share_their_planes(dtype: str, leaf: str, orders: str) -> None:
+    """One operand is split; the lower triangle is that of the whole product, bit for bit."""
+    rng = np.random.default_rng(36)
+    for n, k in ((1, 3), (18, 21), (35, 9)):
+        a = gaussian(rng, (n, k)) if dtype == "complex128" else rng.standard_normal((n, k))
+        adjoint, below = np.ascontiguousarray(a.conj().T), np.tri(n, dtype=bool)
+        c, op = product_on_host(a, adjoint, leaf, f"{orders}C", shared=True)
+        whole, _ = product_on_host(a, adjoint, leaf)
+        np.testing.assert_array_equal(c[below], whole[below])
+        assert (c[~below] == 7).all() and op.shares_planes and sum(x.is_prepared for x in op.operands) == 1
+        assert len(op.launched_signs) == (2 if dtype == "complex128" else 1)
+
+
+def test_gram_products_split_one_operand() -> None:
+    for dtype, leaf, products in (("float64", ONE, 1), ("complex128", TWO, 2)):
+        problem = Problem(4096, 4096, 4096, dtype, op="gram", fill="lower")
+        found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
+        labels = [x.label.split(":")[0] for x in found.launches]
+        assert labels == ["residue_planes", "residue_planes", *["gemm_residues"] * products, "residue_join"]
+        whole = record_launches(Plan.parse(leaf), replace(problem, op="product", fill="full"), chip_target(H200))
+        assert 2 * found.launches[1].grid[0] == whole.launches[1].grid[0]
+
+
 # ---- prepared operands
 
 
