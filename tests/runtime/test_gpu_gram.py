@@ -256,7 +256,8 @@ def test_halves_by_residues(library: Any, dtype: str, plan: str) -> None:
             found = library.host(c)
             assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
             below = np.tri(len(expected), dtype=bool)
-            for fill, written in (("lower", below), ("upper", below.T)):
+            triangles: tuple[tuple[Any, Any], ...] = (("lower", below), ("upper", below.T))
+            for fill, written in triangles:
                 out = library.array(np.full(expected.shape, 7.0, dtype), dtype)
                 fmm.gram(a, None, out, rows=rows, fill=fill, plan=plan)
                 triangle = library.host(out)

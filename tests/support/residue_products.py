@@ -136,7 +136,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
 def real_numbers(lines: Matrix) -> Matrix:
     """Rows of real numbers: of a complex number, its real and its imaginary part."""
     lines = np.ascontiguousarray(lines)
-    return lines.view(np.float64) if np.iscomplexobj(lines) else lines
+    return lines.view(lines.real.dtype) if np.iscomplexobj(lines) else lines
 
 
 def scaled_integers(lines: Matrix, e: Matrix) -> list[list[int]]:
