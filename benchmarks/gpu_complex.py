@@ -1,8 +1,9 @@
-"""Complex products on a GPU: `python -m benchmarks gpu_complex [--quick] [--chosen]`.
+"""Complex products on a GPU: `python -m benchmarks gpu_complex [--quick] [--chosen | --emulation]`.
 
 Whole calls of fmm.matmul, with splitting and joining inside the time, against cupy.matmul: fmm's own choice, named
 plans (the level 3m, then plans of real numbers), cuBLAS's own complex product by three real ones, and the three real
-products alone, which bound the gain of 3m. Samples, in milliseconds, go to results/<device>/complex.json.
+products alone, which bound the gain of 3m. With --emulation, the named plans are those of EMULATING_PLANS. Samples, in
+milliseconds, go to results/<device>/complex.json.
 """
 
 from __future__ import annotations
@@ -78,6 +79,14 @@ CASES = (
         1.92,
     ),
 )
+EMULATING_PLANS = {
+    "complex64": ("3m.batched > f16x3", *(f"residues2m({count}) > bytes" for count in (7, 8))),
+    "complex128": (
+        "3m > residues(14) > bytes",
+        *(f"residues2m({count}) > bytes" for count in (15, 17)),
+        "residues2m(15) > strassen > bytes",
+    ),
+}
 
 
 def three_real_products(side: int, dtype: str) -> Call:
@@ -87,17 +96,20 @@ def three_real_products(side: int, dtype: str) -> Call:
     return lambda: [fmm.matmul(x, y, out) for _ in range(3)]
 
 
-def measure_case(case: Case, rounds: int, chosen_only: bool) -> Row:
-    """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans."""
+def measure_case(case: Case, rounds: int, chosen_only: bool, emulation: bool = False) -> Row:
+    """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans.
+
+    With `emulation`, the plans of EMULATING_PLANS replace the case's plans.
+    """
     a, b = (random_matrix("cupy", (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2))
-    plans = () if chosen_only else (*case.plans, "vendor3m")
+    plans = EMULATING_PLANS[case.dtype] if emulation else () if chosen_only else (*case.plans, "vendor3m")
     calls: dict[str, Callable[[], Any]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
     calls |= {plan: partial(fmm.matmul, a, b, plan=plan) for plan in plans}
     with environment_variable("FMM_EMULATION", "0"):
         without_emulation = str(fmm.explain(a, b).plan)
     calls["without emulation"] = partial(fmm.matmul, a, b, plan=without_emulation)
     errors = {name: relative_error(a, b, call()) for name, call in calls.items()}
-    if not chosen_only:
+    if not (chosen_only or emulation):
         calls["three real products"] = three_real_products(case.side, case.dtype)
     chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE_SECONDS)
     samples = {name: [1e3 * x for x in found] for name, found in seconds.items()}
@@ -126,11 +138,12 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--only", default="", help="cases whose 'type side ' contains one of these, separated by commas")
     add("--chosen", action="store_true", help="fmm's choice alone, with and without emulation")
+    add("--emulation", action="store_true", help="fmm's choice, and plans by products of bytes or float16 numbers")
     add("--rounds", type=int, help=f"({ROUNDS}, with --quick {QUICK_ROUNDS})")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     cases = quick_cases(CASES, options.quick)
     cases = [case for case in cases if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
-    measure = partial(measure_case, rounds=rounds, chosen_only=options.chosen)
+    measure = partial(measure_case, rounds=rounds, chosen_only=options.chosen, emulation=options.emulation)
     run_cases(options, machine_of("0"), "complex.json", cases, measure, text_line)
     return 0

@@ -65,9 +65,40 @@ def run_gram(
 
     `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
-    operands = _arrange_operands(library, a, b, out, params)
-    c = _compute_gram(library, operands, constraints, on_decline)
-    return out if out is not None else library.transposed_view(c) if operands.is_transposed else c
+    c = _run_conjugating_plan(library, a, out, params, constraints) if b is None else None
+    if c is None:
+        c = _compute_gram(library, _arrange_operands(library, a, b, out, params), constraints, on_decline)
+    return out if out is not None else library.transposed_view(c) if params.fill == "upper" else c
+
+
+def _run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+    """Return the product of a complex device array and its adjoint, by a plan that conjugates the array as it reads it.
+
+    Return None if the plan cannot conjugate: then the adjoint must be copied. No other plan may replace the conjugating
+    plan, because the other plan would multiply A and its transpose.
+    """
+    if library.processor == "cpu" or not is_complex(a) or params.alpha == 0:
+        return None
+    operands = _arrange_operands(library, a, None, out, params, conjugates=False)
+    call, chosen = _select_gram_call(library, operands, constraints)
+    is_left = _is_adjoint_left(params.rows, params.fill)
+    plan = call.plan.with_conjugation(is_left, not is_left) if call.plan is not None else None
+    if plan is None or chosen is not operands:
+        return None
+    own = constraints._replace(plan=plan, replaceable=False)
+    left, right, target = operands[:3]
+    try:
+        call, chosen = _select_gram_call(library, operands, own)
+        if call.plan != plan or chosen is not operands:
+            return None
+        return run_with_fallback(library, call, left, right, target, own._replace(params=operands.params))
+    except (library.out_of_memory_error, PlanError):
+        return None  # the plan without conjugation raises the error again if the caller requires the plan
+
+
+def _is_adjoint_left(rows: bool, fill: Triangle) -> bool:
+    """Return True if the adjoint is the left operand, False if it is the right operand."""
+    return rows == (fill == "upper")
 
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
@@ -171,7 +202,7 @@ def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
 
     For example, herk does not read the adjoint.
     """
-    adjoint = "A" if key.rows == (key.fill == "upper") else "B"
+    adjoint = "A" if _is_adjoint_left(key.rows, key.fill) else "B"
     return (
         call.plan == VENDOR
         and call.launches is not None

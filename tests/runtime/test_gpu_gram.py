@@ -240,24 +240,35 @@ def test_small_products_with_a_transpose_have_the_librarys_bits(dtype: str) -> N
             np.testing.assert_array_equal(library.host(fmm.matmul(x, y)), library.host(library.xp.matmul(x, y)))
 
 
-def test_halves_by_residues(library: Any) -> None:
-    """float64 by residues: tiles on and below the diagonal; the other half stays, or is the mirror; inf is found."""
+@pytest.mark.parametrize(
+    ("dtype", "plan"), [("float64", "residues(14) > bytes"), ("complex128", "residues2m(15) > bytes")]
+)
+def test_halves_by_residues(library: Any, dtype: str, plan: str) -> None:
+    """Tiles on and below the diagonal; the other half stays, or is the mirror; inf is found."""
     for n, k in ((1000, 520), (2049, 300), (130, 1031), (64, 64)):
-        a = library.array(draw((n, k)))
+        a = library.array(draw((n, k), dtype), dtype)
         wide = library.host(a)
         for rows in (True, False):
-            expected = wide @ wide.T if rows else wide.T @ wide
+            expected = wide @ adjoint(wide) if rows else adjoint(wide) @ wide
             library.spoil(1 << 24)
-            c = fmm.gram(a, rows=rows, plan="residues(14) > bytes")
+            c = fmm.gram(a, rows=rows, plan=plan)
             is_adjoint(library, c)
             found = library.host(c)
             assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
-            out = library.array(np.full(expected.shape, 7.0))
-            fmm.gram(a, None, out, rows=rows, fill="lower", plan="residues(14) > bytes")
             below = np.tri(len(expected), dtype=bool)
-            lower = library.host(out)
-            assert (lower[~below] == 7).all()
-            np.testing.assert_array_equal(lower[below], found[below])
-    a = library.array(np.where(np.arange(600)[:, None] == 17, np.inf, draw((600, 200))))
-    c = library.host(fmm.gram(a, rows=True, plan="residues(14) > bytes"))
+            triangles: tuple[tuple[Any, Any], ...] = (("lower", below), ("upper", below.T))
+            for fill, written in triangles:
+                out = library.array(np.full(expected.shape, 7.0, dtype), dtype)
+                fmm.gram(a, None, out, rows=rows, fill=fill, plan=plan)
+                triangle = library.host(out)
+                assert (triangle[~written] == 7).all()
+                np.testing.assert_array_equal(triangle[written], found[written])
+                fmm.gram(a, None, out, rows=rows, fill=fill, alpha=-2, beta=3, plan=plan)
+                updated = np.where(written, -2 * found + 3 * triangle, 7)
+                assert np.abs(library.host(out) - updated).max() <= 1e-14 * np.abs(expected).max()
+    a = library.array(np.where(np.arange(600)[:, None] == 17, np.inf, draw((600, 200), dtype)), dtype)
+    c = library.host(fmm.gram(a, rows=True, plan=plan))
     assert not np.isfinite(c[17]).any() and np.isfinite(np.delete(np.delete(c, 17, 0), 17, 1)).all()
+    finite = np.delete(library.host(a), 17, 0)
+    expected = finite @ adjoint(finite)
+    assert np.abs(np.delete(np.delete(c, 17, 0), 17, 1) - expected).max() <= 1e-13 * np.abs(expected).max()

@@ -59,15 +59,20 @@ def product_on_host(
     beta: complex = 0,
     aligned: bool = False,
     lower_only: bool = False,
+    shared: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """Return C, computed by the kernels on the host, and the first operation. Where a GPU's threads exchange
     numbers, the host does the same in another way. `leaf` is residues and the levels below, or levels without
-    sums above them."""
+    sums above them. `shared`: b is a's adjoint, of which only the lower triangle is computed."""
     (m, k), n = a.shape, b.shape[1]
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    ops = [replace(op, lower_only=lower_only) for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)]
+    problem = replace(problem, op="gram", fill="lower") if shared else problem
+    ops = [
+        replace(op, lower_only=lower_only or shared)
+        for op in ops_of(problem, leaf, ALIGNED if aligned else NO_ALIGNMENT)
+    ]
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         high = x.shape[0] if o == "C" else x.shape[1]
@@ -131,7 +136,7 @@ def line_exponents(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict
 def real_numbers(lines: Matrix) -> Matrix:
     """Rows of real numbers: of a complex number, its real and its imaginary part."""
     lines = np.ascontiguousarray(lines)
-    return lines.view(np.float64) if np.iscomplexobj(lines) else lines
+    return lines.view(lines.real.dtype) if np.iscomplexobj(lines) else lines
 
 
 def scaled_integers(lines: Matrix, e: Matrix) -> list[list[int]]:

@@ -158,7 +158,16 @@ def norm_as_on_device(x: np.ndarray[Any, Any]) -> float:
 def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
     """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for `chosen`
     moduli from `first` on. Numbers beyond the ends of lines are read as zero and are not written."""
-    left, right, to = op.plane_product_op(first, len(chosen)).maps
+    for sign in op.launched_signs:
+        multiplied_of_sign(op, first, chosen, memory, sign)
+
+
+def multiplied_of_sign(
+    op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes], sign: int | None
+) -> None:
+    """Multiply the planes of one launch."""
+    product = op.plane_product_op(first, len(chosen), sign)
+    left, right, to = product.maps
     a, b, c = mapped_view(left, memory), mapped_view(right, memory), mapped_view(to, memory)
     inner = max(a.shape[2], b.shape[2])
     a, b = (
@@ -166,7 +175,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
         for x, lines in ((a, to.lines), (b, to.length))
     )
     for layer in range(to.layers):
-        p = chosen[layer // op.geometry.plane_product_count]
+        p = chosen[layer * len(chosen) // product.count]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
         if op.lower_only:  # tiles above the diagonal keep their entries
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99

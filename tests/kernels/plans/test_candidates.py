@@ -81,8 +81,10 @@ OWN = [
     *ACCURATE,
 ]
 TWO = ["residues2m(15) > bytes", "residues2m(15) > strassen > bytes"]
-TWO_ACCURATE = ["residues2m(17) > bytes", "residues2m(17) > strassen > bytes"]  # no probe measures them
-WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_ACCURATE]
+TWO_UNPROBED = [  # no probe measures them
+    f"residues2m({count}){below} > bytes" for count in (17, 7, 8) for below in ("", " > strassen")
+]
+WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_UNPROBED]
 REAL = (*GPU, *OWN)
 # Strategies that a search names.
 SHAPES = ("small", "medium", "large", "tall", "wide", "huge", "square", "half", "third", "broad")
@@ -108,7 +110,7 @@ COMPLEX = {
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    more = {"cpu": EXACT, "cuda": [*OWN[: -len(ACCURATE)], *WHOLE, *ACCURATE, *TWO_ACCURATE]}[device]
+    more = {"cpu": EXACT, "cuda": [*OWN[: -len(ACCURATE)], *WHOLE, *ACCURATE, *TWO_UNPROBED]}[device]
     assert [str(plan) for plan in candidate_plans(device)] == [*expected, *more, *COMPLEX[device]]
     assert compared(device == "cuda") == candidate_plans(device)
 

@@ -72,8 +72,8 @@ WRONG = [
     ("bytes", "bytes multiplies only below residues"),
     ("strassen > bytes", "bytes multiplies only below residues"),
     ("residues(14) > bytes.inner", "ends in 'bytes.inner'"),
-    ("residues2m > bytes", "complex128: 14, 15, 16, 17"),
-    ("residues2m(13) > bytes", "complex128: 14, 15, 16, 17"),
+    ("residues2m > bytes", "complex128: 14, 15, 16, 17; complex64: 7, 8, 9"),
+    ("residues2m(13) > bytes", "complex128: 14, 15, 16, 17; complex64: 7, 8, 9"),
     ("residues2m(15) > strassen^2 > bytes", "below residues2m\\(15\\)"),
     ("residues2m(15).fused > bytes", "unknown option 'fused' of residues2m; valid: conj-a, conj-b"),
     ("residues(14).conj-a > bytes", "unknown option 'conj-a' of residues"),
@@ -133,7 +133,9 @@ def test_halves_by_residues() -> None:
 # ---- candidates
 
 
-COMPLEX_CANDIDATES = [f"residues2m({count}){below} > bytes" for count in (15, 17) for below in ("", " > strassen")]
+COMPLEX_CANDIDATES = [
+    f"residues2m({count}){below} > bytes" for count in (15, 17, 7, 8) for below in ("", " > strassen")
+]
 
 
 def test_candidates_come_from_the_registry() -> None:

@@ -33,8 +33,8 @@ template <>
 constexpr bool SCALED<double> = true;
 template <>
 constexpr bool SCALED<float> = true;
-template <>
-constexpr bool SCALED<Complex<double>> = true;
+template <class Real>
+constexpr bool SCALED<Complex<Real>> = true;
 
 template <class Element>
 constexpr int COMPONENTS = 1;  // real numbers in an element: 2 for complex numbers. This is also the planes for a modulus.
@@ -87,7 +87,8 @@ struct Squares {
         else
             usual += scaled * scaled;
     }
-    __device__ __forceinline__ void add(const Complex<double>& x) {
+    template <class Real>
+    __device__ __forceinline__ void add(const Complex<Real>& x) {
         add(x.re);
         add(x.im);
     }

@@ -135,7 +135,7 @@ class ResidueOperand:
     # the memory of bytes that already are residues; None if the elements are split into residues
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
-    is_prepared: bool = False  # True if an earlier call prepared exponents and planes
+    is_prepared: bool = False  # True if exponents and planes exist: of an earlier call, or of the other operand
     conjugated: bool = False  # True if the complex conjugate of the operand is multiplied
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
@@ -193,8 +193,11 @@ class ResidueOperand:
             AddressSlot(first + 3, self.base, self.planes),
         )
 
-    def tensor_map(self, first: int, moduli: int, most: int) -> TensorMap:
-        """Return the tensor map of the planes of `moduli` moduli from index `first`; one copy loads `most` lines."""
+    def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
+        """Return the tensor map of the planes of `moduli` moduli from index `first`; one copy loads `most` lines.
+
+        With `sign`, the map has one of the two planes of each modulus: 0 for re + j im, 1 for re - j im.
+        """
         lines, length = self.block
         if self.bytes_from == "source":
             return source_byte_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
@@ -203,15 +206,22 @@ class ResidueOperand:
         # The workspace holds the planes of one group of moduli at a time.
         before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
-        return byte_plane_map(piece, self.geometry.plane_product_count * moduli, most, filled)
+        return byte_plane_map(piece, self.geometry.plane_product_count * moduli, most, filled, sign)
 
 
-def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
-    """Return the tensor map of planes of bytes; a copy reads zeros at the positions from `filled` to the line's end."""
+def byte_plane_map(
+    piece: BlockTerm, layers: int, most: int, filled: int | None = None, sign: int | None = None
+) -> TensorMap:
+    """Return the tensor map of planes of bytes; a copy reads zeros at the positions from `filled` to the line's end.
+
+    With `sign`, the map has every second plane, from the plane with this index on.
+    """
     lines, length = piece.rows, piece.cols
-    read = length if filled is None else filled
+    read, layer = length if filled is None else filled, lines * length
+    if sign is not None:
+        piece, layers, layer = piece._replace(offset=piece.offset + sign * layer), layers // 2, 2 * layer
     return TensorMap(
-        piece, BYTE_TYPE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
+        piece, BYTE_TYPE.name, read, lines, layers, length, layer, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
     )
 
 

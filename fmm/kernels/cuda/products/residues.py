@@ -72,6 +72,7 @@ class ResidueOp:
     keep: complex
     writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
     lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
+    shares_planes: bool = False  # True if both operands have the same planes, because B is the adjoint of A
 
     def __hash__(self) -> int:
         return id(self)
@@ -86,16 +87,32 @@ class ResidueOp:
         moduli, together = self.geometry.remainder_weights.moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
-    def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """Describe the products of planes for `count` moduli from the modulus with index `first` on."""
+    @property
+    def launched_signs(self) -> tuple[int | None, ...]:
+        """The signs of j with a launch of their own; None for one launch of all products.
+
+        If complex operands share their planes, the plane of A with one sign is multiplied by the plane with the other
+        sign: conjugation exchanges the planes.
+        """
+        return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
+
+    def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
+        """Describe the products of planes for `count` moduli from the modulus with index `first` on.
+
+        With `sign`, one of the two products of each modulus.
+        """
         g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
-        layers = count * g.plane_product_count
+        layers = count * g.plane_product_count // (1 if sign is None else 2)
+        # The operand without planes of its own has the conjugated planes of the other operand.
+        signs = [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
-        left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
+            planes = BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns)
+            dest = byte_plane_map(planes, count * g.plane_product_count, 64, sign=sign)
+        left = self.left.tensor_map(first, count, s.m_s, signs[0])
+        right = self.right.tensor_map(first, count, s.n_s // s.cluster, signs[1])
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
         steps, sides = -(-inner // TILE_LINE_BYTES), (rows, columns)
@@ -138,7 +155,23 @@ def residue_op(
     )
     # With levels, the scheme multiplies sums of blocks, and such products are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha, beta, writes_c, lower_only)
+    shares_planes = lower_only and _are_adjoint_planes(op, x, y)
+    if shares_planes:
+        x, y = _share_planes(x, y)
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha, beta, writes_c, lower_only, shares_planes)
+
+
+def _are_adjoint_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
+    """Return True if one operand's planes are the other's too: in one product of a matrix and its adjoint."""
+    is_gram = op.triangle is not None and op.triangle.gram
+    return is_gram and op.count == 1 and not (x.is_prepared or y.is_prepared)
+
+
+def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand, ResidueOperand]:
+    """Return the operands with the planes of one operand, preferably of a K-major operand, which is not transposed."""
+    if x.along == "outer" and y.along == "inner":
+        return replace(x, is_prepared=True, exponents=y.exponents, planes=y.planes, block=y.block), y
+    return x, replace(y, is_prepared=True, exponents=x.exponents, planes=x.planes, block=x.block)
 
 
 def _conjugate_operand(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
@@ -195,7 +228,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     for moduli in op.modulus_groups:
         if any(x.split_block_count for x in op.operands):
             launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
-        launches.append(residue_product_launch(op, first, moduli))
+        launches += [residue_product_launch(op, first, moduli, sign) for sign in op.launched_signs]
         first += len(moduli)
     if not op.writes_c:
         launches.append(integer_join_launch(op) if exact else join_launch(op, flagged))
@@ -260,12 +293,15 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 
 
-def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
-    """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus."""
-    product = op.plane_product_op(first, len(moduli))
+def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], sign: int | None = None) -> Launch:
+    """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus.
+
+    With `sign`, the launch computes one of the two products of each modulus.
+    """
+    product = op.plane_product_op(first, len(moduli), sign)
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
+    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", product.count // len(moduli))
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: LaunchPurpose = "product" if op.writes_c else "sums"

@@ -54,8 +54,13 @@ BYTES_LEAF_NAME: Final = "bytes"
 LEVEL_NAME, COMPLEX_LEVEL_NAME = "residues", "residues2m"
 # Two dicts by type: the valid values for the number of moduli, and the largest number of levels below residues. (Two
 # levels below residues would not make float32 faster, and need too many registers for complex128.)
-MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9), "complex128": (14, 15, 16, 17)}
-MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1}
+MODULI_BY_TYPE: Final = {
+    "float64": (13, 14, 15, 16),
+    "float32": (7, 8, 9),
+    "complex128": (14, 15, 16, 17),
+    "complex64": (7, 8, 9),
+}
+MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1, "complex64": 1}
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
@@ -68,11 +73,12 @@ PREPARED_LEAF: Final = (14, 0, "float64")
 # float64. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the
 # rounding of C to float32 dominates. For complex128 on an H100, 15 moduli have 0.48 times the error of ZGEMM, and 17
 # moduli 0.016 to 0.032 times, about 2^-54 relative to C.
-USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17)}
+USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (7, 8)}
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},
     "complex128": {14: 8.0, 16: 0.1, 17: 0.04},
+    "complex64": {7: 0.5, 8: 0.03, 9: 0.03},
 }
 # Numbers of moduli that the tuner's probes measure. Only a call that requires a smaller error than the vendor's uses
 # more moduli, or residues for float32.
@@ -86,6 +92,7 @@ NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
     "complex128": {14: "2^-49 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)", 17: "2^-52 sqrt(k)"},
+    "complex64": {7: "2^-25 sqrt(k) + 2^-24", 8: "2^-28 sqrt(k) + 2^-24", 9: "2^-32 sqrt(k) + 2^-24"},
 }
 
 
@@ -252,7 +259,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         # A level that conjugates multiplies whole operands: blocks and sums of A and of B are not distinguished.
         types=() if any(level.conjugates) else (dtype,),
         types_alone=(dtype,) if any(level.conjugates) else (),
-        kernel_triangles=() if depth or dtype == "float32" else (dtype,),
+        kernel_triangles=() if depth or dtype in ("float32", "complex64") else (dtype,),
         call_text="four launches",
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth, for_complex=for_complex),

@@ -264,7 +264,7 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
 
 TWO = "residues2m(15) > bytes"
 TWO_FAST = "residues2m(15) > strassen > bytes"
-COMPLEX_PROMISED = {14: 2.0**-50, 15: 2.0**-53.4, 16: 2.0**-54, 17: 2.0**-54}
+COMPLEX_PROMISED = {14: 2.0**-50, 15: 2.0**-53.4, 16: 2.0**-54, 17: 2.0**-54, 7: 2.0**-25, 8: 2.0**-28.8, 9: 2.0**-32}
 
 
 def complex_normal(shape: tuple[int, ...], seed: int = 0) -> Any:
@@ -281,7 +281,9 @@ def worst_part(a: Any, b: Any, c: Any) -> float:
 
 
 def complex_promised(leaf: str, k: int) -> float:
-    return float(COMPLEX_PROMISED[residue_leaves()[leaf].level.moduli] * np.sqrt(k) + 2.0**-52)
+    found = residue_leaves()[leaf]
+    rounding = 2.0**-23 if found.float_type == "complex64" else 2.0**-52
+    return float(COMPLEX_PROMISED[found.level.moduli] * np.sqrt(k) + rounding)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -299,8 +301,30 @@ def test_complex_of_every_shape_and_order(shape: tuple[int, int, int]) -> None:
     "leaf", [text for text, x in residue_leaves().items() if x.level.for_complex and not any(x.level.conjugates)]
 )
 def test_every_complex_leaf(leaf: str) -> None:
-    a, b = complex_normal((300, 700)), complex_normal((700, 200), 1)
+    dtype = residue_leaves()[leaf].float_type
+    a, b = complex_normal((300, 700)).astype(dtype), complex_normal((700, 200), 1).astype(dtype)
     assert worst_part(a, b, fmm.matmul(a, b, plan=leaf)) <= complex_promised(leaf, 700)
+
+
+def test_complex64_of_every_shape_and_order() -> None:
+    for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
+        a, b = (
+            cupy.asarray(complex_normal(s, i).astype(np.complex64), order=o)
+            for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
+        )
+        for leaf in ("residues2m(7) > bytes", "residues2m(8) > strassen > bytes"):
+            assert worst_part(a, b, fmm.matmul(a, b, plan=leaf)) <= complex_promised(leaf, k), (leaf, m, k, n, orders)
+
+
+@pytest.mark.parametrize("n", [1024, 4096])
+def test_complex64_is_more_accurate_than_cgemm(n: int) -> None:
+    rng = cupy.random.default_rng(n)
+    a, b = ((rng.standard_normal((n, n)) + 1j * rng.standard_normal((n, n))).astype(np.complex64) for _ in range(2))
+    exact = a[:64].get().astype(complex) @ b[:, :64].get().astype(complex)
+    plans = ("vendor", "3m > f16x3", "residues2m(7) > bytes", "residues2m(8) > bytes")
+    vendor, *own = (float(np.linalg.norm(fmm.matmul(a, b, plan=x)[:64, :64].get() - exact)) for x in plans)
+    print(n, [x / vendor for x in own])
+    assert own[1] <= 0.6 * vendor and own[2] <= 0.05 * vendor
 
 
 @pytest.mark.parametrize("leaf", [TWO, TWO_FAST])

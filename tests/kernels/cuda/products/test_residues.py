@@ -183,7 +183,7 @@ def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
 
 
 def type_of(leaf: str) -> str:
-    return "float32" if leaf in SINGLE_LEAVES else "float64"
+    return residue_leaves()[leaf].float_type
 
 
 @pytest.mark.parametrize(
@@ -335,11 +335,12 @@ def gaussian(rng: np.random.Generator, shape: tuple[int, int]) -> Matrix:
 def assert_rounded_parts(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
     """Each part of an entry is the part of the product of Gaussian integers, scaled back and rounded."""
     exact, e, f = exact_complex_product(a, b, moduli_count)
+    precision = 24 if c.dtype == np.complex64 else 53  # bits
     for found, wanted in zip((c.real, c.imag), exact, strict=True):
         for i, j in np.ndindex(found.shape):
             value = Fraction(wanted[i][j]) / Fraction(2) ** int(e[i] + f[j])
-            assert abs(Fraction(float(found[i, j])) - value) <= abs(value) * Fraction(1, 2**52), (i, j)
-            assert abs(wanted[i][j]) >= 2**53 or Fraction(float(found[i, j])) == value
+            assert abs(Fraction(float(found[i, j])) - value) <= abs(value) * Fraction(1, 2 ** (precision - 1)), (i, j)
+            assert abs(wanted[i][j]) >= 2**precision or Fraction(float(found[i, j])) == value
 
 
 @pytest.mark.parametrize("p", first_moduli(17, for_complex=True))
@@ -373,8 +374,16 @@ def test_every_sum_of_a_gaussian_integer_is_reduced_to_a_byte(p: int) -> None:
 def test_products_of_gaussian_integers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(31)
     for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
-        a, b = gaussian(rng, (m, k)), gaussian(rng, (k, n))
+        a, b = (gaussian(rng, shape).astype(type_of(leaf)) for shape in ((m, k), (k, n)))
         assert_rounded_parts(product_on_host(a, b, leaf)[0], a, b, LEAVES[leaf][0])
+
+
+def test_complex64_of_every_memory_order() -> None:
+    rng = np.random.default_rng(37)
+    a, b = gaussian(rng, (9, 37)).astype(np.complex64), gaussian(rng, (37, 70)).astype(np.complex64)
+    for layouts, aligned in product(("CCC", "FCC", "CFF", "FFC"), (False, True)):
+        c, _ = product_on_host(a, b, "residues2m(7) > bytes", layouts, aligned=aligned)
+        assert_rounded_parts(c, a, b, 7)
 
 
 @pytest.mark.parametrize("layouts", ["".join(x) for x in product("CF", repeat=3)])
@@ -419,6 +428,31 @@ def test_the_lower_triangle_of_a_hermitian_product() -> None:
         np.testing.assert_array_equal(c[below], whole[below])
         assert (c[~below] == 7).all() and op.lower_only and (whole.diagonal().imag == 0).all()
         np.testing.assert_array_equal(whole, whole.conj().T)
+
+
+@pytest.mark.parametrize(("dtype", "leaf"), [("float64", ONE), ("complex128", TWO)])
+@pytest.mark.parametrize("orders", ["CC", "FC", "FF", "CF"])
+def test_a_matrix_and_its_adjoint_share_their_planes(dtype: str, leaf: str, orders: str) -> None:
+    """One operand is split; the lower triangle is that of the whole product, bit for bit."""
+    rng = np.random.default_rng(36)
+    for n, k in ((1, 3), (18, 21), (35, 9)):
+        a = gaussian(rng, (n, k)) if dtype == "complex128" else rng.standard_normal((n, k))
+        adjoint, below = np.ascontiguousarray(a.conj().T), np.tri(n, dtype=bool)
+        c, op = product_on_host(a, adjoint, leaf, f"{orders}C", shared=True)
+        whole, _ = product_on_host(a, adjoint, leaf)
+        np.testing.assert_array_equal(c[below], whole[below])
+        assert (c[~below] == 7).all() and op.shares_planes and sum(x.is_prepared for x in op.operands) == 1
+        assert len(op.launched_signs) == (2 if dtype == "complex128" else 1)
+
+
+def test_gram_products_split_one_operand() -> None:
+    for dtype, leaf, products in (("float64", ONE, 1), ("complex128", TWO, 2)):
+        problem = Problem(4096, 4096, 4096, dtype, op="gram", fill="lower")
+        found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
+        labels = [x.label.split(":")[0] for x in found.launches]
+        assert labels == ["residue_planes", "residue_planes", *["gemm_residues"] * products, "residue_join"]
+        whole = record_launches(Plan.parse(leaf), replace(problem, op="product", fill="full"), chip_target(H200))
+        assert 2 * found.launches[1].grid[0] == whole.launches[1].grid[0]
 
 
 # ---- prepared operands
