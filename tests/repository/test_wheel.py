@@ -65,6 +65,8 @@ fmm.minplus(a, a, argmin="yes")  # type: ignore[arg-type]
 fmm.einsum("ij,jk->ik", a, a)
 fmm.linalg.inv(fmm.linalg.cholesky(a))
 fmm.tensordot(a, a, axes=1)
+fmm.orthogonalize(a, steps=5)
+fmm.orthogonalize(a, coefficients=5)  # type: ignore[arg-type]
 fmm.multi_dot([a, a, a])
 fmm.multi_dot(3)  # type: ignore[arg-type]
 decision = assert_type(fmm.explain(a, a), fmm.Decision)
