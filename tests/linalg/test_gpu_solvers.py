@@ -134,7 +134,7 @@ def test_panels_have_the_librarys_pivots(library: Any, dtype: str, n: int) -> No
     lower, upper = np.tril(library.host(panel), -1), np.triu(library.host(panel)[:256])
     lower[:256] += np.eye(256)
     rows = np.arange(n)
-    for i, j in enumerate(library.host(pivots)):
+    for i, j in enumerate(library.host(pivots).astype(int)):
         rows[[i, j]] = rows[[j, i]]
     product, exact = lower.astype(float) @ upper, library.host(a)[rows]
     assert np.linalg.norm(product - exact) < 64 * np.finfo(dtype).eps * np.linalg.norm(exact)
@@ -148,7 +148,8 @@ def scipy_lu(a: Any) -> Any:
 def test_a_singular_matrix_is_left_to_the_library(library: Any) -> None:
     a = random_matrix(4096, 4096, "float32")
     a[:, 1234] = 0
-    assert float(fmm.linalg.det(library.array(a))) == 0
+    determinant = float(library.xp.linalg.det(library.array(a)))  # torch's is NaN: a product overflows before the 0
+    np.testing.assert_equal(float(fmm.linalg.det(library.array(a))), determinant)
     a[:] = np.eye(4096) - np.tril(np.ones((4096, 4096)), -1)  # Wilkinson's: inverses of blocks overflow
     a[:, -1] = 1
     try:

@@ -145,9 +145,9 @@ def check_refused_arrays(device: str) -> None:
     solid = init_device_mesh(device, (count, 1, 1))
     rows, wrong = [Shard(0)], "placements of A"
     calls: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
-        (TypeError, "mesh= is to be", (x, x), {}),
-        (TypeError, "mesh= is to be", (x, x), {"mesh": count}),
-        (TypeError, "mesh= is to be", (x, x), {"sizes": (4, 4, 4)}),
+        (TypeError, "mesh= must be", (x, x), {}),
+        (TypeError, "mesh= must be", (x, x), {"mesh": count}),
+        (TypeError, "mesh= must be", (x, x), {"sizes": (4, 4, 4)}),
         (TypeError, "a torch tensor", (tensor, tensor), {"mesh": mesh}),
         (TypeError, "moves nothing between", (tensor, x), {"mesh": mesh}),
         (TypeError, "moves nothing between", (x, tensor), {}),
@@ -158,12 +158,12 @@ def check_refused_arrays(device: str) -> None:
         (ValueError, "matrices", (x[0], x), {"mesh": mesh}),
         (ValueError, "its mesh is one of", (x, x), {"mesh": elsewhere}),
         (ValueError, "3 dimensions", (x, x), {"mesh": solid}),
-        (ValueError, "those of A and those of B", (x, x), {"mesh": mesh, "operand_placements": [Shard(0)]}),
+        (ValueError, "the placements of A and of B", (x, x), {"mesh": mesh, "operand_placements": [Shard(0)]}),
         (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [rows * 2, rows]}),
         (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [[Shard(2)], rows]}),
         (ValueError, wrong, (x, x), {"mesh": mesh, "operand_placements": [Shard(0), Shard(0)]}),
         (ValueError, "placements of the product", (x, x), {"mesh": mesh, "placements": [Partial()]}),
-        (ValueError, "give sizes=", (x[:, 1:], x), {"mesh": mesh}),
+        (ValueError, "pass sizes=", (x[:, 1:], x), {"mesh": mesh}),
         (ValueError, "m, k and n", (x, x), {"mesh": mesh, "sizes": (4, 4)}),
         (ValueError, "m, k and n", (x, x), {"mesh": mesh, "sizes": (4, 4, -1)}),
         (ValueError, "torch.chunk would have", (x, x), {"mesh": mesh, "sizes": (4 * count + 1, 4 * count, 4 * count)}),
