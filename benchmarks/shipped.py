@@ -230,7 +230,7 @@ def with_blocks(raw: JsonValue, dtype: str, card: Card) -> dict[str, JsonValue]:
     own_samples = card.results / BLOCK_SAMPLES.name
     shapes = recorded_blocks(own_samples if own_samples.is_file() else BLOCK_SAMPLES)
     found = select_block_terms(shapes, card.chip)
-    if own_samples.is_file():
+    if own_samples.is_file() and own_samples != BLOCK_SAMPLES:  # the H200's lack the strategies with the copy engine
         found = replace(found, strategies=tuple(fastest_strategies(shapes, chip_with_fit(card.chip, found))))
     tiles = strategies_by_side(dtype, card.chip, found)
     own = found.json_fields if dtype == BLOCK_MODEL_DTYPE else None

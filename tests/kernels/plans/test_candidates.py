@@ -82,7 +82,7 @@ OWN = [
 ]
 TWO = ["residues2m(15) > bytes", "residues2m(15) > strassen > bytes"]
 TWO_UNPROBED = [  # no probe measures them
-    f"residues2m({count}){below} > bytes" for count in (17, 7, 8) for below in ("", " > strassen")
+    f"residues2m({count}){below} > bytes" for count in (17,) for below in ("", " > strassen")
 ]
 WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_UNPROBED]
 REAL = (*GPU, *OWN)
