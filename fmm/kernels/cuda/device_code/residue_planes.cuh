@@ -7,8 +7,8 @@
 //   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
 //            store the residues of these sums modulo each modulus.
 //
-// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread blocks
-// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
+// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread
+// blocks, or one thread block, processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
 //
 // Planes are K-major. The length of a line is a multiple of 16 bytes; lines are padded with zeros.
 #pragma once
@@ -21,7 +21,7 @@
 namespace fmm {
 namespace residues {
 
-constexpr int THREADS = 256, CLUSTER = 8, POSITIONS = 64;
+constexpr int THREADS = 256, POSITIONS = 64;
 constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
@@ -164,14 +164,14 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// The POSITIONS lines that a cluster processes, and the part of their length that this thread block processes.
-template <class Element>
+// The POSITIONS lines that CLUSTER thread blocks process, and the part of their length that this thread block processes.
+template <class Element, int CLUSTER>
 struct Strip {
     int layer, first, rank, begin, end;
     const Element* from;
     Element* to;
 
-    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(CLUSTER > 1 ? cluster_rank() : 0) {
         const int strips = (p.lines + POSITIONS - 1) / POSITIONS, strip = block / CLUSTER;
         layer = strip / strips;
         first = strip % strips * POSITIONS;
@@ -195,12 +195,12 @@ __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsig
 
 // Transpose an operand of bytes. A thread reads 4 bytes and writes 16 bytes at a time. Lines are padded with zeros to a
 // multiple of 16 bytes.
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
     constexpr int WORDS = POSITIONS / 4;
     static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
     __shared__ unsigned tile[POSITIONS][WORDS + 1];
-    const Strip<Element> strip(p, block);
+    const Strip<Element, CLUSTER> strip(p, block);
     const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
     const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
     for (int k = strip.begin; k < strip.end; k += POSITIONS) {
@@ -225,13 +225,13 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
     }
 }
 
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
     constexpr int DOWN = THREADS / POSITIONS;
     // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
     __shared__ Element tile[POSITIONS][POSITIONS + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
     __shared__ Squares shared[DOWN][POSITIONS];
-    const Strip<Element> strip(p, block);
+    const Strip<Element, CLUSTER> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
     const int across = threadIdx.x % POSITIONS, down = threadIdx.x / POSITIONS;
     const Element* const from = strip.from;
@@ -258,22 +258,23 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
         shared[0][across] = sum;
     }
-    cluster_sync();
+    if constexpr (CLUSTER > 1) cluster_sync();
     if (rank == 0 && down == 0) {
         for (int i = 1; i < CLUSTER; ++i)
             sum.add({load_remote(&shared[0][across].large, i), load_remote(&shared[0][across].usual, i),
                      load_remote(&shared[0][across].small, i)});
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
-    cluster_sync();  // no thread block exits while others read its shared memory
+    // no thread block exits while others read its shared memory
+    if constexpr (CLUSTER > 1) cluster_sync();
 }
 
-template <bool WIDE, class Element>
+template <bool WIDE, int CLUSTER, class Element>
 __device__ __forceinline__ void measure_and_transpose(const Operand<Element>& p, int block) {
     if constexpr (WIDE && sizeof(Element) == 1)
-        transpose_bytes(p, block);
+        transpose_bytes<CLUSTER>(p, block);
     else
-        transpose_numbers(p, block);
+        transpose_numbers<CLUSTER>(p, block);
 }
 
 template <class Element>

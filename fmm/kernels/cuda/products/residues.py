@@ -14,13 +14,15 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
+from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
+from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_WEIGHT_PIECES,
+    RESIDUE_CLUSTER_BLOCKS,
     RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
     WARP_THREADS,
@@ -33,6 +35,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     residue_split_launch,
     source_byte_map,
 )
+from fmm.kernels.cuda.products.residues_mma import ByteProducts, residue_mma_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
@@ -45,6 +48,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_BYTES, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.memory_layout import round_up
+from fmm.problem import Shape
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
@@ -71,6 +75,7 @@ class ResidueOp:
     keep: float
     writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
     lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
+    warp_chip: Chip | None = None  # the chip, if it multiplies by a warp's instructions; None: by Hopper's warpgroups
 
     def __hash__(self) -> int:
         return id(self)
@@ -85,15 +90,37 @@ class ResidueOp:
         moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
+    @property
+    def cluster_blocks(self) -> int:
+        """Number of thread blocks in a cluster of the kernel that measures; 1 if the chip has no clusters."""
+        return 1 if self.warp_chip else RESIDUE_CLUSTER_BLOCKS
+
+    @property
+    def product_shape(self) -> Shape:
+        """The rows, the inner dimension and the columns of a product of planes."""
+        rows, inner, columns = self.geometry.block_shape
+        return rows, inner, self.geometry.n if self.writes_c else columns
+
+    def product_map(self, first: int, layers: int) -> TensorMap:
+        """Return the tensor map of the products of planes from the modulus with index `first` on."""
+        g, (rows, _, columns) = self.geometry, self.geometry.block_shape
+        if self.writes_c:
+            return source_byte_map(self.dest, g.m, g.n, g.count, 64)
+        return byte_plane_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
+
+    def byte_products(self, first: int, moduli: tuple[int, ...]) -> ByteProducts:
+        """Describe the products of planes for these moduli without clusters; `first` is the first modulus's index."""
+        each, count = self.geometry.plane_product_count, len(moduli)
+        left, right = (x.tensor_map(first, count, 1) for x in self.operands)
+        maps = left, right, self.product_map(first, count * each)
+        return ByteProducts(maps, *self.product_shape, moduli, each, self.lower_only)
+
     def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli from the modulus with index `first` on."""
-        g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
-        layers = count * g.plane_product_count
+        rows, inner, columns = self.product_shape
+        layers = count * self.geometry.plane_product_count
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
-        if self.writes_c:
-            dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
-        else:
-            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
+        dest = self.product_map(first, layers)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -103,12 +130,18 @@ class ResidueOp:
 
 
 def residue_op(
-    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
+    op: GemmOp,
+    dtype: str,
+    moduli: int,
+    levels: int,
+    multiprocessors: int,
+    alignment: Mapping[str, int] = NO_ALIGNMENT,
+    warp_chip: Chip | None = None,
 ) -> ResidueOp | None:
     """Describe a GEMM as a product by residues, which are planes in the workspace or the operands' own bytes.
 
     Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides the
-    base's address.
+    base's address. `warp_chip` is the chip if it multiplies by a warp's instructions instead of Hopper's warpgroups.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -135,7 +168,9 @@ def residue_op(
     )
     # With levels, the scheme multiplies sums of blocks, and such products are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
+    return ResidueOp(
+        dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only, warp_chip
+    )
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
@@ -181,7 +216,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
-    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures else []
+    launches = [measure_launch(op.operands, op.dtype, aligned, op.cluster_blocks)] if measures else []
     first = 0
     for moduli in op.modulus_groups:
         if any(x.split_block_count for x in op.operands):
@@ -203,7 +238,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
-        measure_launch((left, right), op.dtype, aligned),
+        measure_launch((left, right), op.dtype, aligned, op.cluster_blocks),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
     )
     return launches, workspace
@@ -253,19 +288,22 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus."""
+    count = len(moduli) * op.geometry.plane_product_count
+    does: LaunchPurpose = "product" if op.writes_c else "sums"
+    products = f"{count} product{'s' * (count > 1)}"
+    products = f"{op.dtype} by {products}" if op.writes_c else f"{count} products"
+    products += ", the lower triangle" if op.lower_only else ""
+    if op.warp_chip:
+        return residue_mma_launch(op.byte_products(first, moduli), op.warp_chip, does, products)
     product = op.plane_product_op(first, len(moduli))
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
     parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: LaunchPurpose = "product" if op.writes_c else "sums"
     kernel = Kernel(
         residue_product_kernel_source, (spec,), ENTRY_NAME, s.thread_count, spec.shared_bytes, architecture="sm_90a"
     )
-    count = f"{product.count} product{'s' * (product.count > 1)}"
-    products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
-    products += ", the lower triangle" if op.lower_only else ""
     label = f"gemm_residues: {products} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
     maps = tuple(zip(words, product.maps, strict=True))
     return Launch(does, label, kernel, product.grid, parameters, slots, maps)
