@@ -477,3 +477,37 @@ def test_with_alpha_0_the_factors_are_not_read(plan: str | None, library: str, b
         assert not fmm.gram(x, x, alpha=0, plan=plan).any()
     assert fmm.gram(x, alpha=0, beta=2, out=out, plan=plan) is out and (out == 6).all()
     assert "not read" in fmm.explain_gram(x, alpha=0, plan=plan).reason
+
+
+@pytest.mark.parametrize("fill", TRIANGLES)
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_device_plan_conjugates_the_adjoint(
+    rows: bool, fill: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """A stand-in for a device multiplies the operands that a plan gets, and conjugates those that the plan names."""
+    plans: list[str] = []
+
+    def select(library: Any, operands: Any, constraints: Any) -> Any:
+        return SimpleNamespace(plan=constraints.plan), operands
+
+    def run(library: Any, call: Any, left: Any, right: Any, out: Any, constraints: Any) -> Matrix:
+        plans.append(str(call.plan))
+        assert np.shares_memory(left, a) and np.shares_memory(right, a)  # no adjoint is copied
+        operands = zip((left, right), call.plan.conjugated_operands, strict=True)
+        x, y = (operand.conj() if conjugated else operand for operand, conjugated in operands)
+        product: Matrix = x @ y
+        return product
+
+    monkeypatch.setattr(gram, "_select_gram_call", select)
+    monkeypatch.setattr(gram, "run_with_fallback", run)
+    device: Any = SimpleNamespace(
+        processor="gpu",
+        transposed_view=lambda x: np.swapaxes(x, -1, -2),
+        new_zeros=lambda shape, like: np.zeros(shape, like.dtype),
+        out_of_memory_error=MemoryError,
+    )
+    a = numbers(rng, (9, 5), "complex128")
+    constraints = NO_CONSTRAINTS._replace(plan=fmm.Plan.parse("residues2m(15) > bytes"))
+    found = gram.run_gram(device, a, None, None, gram.GramParams(rows, fill), constraints)
+    np.testing.assert_allclose(found, exact(a, rows).astype(complex), atol=1e-12)
+    assert plans == [f"residues2m(15).conj-{'a' if rows == (fill == 'upper') else 'b'} > bytes"]
