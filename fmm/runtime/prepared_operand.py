@@ -141,7 +141,7 @@ def _array_bytes(x: Any) -> int:
     """Return the array's size in bytes; for a sparse tensor the size of its values and indices."""
     if not getattr(x, "is_sparse", False):
         return int(x.nbytes)
-    return int(x._compared_values().nbytes + x._indices().nbytes)
+    return int(x._values().nbytes + x._indices().nbytes)
 
 
 # ---- the preparation on a device
