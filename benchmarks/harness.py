@@ -157,6 +157,12 @@ def paired_speedup(baseline: Sequence[float], candidate: Sequence[float]) -> flo
     return median(x / y for x, y in zip(baseline, candidate, strict=True))
 
 
+def compared_with_torch(theirs: Call, own: Call, rounds: int, sample: float, clock: Clock, warm: int) -> Row:
+    """Return the paired samples of torch's call and of fmm's, and the speedup, as fields of a row."""
+    samples = rounded_samples(paired_samples({"torch": theirs, "fmm": own}, rounds, sample, clock, warm=warm))
+    return {"speedup": round(paired_speedup(samples["torch"], samples["fmm"]), 4), "samples": samples}
+
+
 def speedup_interval(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the paired speedup."""
     return median_interval(paired_ratios(tuple(baseline), tuple(candidate)))

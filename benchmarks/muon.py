@@ -19,13 +19,11 @@ from benchmarks.harness import (
     Clock,
     Row,
     benchmark_parser,
+    compared_with_torch,
     free_gpu_memory,
     has_failures,
     machine_of,
-    paired_samples,
-    paired_speedup,
     recorded_failure,
-    rounded_samples,
     run_cases,
 )
 from fmm.newton_schulz.coefficients import MUON
@@ -40,7 +38,7 @@ ROUNDS, QUICK_ROUNDS, SAMPLE_SECONDS = 7, 3, 0.005
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed, and the stack's number of matrices and their size."""
+    """A function of fmm, the number of matrices in its stack, and their size."""
 
     function: str
     count: int
@@ -69,7 +67,7 @@ def case_calls(case: Case) -> tuple[Call, Call, Callable[[Any], float]]:
     torch.manual_seed(case.rows)
     x = torch.randn(case.count, case.rows, case.cols, device="cuda", dtype=torch.bfloat16)
     x = x[0] if case.count == 1 else x
-    sample = x if case.count == 1 else x[:2]  # of which the error is computed
+    sample = x if case.count == 1 else x[:2]  # the part whose error is computed
     if case.function == "gram":
         theirs, own, exact = (
             partial(torch.bmm, x, x.mT),
@@ -93,9 +91,8 @@ def measure_case(case: Case, rounds: int, clock: Clock) -> Row:
     errors = {"torch": round(error(theirs()), 5), "fmm": round(error(own()), 5)}
     for _ in range(4):  # a call whose addresses recur becomes a graph
         own()
-    samples = rounded_samples(paired_samples({"torch": theirs, "fmm": own}, rounds, SAMPLE_SECONDS, clock, warm=2))
-    speedup = round(paired_speedup(samples["torch"], samples["fmm"]), 4)
-    return {**asdict(case), "speedup": speedup, "errors": errors, "samples": samples}
+    compared = compared_with_torch(theirs, own, rounds, SAMPLE_SECONDS, clock, warm=2)
+    return {**asdict(case), "errors": errors, **compared}
 
 
 def text_line(row: Row) -> str:

@@ -20,13 +20,11 @@ from benchmarks.harness import (
     Clock,
     Row,
     benchmark_parser,
+    compared_with_torch,
     free_gpu_memory,
     has_failures,
     machine_of,
-    paired_samples,
-    paired_speedup,
     recorded_failure,
-    rounded_samples,
     run_cases,
 )
 
@@ -113,9 +111,8 @@ def measure_case(case: Case, rounds: int, clock: Clock) -> Row:
     free_gpu_memory()
     theirs, own, error = System(case).calls(case.function)
     errors = {"torch": error(theirs()), "fmm": error(own())}
-    samples = rounded_samples(paired_samples({"torch": theirs, "fmm": own}, rounds, SAMPLE_SECONDS, clock, warm=1))
-    speedup = round(paired_speedup(samples["torch"], samples["fmm"]), 4)
-    return {**asdict(case), "speedup": speedup, "errors": errors, "samples": samples}
+    compared = compared_with_torch(theirs, own, rounds, SAMPLE_SECONDS, clock, warm=1)
+    return {**asdict(case), "errors": errors, **compared}
 
 
 def text_line(row: Row) -> str:
