@@ -1,8 +1,8 @@
 """GEMMul8 (RIKEN: real and complex products by int8 residues) as a peer, built from its public source.
 
 `FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository contains none of its
-code. The library is built into `build/` of the checkout, with the numbers of moduli in MODULI alone, because all of them
-take the compiler minutes.
+code. The library is built into `build/` of the checkout, with the numbers of moduli in MODULI alone, because all of
+them take the compiler minutes.
 """
 
 from __future__ import annotations
