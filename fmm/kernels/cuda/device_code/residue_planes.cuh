@@ -161,6 +161,22 @@ __device__ __forceinline__ double sum_of_warp(double x) {
     return x;
 }
 
+// Return the sum over the GROUP threads of a line: the threads of a warp, or of a thread block, which must pass shared
+// memory for THREADS / 32 sums.
+template <int GROUP>
+__device__ __forceinline__ Squares sum_of_group(Squares sum, Squares* shared) {
+    sum.large = sum_of_warp(sum.large);
+    sum.usual = sum_of_warp(sum.usual);
+    sum.small = sum_of_warp(sum.small);
+    if (GROUP > 32) {
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = shared[0];
+        for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
+    }
+    return sum;
+}
+
 template <int GROUP, bool WIDE, class Element>
 __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
@@ -175,15 +191,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 #pragma unroll
         for (Element x : v.x) sum.add(x);
     }
-    sum.large = sum_of_warp(sum.large);
-    sum.usual = sum_of_warp(sum.usual);
-    sum.small = sum_of_warp(sum.small);
-    if (GROUP > 32) {
-        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
-        __syncthreads();
-        if (mine == 0)
-            for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
-    }
+    sum = sum_of_group<GROUP>(sum, shared);
     if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
 }
 

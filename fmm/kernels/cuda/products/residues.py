@@ -27,7 +27,9 @@ from fmm.kernels.cuda.products.residue_planes import (
     ByteSource,
     ResidueOperand,
     byte_plane_map,
+    can_split_lines,
     fast_sums_cpp,
+    line_split_launch,
     measure_launch,
     moduli_table,
     residue_split_launch,
@@ -223,10 +225,13 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
-    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures else []
+    splits_lines = measures and can_split_lines(op.operands, op.dtype)
+    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures and not splits_lines else []
     first = 0
     for moduli in op.modulus_groups:
-        if any(x.split_block_count for x in op.operands):
+        if splits_lines:
+            launches.append(line_split_launch(op.operands, op.dtype, aligned, moduli))
+        elif any(x.split_block_count for x in op.operands):
             launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
         launches += [residue_product_launch(op, first, moduli, sign) for sign in op.launched_signs]
         first += len(moduli)
