@@ -47,8 +47,8 @@ HEADERS = [
     "gemmul8_real",
     "gemmul8_complex",
 ]
-# The headers with a case for each number of moduli.
-HEADERS_WITH_CASES = [name for name in HEADERS if name.startswith(("scaling_", "inverse_", "conv_"))]
+# The headers with a case for each number of moduli. (The cases of conv_hi2mid_*.hpp are indices of moduli.)
+HEADERS_WITH_CASES = [name for name in HEADERS if name.startswith(("scaling_", "inverse_"))]
 STANDARD_HEADERS = [
     "cuda_runtime.h",
     "cublas_v2.h",
@@ -132,7 +132,7 @@ def _cuda_folders() -> list[Path]:
 
 def _has_needed_moduli(line: str) -> bool:
     """Return False for a case of a switch with a number of moduli that is not in MODULI."""
-    case = re.match(r"\s+case (\d+):.*(?:_launch|_kernel)<", line)
+    case = re.match(r"\s+case (\d+):.*_launch<", line)
     return case is None or int(case[1]) in MODULI.values()
 
 
