@@ -17,16 +17,16 @@ import torch
 
 from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import explain_torch_fallback, is_plain_call, is_refused_out, resolve_marks
-from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
+from fmm.arrays.torch_library import TORCH, same_memory_transposed, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
-from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
-from fmm.runtime.gram import GramParams, Triangle, run_gram
+from fmm.runtime.gram import GramParams, Triangle, explain_conjugating_plan, run_conjugating_plan, run_gram
 from fmm.runtime.prepare import prepare_call
 
 # ---- matmul

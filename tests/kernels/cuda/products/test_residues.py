@@ -491,7 +491,8 @@ def test_lines_are_measured_and_split_by_one_kernel(
     a[0, k // 2], a[1], b[:, 1], b[k - 1, 2] = np.inf, 0, a.dtype.type(1e-30) * b[:, 1], np.nan
     lines = [cols if o == "C" else rows for o, (rows, cols) in zip(orders, ((m, k), (k, n)), strict=True)]
     leading = [x - x % -16 + (16 if aligned else 3) for x in lines]
-    layouts = (*map(Layout, orders, leading), Layout("C", n))  # type: ignore[arg-type]
+    a_layout, b_layout = map(Layout, orders, leading)  # type: ignore[arg-type]
+    layouts = a_layout, b_layout, Layout("C", n)
     op = op_of(Problem(m, k, n, dtype, layouts), leaf, ALIGNED if aligned else NO_ALIGNMENT)
     assert can_split_lines(op.operands, dtype)
     arrays = {name: whole_memory(x, o, step) for name, x, o, step in zip("AB", (a, b), orders, leading, strict=True)}
