@@ -27,7 +27,7 @@ def test_the_matrix_of_an_adjoint_is_found() -> None:
     y = on_device(torch.randn(5, 3, dtype=torch.complex128))
     assert functions._matrix_of_adjoint(x, x.mH) is not None
     for a, b, rows in ((x, x.mH, True), (x.mH, x, False), (x.mT, x.conj(), True)):
-        matrix, found = functions._matrix_of_adjoint(a, b)  # type: ignore[misc]
+        matrix, found = functions._matrix_of_adjoint(a, b)
         assert found == rows and not matrix.is_conj() and matrix.data_ptr() == x.data_ptr()
         product = matrix @ matrix.mH if rows else matrix.mH @ matrix
         torch.testing.assert_close(product, a @ b)
