@@ -280,7 +280,7 @@ def _program_machine(environment: dict[str, Any]) -> str:
 # Programs of others, and products of JAX
 
 PROGRAM_COLUMNS = (
-    *("program", "type", "where", "plain", "under fmm", "speedup", "from float64, plain", "under fmm"),
+    *("program", "type", "where", "plain", "under fmm", "speedup", "difference, plain", "difference under fmm"),
     *("products by plans", "share of products in a plain step", "longest other kernels"),
 )
 
