@@ -7,7 +7,7 @@ import pytest
 from fmm.arrays.library import ProductSetting, contiguous_operand
 from fmm.dtypes import INTEGERS
 from fmm.hardware.datasheets import datasheet_of
-from fmm.kernels.plans.plan import VENDOR
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import Device, gpu_from_description
@@ -63,8 +63,10 @@ def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answered("int64", 4096, lacking=True).decision.plan == VENDOR
 
 
-def test_other_chips_have_no_such_plan() -> None:
-    found = datasheet_of("a100")
-    ampere = gpu_from_description("NVIDIA A100", found.capability, found.sms, chip=datasheet_chip(found))
-    for lacking in (False, True):
-        assert answered("int64", 4096, lacking=lacking, on=ampere).decision.plan == VENDOR
+def test_older_chips_have_no_such_plan() -> None:
+    """Before compute capability 8.0 no kernel multiplies bytes."""
+    for name, plan in (("V100", VENDOR), ("A100", Plan.parse("residues > bytes"))):
+        found = datasheet_of(name)
+        device = gpu_from_description(f"NVIDIA {name}", found.capability, found.sms, chip=datasheet_chip(found))
+        for lacking in (False, True):
+            assert answered("int64", 4096, lacking=lacking, on=device).decision.plan == plan

@@ -188,10 +188,6 @@ template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRRO
 struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
     static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
 };
-template <class S>
-constexpr bool LOWER_ONLY = false;
-template <class S>
-constexpr bool MIRRORED = false;
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = true;
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
@@ -215,10 +211,6 @@ struct Barriers {
 };
 
 // ---- roles of the warps, tile after tile
-
-struct TileStart {
-    int layer, row, col;  // product of the batch, and first row and column, of a thread block's tile
-};
 
 template <class S, class Params, class Work>
 __device__ __forceinline__ void for_each_tile(const Params& p, const Work& work) {
@@ -268,20 +260,6 @@ struct ByFactor {
 // Compiler barrier: reads of x are not moved before the wait for the wgmma instructions that write x.
 __device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
-
-// Move the next PART numbers of x to the first registers, for a loop over parts that is not unrolled: registers have no
-// index at run time. After part i, the numbers from index PART 2^z on move to index 0, where 2^z is the largest power
-// of two that divides i + 1. So a number moves at most log2(number of parts) times.
-template <int PART, int STEP = PART, class Number, int COUNT>
-__device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
-    if constexpr (STEP < COUNT) {
-        if (((part + 1) * PART & (2 * STEP - 1)) == STEP) {
-#pragma unroll
-            for (int i = 0; i < STEP && i + STEP < COUNT; ++i) x[i] = x[i + STEP];
-        }
-        next_part<PART, 2 * STEP>(x, part);
-    }
-}
 
 // Make the 64 x 64 submatrix on the diagonal symmetric in shared memory: the numbers below the diagonal are copied to
 // their mirror positions.

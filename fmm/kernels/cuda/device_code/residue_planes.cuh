@@ -9,8 +9,8 @@
 //   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
 //            store the residues of these sums modulo each modulus.
 //
-// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread blocks
-// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
+// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread
+// blocks, or one thread block, processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
 //
 // Planes are K-major. The length of a line is a multiple of 16 bytes; lines are padded with zeros.
 #pragma once
@@ -24,7 +24,7 @@
 namespace fmm {
 namespace residues {
 
-constexpr int THREADS = 256, CLUSTER = 8;
+constexpr int THREADS = 256;
 constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
@@ -189,14 +189,14 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// The lines that a cluster processes, and the part of their length that this thread block processes.
-template <class Element>
+// The lines that CLUSTER thread blocks process, and the part of their length that this thread block processes.
+template <class Element, int CLUSTER>
 struct Strip {
     int layer, first, rank, begin, end;
     const Element* from;
     Element* to;
 
-    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(CLUSTER > 1 ? cluster_rank() : 0) {
         constexpr int SIDE = POSITIONS<Element>;
         const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
         layer = strip / strips;
@@ -221,12 +221,12 @@ __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsig
 
 // Transpose an operand of bytes. A thread reads 4 bytes and writes 16 bytes at a time. Lines are padded with zeros to a
 // multiple of 16 bytes.
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
     constexpr int SIDE = POSITIONS<Element>, WORDS = SIDE / 4;
     static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
     __shared__ unsigned tile[SIDE][WORDS + 1];
-    const Strip<Element> strip(p, block);
+    const Strip<Element, CLUSTER> strip(p, block);
     const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
     const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
     for (int k = strip.begin; k < strip.end; k += SIDE) {
@@ -251,13 +251,13 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
     }
 }
 
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
     constexpr int SIDE = POSITIONS<Element>, DOWN = THREADS / SIDE;
     // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
     __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
     __shared__ Squares shared[DOWN][SIDE];
-    const Strip<Element> strip(p, block);
+    const Strip<Element, CLUSTER> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
     const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
     const Element* const from = strip.from;
@@ -284,22 +284,23 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
         shared[0][across] = sum;
     }
-    cluster_sync();
+    if constexpr (CLUSTER > 1) cluster_sync();
     if (rank == 0 && down == 0) {
         for (int i = 1; i < CLUSTER; ++i)
             sum.add({load_remote(&shared[0][across].large, i), load_remote(&shared[0][across].usual, i),
                      load_remote(&shared[0][across].small, i)});
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
-    cluster_sync();  // no thread block exits while others read its shared memory
+    // no thread block exits while others read its shared memory
+    if constexpr (CLUSTER > 1) cluster_sync();
 }
 
-template <bool WIDE, class Element>
+template <bool WIDE, int CLUSTER, class Element>
 __device__ __forceinline__ void measure_and_transpose(const Operand<Element>& p, int block) {
     if constexpr (WIDE && sizeof(Element) == 1)
-        transpose_bytes(p, block);
+        transpose_bytes<CLUSTER>(p, block);
     else
-        transpose_numbers(p, block);
+        transpose_numbers<CLUSTER>(p, block);
 }
 
 template <class Element>

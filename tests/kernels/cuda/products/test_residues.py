@@ -690,7 +690,7 @@ def test_measuring_and_transposing_compile() -> None:
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
         (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
+    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64', 8)}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -747,7 +747,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
     turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_kernel_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
+        ("turn", measure_kernel_source(turns, wide, dtype, 8), "sm_90a", ("--std=c++17",)),
         ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
         ("join", integer_join_kernel_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
