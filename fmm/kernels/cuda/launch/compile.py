@@ -24,6 +24,7 @@ MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest that precedes cached code and reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
+CUPY_OPTIONS = ("-ftz=true", "-default-device")  # options that CuPy adds to those of a kernel
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
@@ -105,7 +106,7 @@ def _load_kernel(kernel: Kernel) -> LoadedKernel:
     if kernel.architecture:
         return _load_for_architecture(kernel, resolved_architecture(kernel.architecture))
     if forced_capability():
-        return _load_for_architecture(kernel, resolved_architecture(DEVICE_ARCHITECTURE), ("-ftz=true",))
+        return _load_for_architecture(kernel, resolved_architecture(DEVICE_ARCHITECTURE), CUPY_OPTIONS)
     module = cupy.RawModule(code=kernel.cuda_source, options=kernel.options)
     function = module.get_function(kernel.entry)
     if kernel.shared:

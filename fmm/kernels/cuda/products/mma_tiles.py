@@ -31,6 +31,7 @@ class MmaSizes:
     m_w: int
     n_w: int
     blocks: int = 1  # number of thread blocks whose registers fit on a multiprocessor together
+    slowdown: float = 1.0  # factor on the time of a number of C on a full device, relative to the largest tile
     stages: int = 2  # number of tiles of each operand in shared memory
 
     @property
@@ -79,7 +80,7 @@ def best_mma_sizes(
     def last_block_end(s: MmaSizes) -> float:
         at_once = chip.multiprocessors * s.blocks
         full, rest = divmod(count_tiles(m, n, s, triangle) * count, at_once)
-        together = s.blocks * s.n_s + TILE_OVERHEAD_COLUMNS
+        together = s.slowdown * s.blocks * s.n_s + TILE_OVERHEAD_COLUMNS
         if not rest:
             return full * together
         alone = s.n_s * (ALONE_SLOWDOWN if s.blocks > 1 else 1.0) + TILE_OVERHEAD_COLUMNS

@@ -24,7 +24,8 @@ from fmm.kernels.cuda.products.mma_tiles import (
 )
 from fmm.kernels.cuda.products.residue_planes import moduli_table
 
-RESIDUE_MMA_SIZES = (MmaSizes(128, 256, 64, 64), MmaSizes(128, 128, 64, 64, blocks=2))
+# The slowdown of narrow tiles was not measured; it is that of f16x3.
+RESIDUE_MMA_SIZES = (MmaSizes(128, 256, 64, 64), MmaSizes(128, 128, 64, 64, blocks=2, slowdown=1.16))
 MAX_UNREDUCED_STEPS = 512  # largest number of steps of 128 positions before sums are reduced, as in the kernel
 
 

@@ -301,8 +301,8 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
 
 
 def test_sizes_at_which_f16x3_is_chosen() -> None:
-    """On Hopper from about 1000 rows on; where the vendor multiplies the planes, from a few thousand on, if its float16
-    products are fast enough. Never if emulation is forbidden or the error of the vendor is required."""
+    """From about 1000 rows on, if the float16 products are fast enough; where the vendor multiplies the planes, from a
+    few thousand on. Never if emulation is forbidden or the error of the vendor is required."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
@@ -311,8 +311,8 @@ def test_sizes_at_which_f16x3_is_chosen() -> None:
         assert strict == VENDOR or not strict.leaf_use.leaf.emulates
         for name in ("rtx4090", "rtx5090", "v100"):
             assert chosen(n, free, name).leaf != "f16x3", name
-        for name in ("a100", "b200"):
-            assert (chosen(n, free, name).leaf == "f16x3") == (n > 1024), name
+        for name, least in (("a100", 1024), ("b200", 2048)):
+            assert (chosen(n, free, name).leaf == "f16x3") == (n >= least), name
             assert chosen(n, Limits(1 << 36, 16.0, emulation=False), name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet_calibration("h200"), free).best.plan.leaf != "f16x3"
@@ -363,9 +363,9 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
 def test_f16x3_is_not_chosen_on_chips_without_it(changes: Any) -> None:
     """If the vendor cannot multiply planes either, no message says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **changes)
-    a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
-    assert launches_on_device(Plan.parse("f16x3"), problem, a100, False) is None
-    assert launches_on_device(Plan.parse("f16x3"), problem, a100, True) is not None
+    b200 = Device(Identity("cuda-10.0-148sm-b200", "B200"), datasheet_calibration("b200"), chip=B200)
+    assert launches_on_device(Plan.parse("f16x3"), problem, b200, False) is None
+    assert launches_on_device(Plan.parse("f16x3"), problem, b200, True) is not None
 
 
 def test_the_reason_why_f16x3_is_not_chosen() -> None:
