@@ -47,7 +47,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
 from fmm.runtime.prepare import launches_on_device
-from tests.support.chips import A100, B200, H200
+from tests.support.chips import B200, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]

@@ -72,7 +72,7 @@ def sources(chip: Chip) -> Iterator[tuple[MmaSizes, str]]:
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_products_stay_in_registers(architecture: str) -> None:
-    """At most one pointer leaves the registers; the registers and the shared memory suffice for the thread blocks that a multiprocessor is to have."""
+    """At most one pointer is spilled; registers and shared memory suffice for the thread blocks of a multiprocessor."""
     nvrtc()
     chip = named_chip(ARCHITECTURES[architecture])
     found = list(sources(chip))
