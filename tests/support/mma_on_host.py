@@ -12,7 +12,7 @@ import numpy as np
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, header_text
 from fmm.kernels.cuda.launch_list import Launch
 from tests.support.host_compiler import header, required_compiler, shared_library
-from tests.support.host_launch import launch_words, told_words
+from tests.support.host_launch import launch_words, parameter_words
 from tests.support.tiled_on_host import DRIVER, scheduler
 from tests.support.warpgroups_on_host import FLAGS, FMA
 
@@ -54,5 +54,5 @@ def compiled(source: str, threads: int) -> Any:
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:
     """Run one launch on these arrays."""
-    words = told_words(launch.parameters, launch.slots, memory)
+    words = parameter_words(launch.parameters, launch.slots, memory)
     launch_words(compiled(launch.kernel.cuda_source, launch.kernel.threads).launch, words, launch.grid[0], 1)
