@@ -157,7 +157,12 @@ CASES = (
     ),
     Case("f16x3", "float32", ("cuBLAS, not f16x3, because the vendor multiplies",), on=B200, given=(("beta", 1),)),
     Case("f16x3", "float32", ("f16_planes: splits A", "gemm_f16x3_mma: "), on=A100, given=(("beta", 1),)),
-    Case("f16x3", "float32", ("cuBLAS, not f16x3, because only from compute capability 8.0",), on=V100),
+    Case(
+        "f16x3",
+        "float32",
+        ("cuBLAS, not f16x3, because the instructions that split numbers need compute capability 8.0",),
+        on=V100,
+    ),
     # float64 by residues: measuring, splitting, multiplying, joining; integers need no measuring.
     *(
         Case(
@@ -171,13 +176,13 @@ CASES = (
     Case(
         "residues(14) > bytes",
         "float64",
-        ("cuBLAS, not residues(14) > bytes, because only compute capability 8.0 and newer has",),
+        ("cuBLAS, not residues(14) > bytes, because the instructions need compute capability 8.0",),
         on=V100,
     ),
     Case(
         "residues(14) > bytes",
         "float64",
-        ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues_mma: ", "residue_join: "),
+        ("residue_planes: norms of", "residue_planes: residues of A and B", "gemm_residues_mma: ", "residue_join: "),
         on=A100,
     ),
     *(

@@ -53,7 +53,7 @@ __device__ __forceinline__ void multiply_residues_by_warps(const MmaResidueProdu
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) sum[i][j] = 0;
     // Operands are read one part (16 rows) before their use, and each operand of B after its last use in a step.
-    StagePipeline<S, ByteLines, ByteLines, MmaResidueProduct> stages(p, place, shared);
+    BytePipeline<S, ROWS> stages(p, place, shared);
     unsigned a[2][4], b[COLS][4];
 #pragma unroll
     for (int j = 0; j < COLS; ++j) right.read(b[j], 0, j, 0);
@@ -73,10 +73,7 @@ __device__ __forceinline__ void multiply_residues_by_warps(const MmaResidueProdu
                 mma(sum[i] + 8 * j + 4, a[part % 2], b[j] + 2);
                 if (i == ROWS - 1) right.read(b[j], stage, j, after / ROWS);
             }
-            if (last) {
-                stages.copy_left(t + S::STAGES, stages.now);
-                stages.copy_right(t + S::STAGES, stages.now);
-            }
+            if (part < ROWS) stages.copy_ahead(t, part);
         }
         stages.now = stages.next();
         if (LONG && (t + 1) % MAX_STEPS == 0)

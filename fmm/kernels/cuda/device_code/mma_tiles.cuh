@@ -53,9 +53,6 @@ struct ChunkPlace {
 // outer dimension, and has the number `step` along the inner dimension.
 struct ByteLines {
     static constexpr bool TRANSPOSED = false;
-    __device__ static __forceinline__ ChunkPlace place(int first, int step, int line, int chunk) {
-        return {first + line, step * LINE_BYTES + chunk * CHUNK_BYTES};
-    }
 };
 // In memory, 64 numbers of hi and 64 numbers of lo alternate along a line: 256 bytes together (f16_planes.cuh).
 template <Along ALONG>
@@ -148,6 +145,80 @@ struct StagePipeline {
         if (t < p.steps)
             copy_tile<Right, S::WIDTH, S::THREADS>(memory + stage + S::HEIGHT * LINE_BYTES, p.right, place.layer, place.col, t);
         commit_copies();
+    }
+    // Wait until the next tile has been copied, and until all threads have read the present tile.
+    __device__ __forceinline__ void wait_for_next() const {
+        wait_copies<S::STAGES - 2>();
+        __syncthreads();
+    }
+    // Return the stage of the next tile.
+    __device__ __forceinline__ unsigned next() const {
+        return now + S::STAGE == S::STAGES * S::STAGE ? 0 : now + S::STAGE;
+    }
+};
+
+// Copies the tiles of an operand of bytes. All that does not depend on the tile is computed once, because copies that
+// take many instructions stop the tensor cores.
+template <int OUT, int THREADS>
+struct ByteTileCopy {
+    static constexpr int AT_ONCE = THREADS / CHUNKS, COUNT = OUT / AT_ONCE;
+    const char* from;    // the thread's chunk of the first line that the thread copies
+    long long next;      // bytes to the next line that the thread copies
+    int lines, length;   // the number of the thread's lines in the matrix, and the bytes from its chunk to a line's end
+    unsigned to;
+
+    __device__ __forceinline__ ByteTileCopy(unsigned tile, const Lines& x, int layer, int first) {
+        static_assert(OUT % AT_ONCE == 0 && AT_ONCE % CHUNKS == 0, "whole copies, and the same permutation for each");
+        const int begin = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        from = x.data + layer * x.layer + (first + begin) * x.pitch + chunk * CHUNK_BYTES;
+        next = AT_ONCE * x.pitch;
+        lines = (x.lines - first - begin + AT_ONCE - 1) / AT_ONCE;
+        length = x.length - chunk * CHUNK_BYTES;
+        to = tile + begin * LINE_BYTES + (chunk ^ begin % CHUNKS) * CHUNK_BYTES;
+    }
+    // Copy the thread's i-th chunk of tile t. Bytes outside of the matrix are zero.
+    __device__ __forceinline__ void copy(int t, unsigned stage, int i) const {
+        const int valid = i < lines ? min(max(length - t * LINE_BYTES, 0), CHUNK_BYTES) : 0;
+        copy_chunk(to + stage + i * AT_ONCE * LINE_BYTES, from + t * LINE_BYTES + i * next, valid);
+    }
+};
+
+// The stages of a product of bytes. While tile t is computed, tile t + STAGES - 1 is copied to the stage of tile t - 1.
+// PARTS groups of instructions each issue a part of the copies, so that the tensor cores always have work.
+template <class S, int PARTS>
+struct BytePipeline {
+    using Left = ByteTileCopy<S::HEIGHT, S::THREADS>;
+    using Right = ByteTileCopy<S::WIDTH, S::THREADS>;
+    static constexpr int COUNT = Left::COUNT + Right::COUNT, EACH = (COUNT + PARTS - 1) / PARTS;
+    const Left left;
+    const Right right;
+    const int steps;
+    unsigned now = 0;  // the stage of the present tile
+
+    template <class Params>
+    __device__ __forceinline__ BytePipeline(const Params& p, const TileStart& place, unsigned memory)
+        : left(memory, p.left, place.layer, place.row),
+          right(memory + S::HEIGHT * LINE_BYTES, p.right, place.layer, place.col), steps(p.steps) {
+#pragma unroll
+        for (int t = 0; t < S::STAGES - 1; ++t)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) copy(t, t * S::STAGE, part);
+        wait_for_next();
+    }
+    // Issue one of PARTS parts of the copies of tile t; all parts are one group, which may be empty.
+    __device__ __forceinline__ void copy(int t, unsigned stage, int part) const {
+        if (t < steps)
+#pragma unroll
+            for (int i = part * EACH; i < (part + 1) * EACH && i < COUNT; ++i)
+                if (i < Left::COUNT)
+                    left.copy(t, stage, i);
+                else
+                    right.copy(t, stage, i - Left::COUNT);
+        if (part == PARTS - 1) commit_copies();
+    }
+    // Issue a part of the copies while tile t is computed.
+    __device__ __forceinline__ void copy_ahead(int t, int part) const {
+        copy(t + S::STAGES - 1, now ? now - S::STAGE : (S::STAGES - 1) * S::STAGE, part);
     }
     // Wait until the next tile has been copied, and until all threads have read the present tile.
     __device__ __forceinline__ void wait_for_next() const {

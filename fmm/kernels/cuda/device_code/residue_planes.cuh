@@ -189,19 +189,31 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure: lines along the outer dimension
 
-// The lines that CLUSTER thread blocks process, and the part of their length that this thread block processes.
+// The shape of the tile that a thread block transposes: LINES lines and DEPTH positions of each line. With a cluster,
+// PARTS thread blocks share the positions of a line, and add up the line's norm. Without clusters a thread block computes
+// the norm alone; it has fewer lines, so that there are enough thread blocks. Integers have no norms.
+template <class Element, int CLUSTER>
+struct TransposedTile {
+    static constexpr bool ALONE = CLUSTER == 1 && SCALED<Element>;
+    static constexpr int LINES = ALONE ? 16 : POSITIONS<Element>;
+    static constexpr int DEPTH = ALONE ? (sizeof(Element) == 16 ? 128 : 256) : POSITIONS<Element>, PARTS = ALONE ? 1 : 8;
+};
+
+// The lines that PARTS thread blocks process, and the part of their length that this thread block processes.
 template <class Element, int CLUSTER>
 struct Strip {
     int layer, first, rank, begin, end;
     const Element* from;
     Element* to;
 
-    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(CLUSTER > 1 ? cluster_rank() : 0) {
-        constexpr int SIDE = POSITIONS<Element>;
-        const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) {
+        constexpr int LINES = TransposedTile<Element, CLUSTER>::LINES, DEPTH = TransposedTile<Element, CLUSTER>::DEPTH;
+        constexpr int PARTS = TransposedTile<Element, CLUSTER>::PARTS;
+        const int strips = (p.lines + LINES - 1) / LINES, strip = block / PARTS;
+        rank = CLUSTER > 1 ? cluster_rank() : block % PARTS;
         layer = strip / strips;
-        first = strip % strips * SIDE;
-        const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
+        first = strip % strips * LINES;
+        const int part = ((p.length + PARTS - 1) / PARTS + DEPTH - 1) / DEPTH * DEPTH;
         begin = min(rank * part, p.length);
         end = min(begin + part, p.length);
         from = p.source + layer * p.layer;
@@ -253,19 +265,21 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
 
 template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
-    constexpr int SIDE = POSITIONS<Element>, DOWN = THREADS / SIDE;
+    constexpr int LINES = TransposedTile<Element, CLUSTER>::LINES, DEPTH = TransposedTile<Element, CLUSTER>::DEPTH;
+    constexpr int DOWN = THREADS / LINES;
     // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
-    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
-    __shared__ Squares shared[DOWN][SIDE];
+    __shared__ Element tile[DEPTH][LINES + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
+    __shared__ Squares shared[DOWN][LINES];
     const Strip<Element, CLUSTER> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
-    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
+    const int across = threadIdx.x % LINES, down = threadIdx.x / LINES;
+    const int position = LINES == DEPTH ? across : threadIdx.x % DEPTH, line = LINES == DEPTH ? down : threadIdx.x / DEPTH;
     const Element* const from = strip.from;
     Element* const to = strip.to;
     Squares sum{};
-    for (int k = begin; k < end; k += SIDE) {
+    for (int k = begin; k < end; k += DEPTH) {
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN) {
+        for (int i = down; i < DEPTH; i += DOWN) {
             const bool inside = k + i < end && first + across < p.lines;
             const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
@@ -273,8 +287,8 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         }
         __syncthreads();
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN)
-            if (first + i < p.lines && k + across < end) to[(first + i) * p.pitch + k + across] = tile[across][i];
+        for (int i = line; i < LINES; i += LINES == DEPTH ? DOWN : THREADS / DEPTH)
+            if (first + i < p.lines && k + position < end) to[(first + i) * p.pitch + k + position] = tile[position][i];
         __syncthreads();
     }
     if (!SCALED<Element>) return;

@@ -32,6 +32,7 @@ RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
 # number of positions that a cluster transposes together; of numbers of 16 bytes
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
+TRANSPOSED_POSITIONS_ALONE = 16  # if a thread block computes the norms of its lines alone, as in residue_planes.cuh
 # by number of levels: smallest number of resident thread blocks of the split kernel, or "" for the compiler's choice
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # a warp measures a line of up to 1024 elements, and a thread block measures a longer line
@@ -156,13 +157,18 @@ class ResidueOperand:
         """Return True if each load of the split kernel can read several elements of the operand or of its copy."""
         return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
 
-    def measure_block_count(self, kernel: MeasureKernel | None, cluster: int) -> int:
-        """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters)."""
+    def measure_block_count(self, kernel: MeasureKernel | None, cluster: int, scaled: bool) -> int:
+        """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
+
+        Operands that are not `scaled` need no norms, so their thread blocks share lines even without clusters.
+        """
         if kernel is None:
             return 0
         if self.along == "outer":
             side = TRANSPOSED_POSITIONS_OF_16_BYTES if self.geometry.item == 16 else TRANSPOSED_POSITIONS
-            return self.geometry.count * -(-self.lines // side) * cluster
+            if cluster == 1 and scaled:
+                return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS_ALONE)
+            return self.geometry.count * -(-self.lines // side) * RESIDUE_CLUSTER_BLOCKS
         return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), cluster)
 
     @property
@@ -297,7 +303,7 @@ def measure_launch(
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
-    blocks = [x.measure_block_count(kernel, cluster) for x, kernel in zip(sides, kernels, strict=True)]
+    blocks = [x.measure_block_count(kernel, cluster, scaled) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
     architecture, arguments = "sm_90a" if cluster > 1 else "", (*kernels, dtype, cluster)
     kernel = Kernel(measure_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)

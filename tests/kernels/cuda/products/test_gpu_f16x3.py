@@ -23,6 +23,7 @@ from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.select import uses_portable_f16x3
 from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_plan_for_device
 
@@ -33,9 +34,10 @@ BY_VENDOR = 4 * BOUND_BY_NORMS
 
 
 @pytest.fixture(autouse=True)
-def _warpgroups() -> None:
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_warpgroups:
-        pytest.skip("only compute capability 9.0 has warpgroups that multiply")
+def _skip_without_kernel() -> None:
+    chip = chip_of(cupy.cuda.runtime.getDevice())
+    if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
+        pytest.skip("no kernel of fmm multiplies float16 planes on this GPU")
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
