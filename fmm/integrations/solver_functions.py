@@ -16,7 +16,7 @@ import numpy as np
 from fmm import linalg
 from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
 from fmm.linalg.arguments import is_square
-from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.cholesky_recursion import cholesky_side
 from fmm.linalg.inverse import inverse_levels
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_width
@@ -32,7 +32,7 @@ SolverFunction = Callable[..., Any]  # returns the function's result, or None wh
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     """Compute numpy.linalg.cholesky and CuPy's."""
-    return linalg.cholesky(a, upper=upper) if cholesky_levels(solver_library(a), a, None) else None
+    return linalg.cholesky(a, upper=upper) if cholesky_side(solver_library(a), a, None) else None
 
 
 def inv(a: Any) -> Any:

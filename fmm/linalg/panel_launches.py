@@ -1,4 +1,5 @@
-"""CUDA launches of solvers: LU factors of panels (lu_panel.cuh), inverses of blocks (triangular_inverse.cuh).
+"""CUDA launches of solvers: LU factors of panels (lu_panel.cuh), Cholesky factors of blocks (cholesky_block.cuh), and
+inverses of blocks (triangular_inverse.cuh).
 
 Panels need clusters of 16 thread blocks, which GPUs of compute capability 9.0 have.
 """
@@ -27,6 +28,7 @@ REGISTER_BYTES = 256  # bytes of registers in which a thread has its rows
 JOIN_TILE, JOIN_THREADS = 64, 256  # as in triangular_inverse.cuh
 
 PANEL, PIVOTS, MATRIX, INVERSES, SCRATCH, ROWS = "panel", "pivots", "matrix", "inverses", "scratch", "rows"
+FAILURE = "failure"
 
 
 class PanelShape(NamedTuple):
@@ -236,6 +238,59 @@ def inverse_source(dtype: str) -> str:
     return entry_source(parameters, body, "triangular_inverse.cuh", (INVERSE_THREADS,), entry="fmm_invert_blocks")
 
 
+# ---- Cholesky factors of blocks on the diagonal
+
+CHOLESKY_TILE, CHOLESKY_THREADS = 64, 256  # as in cholesky_block.cuh
+
+
+class PositiveForm(NamedTuple):
+    """A block on the diagonal of a positive definite matrix; `side` is a power of two times CHOLESKY_TILE."""
+
+    side: int
+    row_step: int
+    column_step: int
+    dtype: str
+    offset: int  # the block's first row in the matrix
+
+
+def cholesky_launches(form: PositiveForm) -> Iterator[Launch]:
+    """Yield the launches that replace the lower triangle by its factor, and write the factor's inverse."""
+    for first in range(0, form.side, CHOLESKY_TILE):
+        tiles = (form.side - first) // CHOLESKY_TILE
+        yield _positive_launch("update_and_factor", form, first, tiles * (tiles + 1) // 2 if first else 1)
+        if tiles > 1:
+            yield _positive_launch("multiply_panel", form, first, tiles - 1)
+    yield from inverse_launches(inverse_form(form))
+
+
+def inverse_form(form: PositiveForm) -> BlockForm:
+    """Return the form of the inverse, which is joined from the inverses of the tiles on the diagonal."""
+    side, row_step, column_step, dtype, _ = form
+    return BlockForm(side, row_step, column_step, dtype, side, side, CHOLESKY_TILE, True, False)
+
+
+def _positive_launch(function: str, form: PositiveForm, first: int, blocks: int) -> Launch:
+    shared = (2 * CHOLESKY_TILE * (CHOLESKY_TILE + 1) + CHOLESKY_TILE) * ITEM_BYTES[form.dtype]
+    entry = {"update_and_factor": "fmm_cholesky_factor", "multiply_panel": "fmm_cholesky_panel"}[function]
+    kernel = Kernel(positive_source, (form.dtype, function, entry), entry, CHOLESKY_THREADS, shared)
+    parameters = struct.pack(
+        "<5q4i", 0, 0, 0, form.row_step, form.column_step, form.side, form.side, first, form.offset
+    )
+    slots = AddressSlot(0, MATRIX), AddressSlot(1, INVERSES), AddressSlot(2, FAILURE)
+    return Launch("product", function, kernel, (blocks, 1, 1), parameters, slots)
+
+
+def positive_source(dtype: str, function: str, entry: str) -> str:
+    """Return the CUDA source of a kernel of cholesky_block.cuh."""
+    number = CPP_NUMBERS[dtype]
+    body = (
+        "extern __shared__ float4 memory[];",
+        f"fmm::cholesky::{function}(p, *reinterpret_cast<fmm::cholesky::TileMemory<{number}>*>(memory));",
+    )
+    parameters = f"fmm::cholesky::PositiveBlock<{number}>"
+    return entry_source(parameters, body, "cholesky_block.cuh", (CHOLESKY_THREADS,), entry=entry)
+
+
 # ---- launching
 
 
@@ -268,6 +323,24 @@ def invert_blocks(form: BlockForm, matrix: int, inverses: int, scratch: int, dev
     """Write the inverses of all diagonal blocks; `matrix`, `inverses` and `scratch` are addresses."""
     sequence = _inverse_sequence(form, device)
     sequence.launch_all({MATRIX: matrix, INVERSES: inverses, SCRATCH: scratch}, stream)
+
+
+@lru_cache(maxsize=256)
+def _cholesky_sequence(form: PositiveForm, device: int) -> Any:
+    from fmm.kernels.cuda.launch.player import LaunchSequence
+
+    return LaunchSequence(list(cholesky_launches(form)), device)
+
+
+def factor_positive_block(
+    form: PositiveForm, matrix: int, inverse: int, failure: int, scratch: int, device: int, stream: int
+) -> None:
+    """Replace the lower triangle of a block by its Cholesky factor, and write the factor's inverse to zeros.
+
+    The arguments are addresses. A pivot that is not positive writes its number to `failure`.
+    """
+    addresses = {MATRIX: matrix, INVERSES: inverse, FAILURE: failure, SCRATCH: scratch}
+    _cholesky_sequence(form, device).launch_all(addresses, stream)
 
 
 @lru_cache(maxsize=2048)

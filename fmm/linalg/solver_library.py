@@ -156,6 +156,18 @@ class NumpySolvers:
         """
         return self.cholesky(a), None
 
+    def kernel_type(self, x: Any) -> str:
+        """Return the element type of the solvers' kernels; empty where there are none."""
+        return ""
+
+    def factor_positive_block(self, a: Any, inverse: Any, failure: Any, offset: int) -> bool:
+        """Replace a lower triangle by its Cholesky factor, and write the factor's inverse to a square array of zeros.
+
+        A pivot that is not positive writes its number, counted from `offset` + 1 on, to `failure`. Return False, and
+        do nothing, if there is no such function.
+        """
+        return False
+
     def inv(self, a: Any) -> Any:
         """Return the inverse by the library's own function."""
         return self.module.linalg.inv(a)
@@ -238,6 +250,10 @@ class NumpySolvers:
         """Return a NumPy array."""
         return x
 
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        return lambda: self.to_host(x)
+
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array of the library, on the device of `like`."""
         return x
@@ -304,6 +320,22 @@ class DeviceSolvers(NumpySolvers):
         self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
         return True
 
+    def factor_positive_block(self, a: Any, inverse: Any, failure: Any, offset: int) -> bool:
+        """Replace a lower triangle by its Cholesky factor, and write the factor's inverse to a square array of zeros.
+
+        Return False, and do nothing, if no kernel can factor a block of this side or element type.
+        """
+        side, tile = a.shape[0], panel_launches.CHOLESKY_TILE
+        is_power = side >= tile and not side % tile and not (side // tile) & (side // tile - 1)
+        if not is_power or not (dtype := self.kernel_type(a)):
+            return False
+        down, across = self.element_steps(a)
+        form = panel_launches.PositiveForm(side, down, across, dtype, offset)
+        numbers = panel_launches.scratch_numbers(panel_launches.inverse_form(form))
+        pointers = (self.adapter.data_pointer(x) for x in (a, inverse, failure, self.empty((numbers,), a)))
+        self.launch(a, panel_launches.factor_positive_block, form, *pointers)
+        return True
+
 
 class CupySolvers(DeviceSolvers):
     """CuPy's functions, for its arrays on a GPU."""
@@ -362,6 +394,15 @@ class CupySolvers(DeviceSolvers):
     def to_host(self, x: Any) -> Any:
         """Return a NumPy array."""
         return x.get()
+
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        from cupyx import empty_pinned
+
+        copy = empty_pinned(x.shape, x.dtype)
+        x.get(out=copy, blocking=False)
+        event = self.module.cuda.get_current_stream().record()
+        return lambda: (event.synchronize(), copy)[1]
 
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array on the current device."""
@@ -506,6 +547,14 @@ class TorchSolvers(DeviceSolvers):
     def to_host(self, x: Any) -> Any:
         """Return a NumPy array."""
         return x.cpu().numpy()
+
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        if not x.is_cuda:
+            return super().start_copy_to_host(x)
+        copy = self.module.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        event = self.module.cuda.current_stream(x.device).record_event()
+        return lambda: (event.synchronize(), copy.numpy())[1]
 
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as a tensor on the device of `like`."""

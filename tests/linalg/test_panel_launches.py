@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fmm.linalg import panel_launches
-from fmm.linalg.panel_launches import BlockForm, PanelShape
+from fmm.linalg.panel_launches import BlockForm, PanelShape, PositiveForm
 from fmm.linalg.solver_library import NUMPY_SOLVERS
 from tests.support.nvrtc import report
 from tests.support.panels_on_host import play
@@ -93,6 +93,53 @@ def test_diagonal_blocks_are_inverted(known: bool, lower: bool, unit: bool, dtyp
         tolerance = 1e-3 if dtype == "float32" else 1e-11
         np.testing.assert_allclose(inverse @ triangle, np.eye(side), atol=tolerance * np.abs(inverse).max())
         assert not np.any(np.triu(inverse, 1) if lower else np.tril(inverse, -1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("side", "order"), [(64, "C"), (128, "F"), (256, "C")])
+def test_positive_blocks_are_factored_and_inverted(side: int, order: Any, dtype: str) -> None:
+    memory, held, expected = positive_block(side, order, dtype)
+    play(panel_launches.cholesky_launches(positive_form(held, side, dtype)), memory)
+    eps = float(np.finfo(dtype).eps)
+    factor = np.tril(held[:side, :side])
+    np.testing.assert_allclose(factor, np.linalg.cholesky(expected), rtol=0, atol=20 * eps * np.abs(factor).max())
+    np.testing.assert_allclose(memory["inverses"] @ factor, np.eye(side), atol=100 * eps)
+    assert not np.any(np.triu(memory["inverses"], 1)) and memory["failure"][0] == 0
+    assert np.isnan(held[:side, :side][np.triu_indices(side, 1)]).all(), "the upper triangle is unchanged"
+    assert np.isnan(held[side:]).all() and np.isnan(held[:, side:]).all()
+
+
+@pytest.mark.parametrize("row", [0, 40, 127])
+@pytest.mark.parametrize("pivot", [-1.0, np.nan])
+def test_the_first_pivot_that_is_not_positive_is_reported(row: int, pivot: float) -> None:
+    memory, held, _ = positive_block(128, "C", "float64")
+    held[row, row] = pivot
+    play(panel_launches.cholesky_launches(positive_form(held, 128, "float64")._replace(offset=1000)), memory)
+    assert memory["failure"].tolist() == [1001 + row]
+
+
+def positive_block(side: int, order: Any, dtype: str) -> tuple[dict[str, Array], Array, Array]:
+    """Return the arrays of a block, a view with NaN above the diagonal and around the block, and the whole block."""
+    x = np.random.default_rng(side).standard_normal((side, side))
+    expected = (x @ x.T / side + np.eye(side)).astype(dtype)
+    stored = np.full((side + 3, side + 5) if order == "C" else (side + 5, side + 3), np.nan, dtype)
+    held = stored if order == "C" else stored.T
+    held[:side, :side][np.tril_indices(side)] = expected[np.tril_indices(side)]
+    memory = {"matrix": stored, "inverses": np.zeros((side, side), dtype), "failure": np.zeros(1, np.int32)}
+    form = panel_launches.inverse_form(positive_form(held, side, dtype))
+    return memory | {"scratch": np.empty(panel_launches.scratch_numbers(form), dtype)}, held, expected
+
+
+def positive_form(held: Array, side: int, dtype: str) -> PositiveForm:
+    down, across = (step // held.itemsize for step in held.strides)
+    return PositiveForm(side, down, across, dtype, 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_kernels_of_cholesky_blocks_keep_their_numbers_in_registers(dtype: str) -> None:
+    for function in ("update_and_factor", "multiply_panel"):
+        found = report("cholesky", panel_launches.positive_source(dtype, function, "fmm_cholesky"), "sm_90")
+        assert found.local <= 16 and found.registers <= 255
 
 
 def test_exchanges_are_traced_to_their_sources() -> None:

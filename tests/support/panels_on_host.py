@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off")
 CLUSTER_FUNCTIONS = """
 static void __syncwarp() { meet_warp(); }
+static float rsqrtf(float x) { return 1 / __builtin_sqrtf(x); }
+static double rsqrt(double x) { return 1 / __builtin_sqrt(x); }
 static long long __double_as_longlong(double x) { return bits<long long>(x); }
 alignas(64) static char shared_memory[BLOCKS][1 << 18];
 namespace fmm {
