@@ -29,6 +29,7 @@ from fmm.linalg.panel_launches import (
 
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
+SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 MIN_MULTIPROCESSORS = 100  # of a GPU that holds a panel in one cluster; parts of a GPU (MIG) have fewer
 
 
@@ -303,6 +304,16 @@ class DeviceSolvers(NumpySolvers):
         scratch, pointer = self.empty((panel_launches.scratch_numbers(form),), a), self.adapter.data_pointer
         self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
         return True
+
+
+    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+        """Replace c by c - a b, by the library's own functions."""
+        c -= self.module.matmul(a, b)
+
+    @contextmanager
+    def side_stream(self, x: Any) -> Iterator[SideStream]:
+        """Yield a stream of high priority beside the library's current stream on the array's device."""
+        raise NotImplementedError
 
 
 class CupySolvers(DeviceSolvers):
