@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 Row = dict[str, Any]
 COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
 LONG_MILLISECONDS = 0.1  # a random product that takes longer counts as long
-# Folders that were measured with OPENBLAS_CORETYPE=Haswell, before the warning was part of each file.
-OLD_KERNEL_FOLDERS = ("cpu-amd-epyc-2t",)
 SOURCE_COLUMNS = ("samples", "commit")  # last columns of a CSV file; a page names the CSV file instead
 
 
@@ -34,13 +32,8 @@ def loaded_results(results: Path, pattern: str) -> Iterator[tuple[Path, Row, lis
     """
     for path in sorted(results.glob(pattern)):
         environment, rows = load_result(path)
-        if not has_old_kernel(path, environment):
+        if not environment.get("blas_warning"):
             yield path, environment, rows
-
-
-def has_old_kernel(path: Path, environment: Mapping[str, Any]) -> bool:
-    """Return True if NumPy's BLAS ran a kernel for an older processor when this file was measured."""
-    return path.parent.name in OLD_KERNEL_FOLDERS or bool(environment.get("blas_warning"))
 
 
 class LongTable(NamedTuple):

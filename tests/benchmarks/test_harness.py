@@ -192,6 +192,6 @@ def test_nothing_is_measured_with_an_old_kernel_unless_the_user_insists(
 
 
 def test_tables_leave_out_what_was_measured_with_an_old_kernel(tmp_path: Path) -> None:
-    for name, environment in {"good": {}, "old": {"blas_warning": "old kernel"}, "cpu-amd-epyc-2t": {}}.items():
+    for name, environment in {"good": {}, "old": {"blas_warning": "old kernel"}}.items():
         write_result(tmp_path / name / "speed.json", environment, [{"side": 8}])
     assert [path.parent.name for path, *_ in loaded_results(tmp_path, "*/speed.json")] == ["good"]
