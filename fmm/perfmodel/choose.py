@@ -421,10 +421,16 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     """Return the required margin of a plan: the share of the vendor's time by which the plan must be predicted to win.
 
     The vendor's triangle has a margin, too: the triangle may replace the vendor's whole product.
+    """
+    return sum(margin_parts(plan, problem, calibration))
 
-    The margin is larger for products by fmm's own kernels, since the model predicts the vendor's products best. The
-    tiled kernel without a level needs no margin: the kernel has no sums, and near the vendor's time either choice is
-    good.
+
+def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
+    """Return the two parts of a plan's required margin: the calibration's margin, and the addition for the shape.
+
+    The calibration's margin is larger for products by fmm's own kernels, since the model predicts the vendor's products
+    best. The tiled kernel without a level needs none: the kernel has no sums, and near the vendor's time either choice
+    is good.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
@@ -432,7 +438,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
         margin = 0.0
     cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
     of_cut = TRIANGLE_CUT_MARGIN if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
-    return margin + of_cut + _small_product_margin(plan, problem, calibration)
+    return margin, of_cut + _small_product_margin(plan, problem, calibration)
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:

@@ -13,6 +13,9 @@ requires M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the roun
 Proof: the sum has at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of
 residues below 2^12. The additions therefore round by at most 48^2 2^12 2^-53.
 
+Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
+proved in kernels/cuda/device_code/residue_planes.cuh.
+
 Integer types keep only the lowest 64 bits of a product. For integer types, s - q M may be computed modulo 2^64 from w_i
 and M modulo 2^64, because reduction commutes with sums and products. Unsigned integers are read as signed integers with
 the same bits; the values differ by a multiple of 2^bits.

@@ -2,9 +2,9 @@
 
 For k levels of recursion the paper counts arithmetic operations A(k, n), memory transactions T(k, n) and volume V(k,
 n). In this module the counts are polynomials in n, added up over the kernel calls of a step table. Each kernel call
-counts the blocks that the kernel reads and writes. The paper's closed forms and recurrences are in the tests only. The
-counts leave out time, caches and launches. `threshold_plan` returns the plan that the paper's codes run for the
-thresholds tau1 and tau2.
+counts the blocks that the kernel reads and writes. The paper's closed forms are in li_formulas.py, its recurrences in
+tests/oracles/li.py; tests/perfmodel/papers/li/test_counts.py compares all three. The counts leave out time, caches and
+launches. `threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and tau2.
 """
 
 from __future__ import annotations

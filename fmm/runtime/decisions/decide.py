@@ -171,7 +171,8 @@ class Decision:
             seconds = {c.plan: c.prediction.predicted_seconds for c in shown}
             plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
-            rates = " by nominal rates" if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
+            nominal = " by nominal rates (only ratios are meaningful)"
+            rates = nominal if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
             lines += [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
 

@@ -15,7 +15,7 @@ from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuning
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH_LIMIT,
@@ -25,11 +25,13 @@ from fmm.perfmodel.choose import (
     Limits,
     choose,
     default_error_growth_limit,
+    margin_parts,
     required_margin,
 )
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
+from fmm.perfmodel.prediction_terms import prediction_terms
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
@@ -51,6 +53,7 @@ from fmm.tuner.findings.summary import TextTable, make_table, vendor_name
 UNLIMITED_BYTES = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
 GROWTH_HELP = f"default {CPU_ERROR_GROWTH_LIMIT:g}, on a GPU {GPU_ERROR_GROWTH_LIMIT:g}"
+TERMS_HELP = "print each term of the predicted time of the chosen plan, or of PLAN, and of the vendor's product"
 NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
 
 
@@ -69,6 +72,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--device", default=argparse.SUPPRESS, help="a device below (default: cpu)")
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="limit of the temporaries")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
+    parser.add_argument("--terms", nargs="?", const="", metavar="PLAN", help=TERMS_HELP)
     add_json_option(parser)
     parser.set_defaults(run=run_predict)
 
@@ -105,15 +109,24 @@ def run_predict(options: argparse.Namespace) -> int:
         calibration = find_calibration(name, problem.dtype)
         calibration.require_rate(problem.dtype)
         limits = _limits_of_options(options, name, problem, default_error_growth_limit(calibration.batches))
-    except ValueError as error:
+        plan_of_terms = Plan.parse(options.terms) if options.terms else None
+    except (PlanError, ValueError) as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     choice, notes = _choice_by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
     found["not_used"] = tuning_rejection_reason(name, problem.dtype)
     found["probed"] = _untuned_cpu_note(name, problem, choice)
+    if options.terms is not None:
+        found["terms"] = _terms_texts(plan_of_terms or choice.best.plan, problem, calibration)
     print(json.dumps(found, indent=1) if options.json else _decision_text(found))
     return 0
+
+
+def _terms_texts(plan: Plan, problem: Problem, calibration: Calibration) -> list[str]:
+    """Return the terms of the predicted times of a plan and of the vendor's product, as text."""
+    plans = dict.fromkeys((plan, VENDOR))
+    return [str(prediction_terms(predict(x, problem, calibration), calibration)) for x in plans]
 
 
 def _problem_of_options(options: argparse.Namespace) -> Problem:
@@ -277,6 +290,7 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
         "margin": candidate.margin,
+        "margin_of_shape": margin_parts(candidate.plan, problem, calibration)[1],
         "exceeds": _exceeded_limits(candidate, limits),
     }
 
@@ -297,6 +311,13 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     return [name for name, keeps in kept.items() if not keeps]
 
 
+def _margin_text(candidate: dict[str, Any]) -> str:
+    """Return the required margin of a plan and its parts: the calibration's margin, and the addition for the shape."""
+    margin, of_shape = 100 * candidate["margin"], 100 * candidate["margin_of_shape"]
+    parts = f" ({margin - of_shape:.2f} % of the model, {of_shape:.2f} % for the shape)" if of_shape else ""
+    return f"{margin:.2f} % of the vendor's time{parts}"
+
+
 def _decision_text(found: dict[str, Any]) -> str:
     """Return the decision as text: the plan and the reason, notes, predicted numbers, levels and other plans."""
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
@@ -310,7 +331,7 @@ def _decision_text(found: dict[str, Any]) -> str:
         "starts of products and sums (a batch counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
         "error growth, at most": format_error_growth(best["error_growth"]),
-        "margin by which the plan must win": f"{100 * best['margin']:.1f} % of the vendor's time",
+        "margin by which the plan must win": _margin_text(best),
     }
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
@@ -325,6 +346,7 @@ def _decision_text(found: dict[str, Any]) -> str:
         "",
         *_runners_up_table(found["runners_up"]).text_lines,
         "",
+        *(line for text in found.get("terms", ()) for line in (text, "")),
         f"not in the model: {found['leaves_out']}",
     ]
     return "\n".join(lines)

@@ -132,6 +132,22 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vendor" in capsys.readouterr().out
 
 
+def test_predict_prints_the_terms_of_a_plan_and_of_the_vendors_product(capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers are those of docs/model.md's prediction by hand."""
+    arguments = ["predict", "8192", "--device", "a100", "--json", "--terms"]
+    assert main([*arguments, "strassen.batched.pad16 > vendor"]) == 0
+    of_plan, of_vendor = json.loads(capsys.readouterr().out)["terms"]
+    assert of_plan.startswith("strassen.batched.pad16 > vendor: T = P + S + L + E - H = 0.0651936 s on A100\n")
+    assert of_vendor.startswith("vendor: T = P + S + L + E - H = 0.0709931 s on A100\n")
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["terms"][0].startswith(f"{found['chosen']['plan']}: T = ")
+    assert found["chosen"]["margin_of_shape"] == pytest.approx(45 * 128**2 / 8192**2)
+    assert found["chosen"]["margin"] == pytest.approx(0.03 + found["chosen"]["margin_of_shape"])
+    assert main([*arguments, "nonsense"]) == 2
+    assert "a plan ends in its leaf" in capsys.readouterr().err
+
+
 def test_predict_says_of_a_processor_that_is_not_tuned_what_a_call_goes_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
