@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
-from fmm.arrays.library import Operand, Span, contiguous_operand, occupied_bytes
+from fmm.arrays.library import Operand, contiguous_operand, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
@@ -175,17 +176,53 @@ def matrix_layout(x: Operand) -> Layout | None:
     return None
 
 
-def byte_span(x: Operand) -> Span | None:
-    """Return the byte range that the operand occupies, relative to its first element; None if the range is unknown."""
+class ByteSpan(NamedTuple):
+    """The bytes that an array occupies, as offsets from the array's first element.
+
+    The bytes are those of equally spaced rows: `row_bytes` bytes at the start, and after each whole `row_step`. If
+    `row_step` is 0, all bytes from start to stop may be occupied.
+    """
+
+    start: int
+    stop: int
+    row_step: int = 0
+    row_bytes: int = 0
+
+
+def byte_span(x: Operand) -> ByteSpan | None:
+    """Return the bytes that the operand occupies; None if they are unknown."""
     if x.strides is None:
-        return x.span
+        return x.span and ByteSpan(*x.span)
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
-    return occupied_bytes(x.shape, tuple(step * item for step in x.strides), item)
+    span = occupied_bytes(x.shape, tuple(step * item for step in x.strides), item)
+    return ByteSpan(*span, *(item * n for n in _equally_spaced_rows(x)))
 
 
-def may_overlap(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
-    """Return True if arrays with these addresses and spans may share memory."""
-    return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
+def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
+    """Return the distance and the length of an operand's contiguous rows or columns, in elements; zeros without any."""
+    assert x.strides is not None
+    axes = sorted((abs(step), n) for n, step in zip(x.shape, x.strides, strict=True) if n > 1)
+    if len(axes) < 2 or axes[0][0] != 1:
+        return 0, 0
+    length, row_step = axes[0][1], axes[1][0]
+    is_spaced = row_step >= length and all(step % row_step == 0 for step, _ in axes[1:])
+    return (row_step, length) if is_spaced else (0, 0)
+
+
+def may_overlap(x: int, of_x: ByteSpan | None, y: int, of_y: ByteSpan | None) -> bool:
+    """Return True if arrays with these addresses and spans may share memory.
+
+    Blocks of one matrix share no memory if their rows are disjoint, or their columns.
+    """
+    if of_x is None or of_y is None:
+        return True
+    first_x, first_y = x + of_x.start, y + of_y.start
+    if first_y >= x + of_x.stop or first_x >= y + of_y.stop:
+        return False
+    if not of_x.row_step or of_x.row_step != of_y.row_step:
+        return True
+    shift = (first_y - first_x) % of_x.row_step
+    return shift < of_x.row_bytes or shift + of_y.row_bytes > of_x.row_step
 
 
 # ---- stacks

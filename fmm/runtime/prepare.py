@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from fmm.arrays.library import Library, Operand, ProductSetting, Span, contiguous_operand, product_shape
+from fmm.arrays.library import Library, Operand, ProductSetting, contiguous_operand, product_shape
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
@@ -49,6 +49,7 @@ from fmm.runtime.decisions.stacked_triangles import is_faster_than_vendor, is_st
 from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
     ByteOffsets,
+    ByteSpan,
     CallMatrices,
     PlanIgnoredError,
     VendorOnlyError,
@@ -84,7 +85,7 @@ class PreparedCall:
     offsets: tuple[ByteOffsets, ...] = ()  # byte offsets of A, B and C for each product, on a CUDA device
     # byte offset of the addend for each product, if C does not hold the addend
     addend_offsets: tuple[int, ...] = ()
-    spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
+    spans: tuple[ByteSpan | None, ByteSpan | None, ByteSpan | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
     workspace: int = 0  # bytes of workspace
     call_bytes: int = 0  # bytes of the workspace and, on a device, also of copies of operands

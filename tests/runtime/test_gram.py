@@ -21,6 +21,7 @@ from fmm.runtime import devices, gram, matmul, prepare, run_host
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.gram import TRIANGLES
+from fmm.runtime.operands import ByteSpan
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support.chips import H200
 
@@ -357,7 +358,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
     def answered(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> PreparedCall:
         chosen = constraints.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
-        spans = ((0, 8),) * 3
+        spans = (ByteSpan(0, 8),) * 3
         return PreparedCall(decision, ProductSetting(0), plan=chosen, writes_out=out is not None, spans=spans)
 
     def run(library: Any, ready: PreparedCall, a: Any, b: Any, out: Any, constraints: Any) -> Any:

@@ -14,7 +14,7 @@ from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import BLAS_DTYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
-from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
+from fmm.runtime.operands import byte_span, matrix_layout, may_overlap, tall_matrix
 from fmm.runtime.prepare import PreparedCall, prepare_uncached
 from fmm.runtime.run_host import _matrix_products
 
@@ -295,10 +295,47 @@ def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
     shifted = np.ndarray((5, 6), np.float64, memory, 3, (48, 8))
     for x in (strided, strided[::-2, 1:], shifted, shifted.T, np.zeros((4, 5))[::-1, ::2]):
         low, high = np.lib.array_utils.byte_bounds(x)
-        assert byte_span(NUMPY.describe_operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
+        found = byte_span(NUMPY.describe_operand(x))
+        assert found is not None and found[:2] == (low - x.ctypes.data, high - x.ctypes.data)
     assert NUMPY.describe_operand(strided).strides is NUMPY.describe_operand(shifted).strides is None
     a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
     call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
     assert not call.can_overlap_out(a.ctypes.data, 0, c.ctypes.data) and call.can_overlap_out(
         a.ctypes.data, 0, a.ctypes.data + 2047
     )
+
+
+def test_blocks_of_one_matrix_overlap_only_where_they_share_entries() -> None:
+    rng = np.random.default_rng(0)
+    for memory in (np.zeros((13, 17)), np.zeros((13, 17)).T, np.zeros((3, 13, 17)), np.zeros((26, 34))[::2, :17]):
+        for _ in range(200):
+            x, y = (_random_block(rng, memory) for _ in range(2))
+            shared, found = np.shares_memory(x, y), _may_share_memory(x, y)
+            assert found or not shared
+            if min(*x.shape[-2:], *y.shape[-2:]) > 1 and memory.ndim == 2:
+                assert found == shared
+
+
+def test_other_arrays_overlap_where_their_spans_do() -> None:
+    """Other distances between rows, backwards, strided and broadcast rows: never reported disjoint by mistake."""
+    rng, memory = np.random.default_rng(1), np.zeros(600)
+    views = [
+        memory.reshape(20, 30),
+        memory.reshape(30, 20),
+        memory.reshape(20, 30)[::-1],
+        memory.reshape(20, 30)[:, ::3],
+    ]
+    views += [memory.reshape(5, 4, 30), np.broadcast_to(memory[:30], (4, 30)), memory.reshape(10, 60)[:, ::-1]]
+    for _ in range(2000):
+        x, y = (_random_block(rng, views[i]) for i in rng.integers(0, len(views), 2))
+        assert _may_share_memory(x, y) or not np.shares_memory(x, y)
+
+
+def _random_block(rng: np.random.Generator, x: Array) -> Array:
+    (top, bottom), (left, right) = (sorted(rng.choice(n + 1, 2, replace=False)) for n in x.shape[-2:])
+    return x[..., top:bottom, left:right]
+
+
+def _may_share_memory(x: Array, y: Array) -> bool:
+    spans = (byte_span(NUMPY.describe_operand(v)) for v in (x, y))
+    return may_overlap(x.ctypes.data, next(spans), y.ctypes.data, next(spans))
