@@ -128,7 +128,7 @@ def check_positive_shape(shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def problem_without_layouts(problem: Problem) -> Problem:
+def reduced_problem(problem: Problem) -> Problem:
     """Return the problem with row-major matrices, alpha 1, beta 0 and no addend, as the cache key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:

@@ -62,7 +62,7 @@ class AgreedSharing(NamedTuple):
     layout: MeshLayout
     outer_plan: str
     local_error_growth: float  # limit of the error growth of each process's local products
-    # workspace limit of local products in bytes, as in the prediction; None means each process's default limit
+    # workspace limit of each process's local products in bytes, which the prediction assumed; None: its default limit
     local_workspace: int | None = None
 
 

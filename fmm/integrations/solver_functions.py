@@ -158,7 +158,7 @@ def solver_replacements(
 def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
     """Return the function that calls a solver for large matrices of a library, and else the library's own."""
 
-    def compute_solver(*operands: Any, **options: Any) -> Any:
+    def solve_or_call_own(*operands: Any, **options: Any) -> Any:
         if not operands or not is_large_matrix(operands[0], array_type) or getattr(running_solver, "on", False):
             return own(*operands, **options)
         running_solver.on = True
@@ -170,7 +170,7 @@ def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callabl
             running_solver.on = False
         return own(*operands, **options) if result is None else result
 
-    return compute_solver
+    return solve_or_call_own
 
 
 def is_large_matrix(a: Any, array_type: type) -> bool:

@@ -214,9 +214,10 @@ class NumpySolvers:
         return self.module.linalg.slogdet(a)
 
     def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
-        """Write the inverses of the blocks on the diagonal of a; return False if there is no such function.
+        """Write the inverses of the blocks on the diagonal of `a` to `stacked`.
 
-        `stacked` has row-major blocks of `block.stacked_side` rows, or begins on the diagonal of one.
+        Return False, with nothing written, if the library has no function for it. `stacked` is a stack of row-major
+        blocks with `block.stacked_side` rows, or a view that begins on the diagonal of one such block.
         """
         return False
 

@@ -227,7 +227,10 @@ def wait_cycles(
 
 
 def shared_memory_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
-    """Return the cycles of shared memory for one thread block's tile: Equation 14 without reads that threads share."""
+    """Return the cycles for which one thread block's tile occupies shared memory, by Huang's Equation 14.
+
+    Its reads of fragments are reduced by a fitted share, since one read may serve several threads.
+    """
     elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
         x.shared_memory_elements for x in operand_tiles(s, w, contiguous_axes)
     )

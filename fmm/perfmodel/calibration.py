@@ -133,7 +133,7 @@ class Calibration:
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
     # host seconds for the leaf `small`, which needs one look-up, and one launch without the vendor's library
     call_of_small: float = 0.0
-    # shortest allowed side of leaf products in rows; the formula is wrong for shorter sides
+    # smallest allowed m, k and n of a leaf product; the formula is wrong for smaller ones
     least: float = 0.0
     lanes: int = 1  # number of products that run at a time on a CPU
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end

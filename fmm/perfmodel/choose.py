@@ -30,7 +30,7 @@ from fmm.perfmodel.level_bounds import LevelBounds, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
-from fmm.problem import Layout, Problem, Shape, problem_without_layouts
+from fmm.problem import Layout, Problem, Shape, reduced_problem
 
 # The default limit of the expected error, as a multiple of the vendor's error. Three levels in a 16-bit type on a GPU
 # have 14 times the expected error of the vendor, which rounds each result once. On a CPU three levels of Strassen's
@@ -170,7 +170,7 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
 
     A column-major B stays column-major on a GPU in types with a leaf that is slow on a column-major B.
     """
-    plain = problem_without_layouts(problem)
+    plain = reduced_problem(problem)
     if (
         not gpu
         or problem.writes_triangle

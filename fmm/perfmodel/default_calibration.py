@@ -119,7 +119,7 @@ DEFAULT_PEAK_SHARE = 0.8
 LI_GPU_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
 SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
-MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
+MIN_LEAF_SIDE = 512.0  # smallest m, k and n of a leaf product; plans with smaller leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
 # The host's seconds for a recurring call of torch or CuPy: LIBRARY_CALL_SECONDS for the vendor's product,
 # PLAN_CALL_SECONDS for a plan with levels, LEAF_CALL_SECONDS for another leaf. On the hosts of three H200s the vendor's

@@ -59,7 +59,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
     if call.decision.trial is not None:
-        c = _runner_module(library.processor).run_trial(
+        c = _runner_module(library.processor).run_timed_product(
             library,
             call,
             lambda plan: run_matmul(library, a, b, out, constraints._replace(plan=plan, replaceable=True)),

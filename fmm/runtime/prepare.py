@@ -27,7 +27,7 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned
-from fmm.problem import Problem, problem_without_layouts
+from fmm.problem import Problem, reduced_problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import (
     Decision,
@@ -322,7 +322,7 @@ def _can_vendor_syrk_win(query: ProblemQuery, problem: Problem) -> bool:
 
 def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for the query, with the operation in the query's parameters."""
-    result, on_host = _check_query(query), query.device.threads > 0
+    result, on_host = _result_operand_or_error(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
     # On a device the library copies the complete operand. On the host, each product's matrices are copied into the
     # workspace.
@@ -354,8 +354,11 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     )
 
 
-def _check_query(query: ProblemQuery) -> Operand:
-    """Return the description of the product as a new array; VendorOnlyError if fmm does not multiply these operands."""
+def _result_operand_or_error(query: ProblemQuery) -> Operand:
+    """Check shapes and types, and return the layout that the result would have in a newly allocated array.
+
+    Raise VendorOnlyError or PlanIgnoredError if fmm does not multiply these operands.
+    """
     setting, shape = query.setting, product_shape(query.a.shape, query.b.shape)
     types = f"{query.a.dtype} and {query.b.dtype}"
     if shape is None:
@@ -496,7 +499,7 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
         return None  # on this GPU the leaf calls the vendor for this problem
     # fmm's own kernels are slower if rows are unaligned. For contiguous arrays the predicted time includes the slowdown
     # by unaligned rows; for views it does not.
-    is_predicted = not are_rows_aligned(problem_without_layouts(problem), plan.leaf_use.leaf.alignment)
+    is_predicted = not are_rows_aligned(reduced_problem(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 

@@ -119,7 +119,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
         runtime.streamSynchronize(stream)
 
 
-def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
+def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """Return a product, timed by the online measurement of its shape.
 
     While the stream is captured, nothing is timed.

@@ -30,7 +30,7 @@ from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles
-from fmm.problem import Problem, problem_without_layouts
+from fmm.problem import Problem, reduced_problem
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
 from fmm.runtime.overflow import may_overflow
@@ -94,7 +94,7 @@ def run_call(
     return library.unwrap_scalar(c) if out is None else out
 
 
-def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
+def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """Return a product, timed by the online measurement of its shape."""
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply)
@@ -253,7 +253,7 @@ class _PlanMultiplier:
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
-            seconds = expected_seconds({self.plan}, problem_without_layouts(problem), self.call.limits, device)
+            seconds = expected_seconds({self.plan}, reduced_problem(problem), self.call.limits, device)
             progress.begin_count(count * work, count * seconds)
             self.report = progress.add_done
 

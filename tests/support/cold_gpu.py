@@ -15,7 +15,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import (
     CompileJob,
-    compile_phase,
+    compilation_phase,
     is_needed_by_first_look,
     kernel_keys,
     tuning_compile_jobs,
@@ -45,7 +45,7 @@ def compile_seconds(job: CompileJob) -> float:
     return (
         5.0
         if is_needed_by_first_look(plan) and not plan.leaf_use.leaf.rate
-        else (12.0, 15.0, 30.0)[compile_phase(plan)]
+        else (12.0, 15.0, 30.0)[compilation_phase(plan)]
     )
 
 

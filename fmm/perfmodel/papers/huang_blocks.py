@@ -133,7 +133,7 @@ def strategy_bounds(
     return (
         BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(gpu)),
         BlockSizeBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(gpu)),
-        BlockSizeBound(16, "registers per thread", _needed_registers(s, w, gpu), most, below=True),
+        BlockSizeBound(16, "registers per thread", _needed_32_bit_registers(s, w, gpu), most, below=True),
         BlockSizeBound(17, "shared bytes per block", gpu.element_bytes * shared_tile_elements(s), shared, below=True),
         BlockSizeBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
@@ -169,7 +169,7 @@ def _intensity_ratio(numerator: Callable[[int], int], denominator: Callable[[int
     return numerator(k) / denominator(k)
 
 
-def _needed_registers(s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
+def _needed_32_bit_registers(s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
     """Return the left-hand side of Equation 16 in registers of 32 bits."""
     return ceil(registers_needed(s, w) * gpu.registers_per_element)
 
@@ -228,7 +228,7 @@ class RegisterModel:
 
     def count_before_spilling(self, s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:
         """Return the number of registers that a thread needs without spilling."""
-        return _needed_registers(s, w, gpu) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
+        return _needed_32_bit_registers(s, w, gpu) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()

@@ -25,7 +25,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
 from fmm.perfmodel.relative_device import scale_to_relative
-from fmm.problem import Problem, problem_without_layouts
+from fmm.problem import Problem, reduced_problem
 from fmm.runtime.devices import Device, datasheet_model
 
 
@@ -138,7 +138,7 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     if (
         unmeasured is None
         or device.probe is None
-        or choose(problem_without_layouts(problem), unmeasured, limits).best.plan == VENDOR
+        or choose(reduced_problem(problem), unmeasured, limits).best.plan == VENDOR
     ):
         return unmeasured
     return device.probe(problem.dtype)
@@ -190,6 +190,6 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     if device.measured is not None and (measured := device.measured("float64")) is not None:
         return with_integer_rates(measured), False
     unmeasured = with_integer_rates(unmeasured)
-    if device.probe is None or not choose(problem_without_layouts(problem), unmeasured, limits).best.plan.levels:
+    if device.probe is None or not choose(reduced_problem(problem), unmeasured, limits).best.plan.levels:
         return unmeasured, False
     return with_integer_rates(device.probe("float64")), False

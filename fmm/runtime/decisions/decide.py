@@ -31,7 +31,7 @@ from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, 
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem, problem_without_layouts
+from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
     calibration_in_force,
@@ -356,7 +356,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
         thresholds, rule = calibrated_thresholds(calibration, problem.dtype), f"Equation 2 ({calibration.source})"
     else:
         thresholds, rule = _hasa_thresholds(recorded, problem)
-    plan = choose_hasa_plan(problem_without_layouts(problem), thresholds, limits, not calibration.batches)
+    plan = choose_hasa_plan(reduced_problem(problem), thresholds, limits, not calibration.batches)
     why = f"{rule} asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA"
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
@@ -382,7 +382,7 @@ def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> 
     """Return the decision with a Trial, by which the first products of a shape time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
-    trial = online.shape_trial(problem_without_layouts(problem), identity, decision.plan)
+    trial = online.shape_trial(reduced_problem(problem), identity, decision.plan)
     if (entry := trial.entry) is None:
         return replace(decision, problem=problem, source="being measured", trial=trial)
     return replace(
@@ -494,7 +494,7 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
     whole_seconds = min(
         recurring_call_seconds(quick_prediction(plan, whole, calibration), calibration) for plan in (VENDOR, best)
     )
-    gram_prediction = quick_prediction(gram.plan, problem_without_layouts(problem), calibration)
+    gram_prediction = quick_prediction(gram.plan, reduced_problem(problem), calibration)
     gram_seconds = recurring_call_seconds(gram_prediction, calibration)
     margin = max(required_margin(plan, problem, calibration) for plan in (VENDOR, gram.plan))
     return gram_seconds <= (1 - margin) * whole_seconds

@@ -21,7 +21,7 @@ from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
 from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
-from fmm.problem import problem_without_layouts
+from fmm.problem import reduced_problem
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
@@ -148,9 +148,7 @@ def was_declined(library: Library, a: Any, b: Any) -> bool:
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """Cache the decline of products of these sizes, with any layouts, for the seconds in DECLINE_MEMORY."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
-    if problem is not None and ranking_problem(problem, library.processor == "cuda") != problem_without_layouts(
-        problem
-    ):
+    if problem is not None and ranking_problem(problem, library.processor == "cuda") != reduced_problem(problem):
         return  # for the same sizes with another memory layout, a plan may be faster than the vendor
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # `getattr`, since an operand may be a list
         return

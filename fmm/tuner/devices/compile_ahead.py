@@ -71,7 +71,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
     covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compile_sort_key(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
-        phase = compile_phase(plan)
+        phase = compilation_phase(plan)
         for size in TILE_KERNEL_SIZES if phase == OWN_KERNELS_PHASE else COMPILED_SIZES:
             for label in SUM_LABELS if phase == HEAVY_KERNELS_PHASE else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
@@ -85,7 +85,7 @@ def strategy_compile_jobs() -> Iterator[CompileJob]:
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the key that sorts plans for compilation; kernels that compile quickly alternate between types."""
-    phase, first = compile_phase(plan), is_needed_by_first_look(plan)
+    phase, first = compilation_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0
 
 
@@ -97,18 +97,18 @@ def is_needed_by_first_look(plan: Plan) -> bool:
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
-    light = compile_phase(plan) == QUICK_KERNELS_PHASE and largest_level_products(plan) <= MAX_FIRST_LOOK_PRODUCTS
+    light = compilation_phase(plan) == QUICK_KERNELS_PHASE and largest_level_products(plan) <= MAX_FIRST_LOOK_PRODUCTS
     return light and plan.is_batched and len(plan.levels) == 1
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
     """Yield the jobs that compile the kernels of these calls of fmm.matmul (type, plan, size), the slowest first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
-        for label in (*SUM_LABELS, "") if compile_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
+        for label in (*SUM_LABELS, "") if compilation_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)
 
 
-def compile_phase(plan: Plan) -> int:
+def compilation_phase(plan: Plan) -> int:
     """Return the element of COMPILE_PHASES in which the plan's kernels are compiled."""
     if largest_level_products(plan) >= MIN_HEAVY_PRODUCTS:
         return HEAVY_KERNELS_PHASE
@@ -126,7 +126,7 @@ def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> 
     The kernels of the returned plans are added to `seen`.
     """
     found: list[Plan] = []
-    for plan in sorted(plans, key=lambda p: (compile_phase(p), largest_level_products(p))):
+    for plan in sorted(plans, key=lambda p: (compilation_phase(p), largest_level_products(p))):
         if not kernel_keys(plan, dtype) <= seen:
             found.append(plan)
             seen |= kernel_keys(plan, dtype)

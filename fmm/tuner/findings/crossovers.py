@@ -57,7 +57,7 @@ class LevelSample:
     few_tiles_margin: float = 0.0  # margin that is added to the calibration's margin for products with few tiles
 
     @property
-    def counted_levels(self) -> int:
+    def capped_level_count(self) -> int:
         """Number of the plan's levels, limited to MAX_COUNTED_LEVELS."""
         return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
@@ -145,18 +145,19 @@ def _crossovers_of_baseline(
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
     tau, taus = 0.0, list[float]()
     for levels in LEVEL_COUNTS:
-        confirmed = any(s.counted_levels == levels and s.speedup > 1 for s in samples)
+        confirmed = any(s.capped_level_count == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = smallest_side_from_which(
             partial(_do_levels_win, baseline, levels, dtype, calibration, optimism, gain)
         )
         measured = (
-            any(s.counted_levels == levels for s in samples)
+            any(s.capped_level_count == levels for s in samples)
             and optimism[levels].error_at_side(predicted) > -MAX_TRUSTED_OPTIMISM
         )
         least = tau if confirmed or measured else 2 * tau
         tau = min(
-            max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
+            max([least, predicted, *(s.effective_side for s in losing if s.capped_level_count == levels)]),
+            NEVER_WINS_SIDE,
         )
         taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
     return BaselineCrossovers(LevelBounds(baseline, *taus), optimism)
@@ -188,7 +189,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
-        own = sorted((s for s in samples if s.counted_levels == levels), key=lambda s: -s.effective_side)
+        own = sorted((s for s in samples if s.capped_level_count == levels), key=lambda s: -s.effective_side)
         if not own:
             found[levels] = found[levels - 1]
             continue
@@ -230,13 +231,13 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
     """Return the samples that are slower than the vendor although their corrected prediction is a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
-        by_problem[sample.problem, sample.counted_levels].append(sample)
+        by_problem[sample.problem, sample.capped_level_count].append(sample)
     best = [max(own, key=lambda s: s.speedup) for own in by_problem.values()]
     return [
         s
         for s in best
         if s.speedup < MIN_ACCEPTED_SPEEDUP
-        and s.predicted_time * exp(-optimism[s.counted_levels].error_at_side(s.effective_side)) < 1
+        and s.predicted_time * exp(-optimism[s.capped_level_count].error_at_side(s.effective_side)) < 1
     ]
 
 

@@ -16,7 +16,7 @@ from fmm.tuner.devices.compile_ahead import (
     COMPILE_PHASES,
     OWN_KERNELS_PHASE,
     QUICK_KERNELS_PHASE,
-    compile_phase,
+    compilation_phase,
     largest_level_products,
 )
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Effort, TimedRun, TunableDevice
@@ -123,7 +123,7 @@ def probe_phase(plan: Plan, gpu: bool) -> int:
 
     The first phase probes all plans of a CPU, and all leaves with their own rate.
     """
-    return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_phase(plan)
+    return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compilation_phase(plan)
 
 
 def probe_squares(

@@ -78,7 +78,7 @@ CROSSOVER_OFFSET = 16  # this number is added to multiples of 32, so that no oth
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
-    """Return `count` shapes near the crossovers: a large square, an oblong shape, then squares.
+    """Return `count` shapes: a large square and an oblong shape by `side`, then squares near each crossover.
 
     If a crossover exceeds the largest side, squares with shorter sides complete the list.
     """

@@ -11,7 +11,7 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import cpu_calibration
-from fmm.problem import Problem, problem_without_layouts
+from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions.decide import (
     RETRY_WORKSPACE_SHARE,
     Decision,
@@ -39,7 +39,7 @@ def vendors(problem: Problem = PROBLEM) -> Decision:
 
 def test_other_plans_win_within_the_limits_the_fastest_first(device: Device) -> None:
     limits = Limits(1 << 27, 6.0)
-    considered = choose(problem_without_layouts(PROBLEM), FREE_SUMS, limits).candidates
+    considered = choose(reduced_problem(PROBLEM), FREE_SUMS, limits).candidates
     fastest = considered[0].plan
     found = list(next_winning_plans(PROBLEM, fastest, limits, device))
     assert found and fastest not in found and VENDOR not in found
@@ -59,7 +59,7 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 
 
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
-    fastest = choose(problem_without_layouts(PROBLEM), FREE_SUMS, LARGE).best
+    fastest = choose(reduced_problem(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace_bytes]
     for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
@@ -74,7 +74,7 @@ def test_the_only_choice_need_not_win(device: Device) -> None:
     slow = replace(device, guess=replace(FREE_SUMS, stream=1.0))
     found = decide_without_vendor(vendors(), LARGE, slow)
     assert found.plan != VENDOR and found.reason == "the library has no product of this type"
-    plans = [c.plan for c in choose(problem_without_layouts(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
+    plans = [c.plan for c in choose(reduced_problem(PROBLEM), replace(FREE_SUMS, stream=1.0), LARGE).candidates]
     assert found.plan == next(plan for plan in plans if plan != VENDOR)
 
 

@@ -24,7 +24,7 @@ from fmm.tuner.devices.compile_ahead import (
     CompileJob,
     CompileWorkers,
     call_compile_jobs,
-    compile_phase,
+    compilation_phase,
     is_needed_by_first_look,
     kernel_keys,
     tuning_compile_jobs,
@@ -75,7 +75,7 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
 def test_light_kernels_come_first() -> None:
     """Before all others what a first look needs."""
     plans = [Plan.parse(job.plan) for job in tuning_compile_jobs(["float32"], probed_plans("cuda"))]
-    turns = [(not is_needed_by_first_look(plan), compile_phase(plan)) for plan in plans]
+    turns = [(not is_needed_by_first_look(plan), compilation_phase(plan)) for plan in plans]
     assert turns == sorted(turns) and {turn for _, turn in turns} == set(COMPILE_PHASES)
     sums = [p for p in plans if p.leaf == "vendor"]
     heavy = [max(step.products for step in p.levels if isinstance(step, SchemeLevel)) for p in sums]

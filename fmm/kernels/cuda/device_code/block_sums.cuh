@@ -1,8 +1,9 @@
 // Sums of submatrices ("blocks"): every thread runs the same straight-line program at one position of all blocks.
 //
-// Index map: blockIdx.y and z are rows, blockIdx.x and the thread are columns. A thread computes LANES elements at one
-// position of every block. The thread reads each input block once, runs the program in registers, and writes each
-// output block once. Elements beyond the edge of an array count as zero and are never accessed.
+// Index map: blockIdx.y and z are rows, blockIdx.x and the thread are columns. A thread has one position (row and
+// first column), the same in every block, and computes LANES elements of the row from there. The thread
+// reads each input block once, runs the program in registers, and writes each output block once. Elements
+// beyond the edge of an array count as zero and are never accessed.
 //
 // Compile-time parameters: the generated `Step` (the program, and the array and block of each value), the element type,
 // LANES, and the access width. Addresses and sizes of the arrays are launch parameters.

@@ -82,9 +82,10 @@ struct Across {
 
 // ---- the kernel
 
-// Compute a tile as `multiply` of gemm_simt.cuh does, in passes of DEEP steps. At the start of a pass, registers hold
-// its numbers. After the last use of a number, the number of the next pass is read to its register. At the start of the
-// last pass of a tile, all numbers of the tile have been read. The threads synchronize, and the stage is filled again.
+// Compute a tile of C as `multiply` of gemm_simt.cuh does. A stage holds DEPTH steps of the inner dimension, which are
+// multiplied in passes of DEEP steps. At the start of a pass, registers hold its numbers. After the last use of a number,
+// the number of the next pass is read to its register. At the start of a stage's last pass, all numbers of the stage
+// have been read. The threads synchronize, and the stage is filled again.
 template <class Product, class Element, class S, int DEEP, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS, true>;

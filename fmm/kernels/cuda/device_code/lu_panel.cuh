@@ -3,7 +3,7 @@
 //
 // factor_block: one cluster holds all rows of the block in registers. A thread has ROWS rows. Rows never move: each row has
 //     a position, and an exchange of two rows exchanges their positions. Each column needs one barrier of the cluster.
-//     Entries of L wait in shared memory until the last exchange.
+//     Entries of L stay in shared memory until the last column: only then is the final position of each row known.
 // swap_and_solve: exchange the rows of the panel's other columns; right of the block, solve L11 X = A12. A thread has one
 //     column.
 // subtract_product: A22 -= L21 U12 right of the block.

@@ -323,7 +323,7 @@ struct Split {
     Operand<Element> left, right;
     typename SplitModulus<Element>::Type moduli[20];
     int count;
-    int conjugates[2];  // nonzero if A or B is conjugated: re - j im then precedes re + j im
+    int conjugates[2];  // for A and for B: nonzero if conjugated; its planes re - j im then come before re + j im
 };
 
 // Loads of four adjacent integers from any block of an operand, at the thread's position in the block.
