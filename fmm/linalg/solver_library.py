@@ -29,6 +29,7 @@ from fmm.linalg.panel_launches import (
 
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
+SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 MIN_MULTIPROCESSORS = 100  # of a GPU that holds a panel in one cluster; parts of a GPU (MIG) have fewer
 
 
@@ -159,6 +160,10 @@ class NumpySolvers:
     def inv(self, a: Any) -> Any:
         """Return the inverse by the library's own function."""
         return self.module.linalg.inv(a)
+
+    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+        """Replace c by c - a b, by the library's own functions."""
+        c -= self.module.matmul(a, b)
 
     # ---- LU factors
 
@@ -431,6 +436,10 @@ class TorchSolvers(DeviceSolvers):
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by torch.linalg.solve_triangular."""
         x.copy_(self.module.linalg.solve_triangular(a, x, upper=not lower, unitriangular=unit_diagonal))
+
+    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+        """Replace c by c - a b, by torch's own function."""
+        c.addmm_(a, b, alpha=-1)
 
     def check_singular(self, diagonal: Any) -> None:
         """Do nothing: torch returns inf and NaN for singular matrices."""

@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fmm import api
-from fmm.linalg.solver_library import SINGLE_TYPES, NumpySolvers
+from fmm.linalg.solver_library import SINGLE_TYPES, SOLVER_TYPES, NumpySolvers
 
-SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 SMALLEST_GAINING_SIDE = 1024  # a matrix without a longer side is the library's own, on any device
 ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows: products of aligned operands are fast
 
