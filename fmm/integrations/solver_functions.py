@@ -21,8 +21,8 @@ from fmm.linalg.inverse import inverse_levels
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import QR_MODES, factors_by_products
-from fmm.linalg.solver_library import solver_library
-from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE, SOLVER_TYPES
+from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
+from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import triangular_levels
 
 SolverFunction = Callable[..., Any]  # returns the function's result, or None where the library's own must run
