@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -32,8 +32,13 @@ def loaded_results(results: Path, pattern: str) -> Iterator[tuple[Path, Row, lis
     """
     for path in sorted(results.glob(pattern)):
         environment, rows = load_result(path)
-        if not environment.get("blas_warning"):
+        if not ran_old_kernel(environment):
             yield path, environment, rows
+
+
+def ran_old_kernel(environment: Mapping[str, Any]) -> bool:
+    """Return True if BLAS ran a kernel for an older processor while the samples of this environment were measured."""
+    return bool(environment.get("blas_warning"))
 
 
 class LongTable(NamedTuple):

@@ -16,7 +16,7 @@ from benchmarks.held_out import (
     representative_run,
     rows_summary,
 )
-from benchmarks.tables.markdown import LongTable, short_commits, short_name, table_lines
+from benchmarks.tables.markdown import LongTable, ran_old_kernel, short_commits, short_name, table_lines
 
 RATIO_COLUMNS = ("of the best plan: mean, least", "of the vendor: mean, least", "poor choices")
 
@@ -26,7 +26,7 @@ def _recorded_runs(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
     for path in sorted({found.with_name(HELD_OUT_FILE_NAME) for found in results.glob(f"*/{HELD_OUT_FILE_NAME}*")}):
         runs = [run for run in recorded_runs(path) if run.rows]
         environment = runs[-1].environment
-        if environment.get("blas_warning"):
+        if ran_old_kernel(environment):
             continue
         name = environment.get("device") or environment["processor"]
         file = path if path.exists() else packed_path(path)

@@ -424,7 +424,10 @@ def _append_level(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
-    """Return the error growth of a sequence of levels, which no side changes; None if the sequence is invalid."""
+    """Return the error growth of a sequence of levels; None if the sequence is invalid.
+
+    The growth does not depend on the sides of the matrices.
+    """
     try:
         return expected_error_growth(Plan(levels), dtype)
     except PlanError:

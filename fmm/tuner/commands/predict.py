@@ -15,7 +15,7 @@ from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuning
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
     CPU_ERROR_GROWTH_LIMIT,
@@ -110,7 +110,7 @@ def run_predict(options: argparse.Namespace) -> int:
         calibration.require_rate(problem.dtype)
         limits = _limits_of_options(options, name, problem, default_error_growth_limit(calibration.batches))
         plan_of_terms = Plan.parse(options.terms) if options.terms else None
-    except (PlanError, ValueError) as error:
+    except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     choice, notes = _choice_by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)

@@ -78,9 +78,10 @@ CROSSOVER_OFFSET = 16  # this number is added to multiples of 32, so that no oth
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
-    """Return `count` shapes: a large square and an oblong shape by `side`, then squares near each crossover.
+    """Return `count` shapes: a large square, an oblong shape, then squares near each crossover.
 
-    If a crossover exceeds the largest side, squares with shorter sides complete the list.
+    The sides of the first two are shares of `side`. If a crossover exceeds the largest side, squares with shorter sides
+    complete the list.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
