@@ -177,7 +177,7 @@ __device__ __forceinline__ void for_each_part(const Work& work) {
 // Store COLS adjacent numbers, with accesses of up to 16 bytes if the address is aligned.
 template <int COLS, class Element>
 __device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS], int remaining) {
-    constexpr int TOGETHER = sizeof(Element) == 16 ? 1 : COLS;  // at most 16 bytes
+    constexpr int TOGETHER = min_of(COLS, 16 / sizeof(Element));  // at most 16 bytes
     if (remaining >= COLS && reinterpret_cast<unsigned long long>(to) % (TOGETHER * sizeof(Element)) == 0) {
 #pragma unroll
         for (int first = 0; first < COLS; first += TOGETHER) {

@@ -398,14 +398,14 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the CUDA source of the join to real or complex numbers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
@@ -415,9 +415,13 @@ def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
     )
 
 
-def adjacent_columns(dtype: str) -> int:
-    """Return the number of adjacent elements of a row that a thread joins: four, or two of at least 8 bytes."""
-    return 2 if DTYPES[dtype].itemsize >= 8 else 4
+def adjacent_columns(dtype: str, levels: int) -> int:
+    """Return the number of adjacent elements of a row that a thread joins in every block of C.
+
+    With levels below the residues, a thread joins four or more blocks of C. Four adjacent elements of at least 8 bytes
+    in each block would then need too many registers.
+    """
+    return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 
 
 def _result_bytes(op: ResidueOp) -> bytes:
@@ -433,7 +437,7 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
-    threads = g.count * rows * (columns // adjacent_columns(op.dtype))
+    threads = g.count * rows * (columns // adjacent_columns(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1
