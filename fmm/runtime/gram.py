@@ -77,23 +77,54 @@ def _run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams
     Return None if the plan cannot conjugate: then the adjoint must be copied. No other plan may replace the conjugating
     plan, because the other plan would multiply A and its transpose.
     """
+    try:
+        if (found := _select_conjugating_call(library, a, out, params, constraints)) is None:
+            return None
+        call, (left, right, target, gemm_params, _) = found
+        own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
+        return run_with_fallback(library, call, left, right, target, own)
+    except (library.out_of_memory_error, PlanError):
+        return None  # the plan without conjugation raises the error again if the caller requires the plan
+
+
+def _select_conjugating_call(
+    library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints, cached: bool = True
+) -> tuple[PreparedCall, GramOperands] | None:
+    """Return the call of the plan that conjugates A as it reads A, and A with its transposed view.
+
+    Return None if the chosen plan cannot conjugate.
+    """
     if library.processor == "cpu" or not is_complex(a) or params.alpha == 0:
         return None
     operands = _arrange_operands(library, a, None, out, params, conjugates=False)
-    call, chosen = _select_gram_call(library, operands, constraints)
+    call, chosen = _select_gram_call(library, operands, constraints, cached)
     is_left = _is_adjoint_left(params.rows, params.fill)
     plan = call.plan.with_conjugation(is_left, not is_left) if call.plan is not None else None
     if plan is None or chosen is not operands:
         return None
     own = constraints._replace(plan=plan, replaceable=False)
-    left, right, target = operands[:3]
+    call, chosen = _select_gram_call(library, operands, own, cached)
+    return (call, operands) if call.plan == plan and chosen is operands else None
+
+
+def _explain_conjugating_plan(
+    library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints
+) -> Decision | None:
+    """Return the decision for a plan that conjugates A as it reads A; None if no such plan runs."""
     try:
-        call, chosen = _select_gram_call(library, operands, own)
-        if call.plan != plan or chosen is not operands:
+        if (found := _select_conjugating_call(library, a, out, params, constraints, cached=False)) is None:
             return None
-        return run_with_fallback(library, call, left, right, target, own._replace(params=operands.params))
-    except (library.out_of_memory_error, PlanError):
-        return None  # the plan without conjugation raises the error again if the caller requires the plan
+    except PlanError:
+        return None
+    call, operands = found
+    assert call.plan is not None
+    # The model compared plans without conjugation, which takes no time.
+    decision = _select_gram_call(library, operands, constraints, cached=False)[0].decision
+    candidates = tuple(replace(c, plan=call.plan) if c.plan == decision.plan else c for c in decision.candidates)
+    kernels = describe_kernels(library, call, *operands[:3])
+    return replace(
+        decision, plan=call.plan, candidates=candidates, kernels=kernels, call_bytes=call.explained_decision(()).call_bytes
+    )
 
 
 def _is_adjoint_left(rows: bool, fill: Triangle) -> bool:
@@ -116,6 +147,9 @@ def explain_gram(
     library: Library, a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision that `run_gram` makes; nothing is computed."""
+    conjugating = _explain_conjugating_plan(library, a, out, params, constraints) if b is None else None
+    if conjugating is not None:
+        return conjugating
     operands = _arrange_operands(library, a, b, out, params)
     if operands.params.alpha == 0:
         why = f"{library.name} multiplies: alpha is 0, so the factors are not read"

@@ -488,8 +488,9 @@ def test_a_device_plan_conjugates_the_adjoint(
     """A stand-in for a device multiplies the operands that a plan gets, and conjugates those that the plan names."""
     plans: list[str] = []
 
-    def select(library: Any, operands: Any, constraints: Any) -> Any:
-        return SimpleNamespace(plan=constraints.plan), operands
+    def select(library: Any, operands: Any, constraints: Any, cached: bool) -> Any:
+        decision = Decision(constraints.plan, None, "for the test")
+        return PreparedCall(decision, ProductSetting(0), plan=constraints.plan), operands
 
     def run(library: Any, call: Any, left: Any, right: Any, out: Any, constraints: Any) -> Matrix:
         plans.append(str(call.plan))
@@ -501,6 +502,7 @@ def test_a_device_plan_conjugates_the_adjoint(
 
     monkeypatch.setattr(gram, "_select_gram_call", select)
     monkeypatch.setattr(gram, "run_with_fallback", run)
+    monkeypatch.setattr(gram, "describe_kernels", lambda library, call, *operands: (str(call.plan),))
     device: Any = SimpleNamespace(
         processor="gpu",
         transposed_view=lambda x: np.swapaxes(x, -1, -2),
@@ -512,3 +514,5 @@ def test_a_device_plan_conjugates_the_adjoint(
     found = gram.run_gram(device, a, None, None, gram.GramParams(rows, fill), constraints)
     np.testing.assert_allclose(found, exact(a, rows).astype(complex), atol=1e-12)
     assert plans == [f"residues2m(15).conj-{'a' if rows == (fill == 'upper') else 'b'} > bytes"]
+    explained = gram.explain_gram(device, a, None, None, gram.GramParams(rows, fill), constraints)
+    assert [str(explained.plan)] == list(explained.kernels) == plans
