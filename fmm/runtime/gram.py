@@ -123,7 +123,11 @@ def _explain_conjugating_plan(
     candidates = tuple(replace(c, plan=call.plan) if c.plan == decision.plan else c for c in decision.candidates)
     kernels = describe_kernels(library, call, *operands[:3])
     return replace(
-        decision, plan=call.plan, candidates=candidates, kernels=kernels, call_bytes=call.explained_decision(()).call_bytes
+        decision,
+        plan=call.plan,
+        candidates=candidates,
+        kernels=kernels,
+        call_bytes=call.explained_decision(()).call_bytes,
     )
 
 

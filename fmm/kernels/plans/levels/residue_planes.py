@@ -173,13 +173,15 @@ def residue_workspace_bytes(
     return max(layout.workspace_bytes for layout in layouts)
 
 
-def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
+def prepared_plane_layout(
+    moduli: int, item: int, lines: int, length: int, for_complex: bool = False
+) -> tuple[int, int]:
     """Return the bytes of a matrix, and the bytes of the prepared exponents and planes behind the matrix.
 
     The inner dimension may be the rows or the columns of the matrix. Prepared operands have no levels of recursion
     below the residues.
     """
-    planes = moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
+    planes = planes_per_modulus(for_complex) * moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)
     return round_up(item * lines * length, PART_ALIGN_BYTES), exponents + planes
 

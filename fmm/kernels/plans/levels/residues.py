@@ -64,9 +64,9 @@ MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1, "complex
 # Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
 # residues is useless for 8-bit integers.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli, the levels below and the type of prepared operands. Prepared operands have no level below
-# residues: the planes of a level below residues would be different for A and for B.
-PREPARED_LEAF: Final = (14, 0, "float64")
+# The number of moduli of prepared operands, by type. Prepared operands have no level below residues: the planes of a
+# level below residues would be different for A and for B. Their planes are of the matrix without conjugation.
+PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
 # 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus less multiplies the error by 15. On an H100 at
 # sides of 1024 to 8192, 15 moduli have errors of 0.045 to 0.068, and 16 moduli of 0.019 to 0.044: the rounding of C to
@@ -252,6 +252,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
     level, depth, dtype = leaf.level, leaf.depth, leaf.float_type
     moduli, for_complex = level.moduli, level.for_complex
     twice = "two " if for_complex else ""
+    is_prepared = moduli == PREPARED_MODULI.get(dtype) and not depth and not any(level.conjugates)
     return Leaf(
         leaf.leaf_text,
         f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
@@ -273,7 +274,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         relative_error=level.error_growth,
         emulates=True,
         norm_bound=NORM_BOUND_BY_MODULI[dtype][moduli],
-        prepared_layout=partial(prepared_plane_layout, moduli) if (moduli, depth, dtype) == PREPARED_LEAF else None,
+        prepared_layout=partial(prepared_plane_layout, moduli, for_complex=for_complex) if is_prepared else None,
         rate=ResidueLeaf(residues_level(moduli, for_complex), depth).leaf_text,
         level=leaf.level,
         end=BYTES_LEAF_NAME,

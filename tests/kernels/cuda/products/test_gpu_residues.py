@@ -241,24 +241,6 @@ def test_stacks_and_updates() -> None:
     assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan=ONE) == -2 * (x @ y) + 0.5 * z).all())
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
-    """The prepared planes are of a matrix that is overwritten later."""
-    a, b = normal((300, 700)), normal((700, 264), 1)
-    x = a if side == "left" else b
-    held = cupy.array(x, order=order)
-    p = fmm.prepare(held, side=side)
-    assert p.keeps == ONE
-    held[...] = cupy.nan
-    expected = fmm.matmul(a, b, plan=ONE)
-    left, right = (p, b) if side == "left" else (a, p)
-    for _ in range(2):
-        assert bool((fmm.matmul(left, right, plan=ONE) == expected).all())
-    turned = cupy.empty_like(expected, order="F")
-    assert bool((fmm.matmul(left, right, turned, plan=ONE) == expected).all())
-
-
 # ---- complex numbers
 
 
@@ -284,6 +266,26 @@ def complex_promised(leaf: str, k: int) -> float:
     found = residue_leaves()[leaf]
     rounding = 2.0**-23 if found.float_type == "complex64" else 2.0**-52
     return float(COMPLEX_PROMISED[found.level.moduli] * np.sqrt(k) + rounding)
+
+
+@pytest.mark.parametrize(("dtype", "plan"), [("float64", ONE), ("complex128", TWO)])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prepared_operands_give_the_same_bits(side: Any, order: Any, dtype: str, plan: str) -> None:
+    """The prepared planes are of a matrix that is overwritten later."""
+    numbers = complex_normal if dtype == "complex128" else normal
+    a, b = numbers((300, 700)), numbers((700, 264), 1)
+    x = a if side == "left" else b
+    held = cupy.array(x, order=order)
+    p = fmm.prepare(held, side=side)
+    assert p.keeps == plan
+    held[...] = cupy.nan
+    expected = fmm.matmul(a, b, plan=plan)
+    left, right = (p, b) if side == "left" else (a, p)
+    for _ in range(2):
+        assert bool((fmm.matmul(left, right, plan=plan) == expected).all())
+    turned = cupy.empty_like(expected, order="F")
+    assert bool((fmm.matmul(left, right, turned, plan=plan) == expected).all())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -40,8 +40,9 @@ from fmm.kernels.cuda.products.residues import (
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.levels import residue_planes
-from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count, prepared_plane_layout
+from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
@@ -458,34 +459,37 @@ def test_gram_products_split_one_operand() -> None:
 # ---- prepared operands
 
 
+@pytest.mark.parametrize(("dtype", "leaf"), [("float64", ONE), ("complex128", TWO)])
 @pytest.mark.parametrize("base", ["A", "B"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_products_of_prepared_planes(base: Any, order: Any) -> None:
+def test_products_of_prepared_planes(base: Any, order: Any, dtype: str, leaf: str) -> None:
     """The planes are made once, behind the matrix, which is then not read; the other operand is split as usual."""
     rng = np.random.default_rng(16)
     m, k, n = 7, 40, 18
-    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    a, b = (gaussian(rng, shape) if dtype == "complex128" else rng.standard_normal(shape) for shape in ((m, k), (k, n)))
     x = a if base == "A" else b
     lines, length = x.shape if order == "C" else x.shape[::-1]
-    room, more = prepared_plane_layout(14, 8, lines, length)
+    layout = leaf_use(leaf).leaf.prepared_layout
+    assert layout is not None
+    room, more = layout(x.itemsize, lines, length)
     memory = aligned_memory(room + more, 0x81)
-    held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
+    held = memory[: x.nbytes].view(x.dtype).reshape(lines, length)
     held[...] = x if order == "C" else x.T
     one = (m, k, 1) if base == "A" else (1, k, n)
-    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
+    made = op_of(Problem(*one, dtype, kept_layouts(one, base, order), prepared_side=base), leaf)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
     (side,) = (replace(x, is_prepared=False) for x in made.operands if x.is_prepared)
     line_exponents(side, {base: held}, work)
-    play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
+    play(split, f"fmm::residues::Split<{DTYPES[dtype].cpp}>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
-    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
-    op = op_of(problem, ONE)
+    problem = Problem(m, k, n, dtype, kept_layouts((m, k, n), base, order), prepared_side=base)
+    op = op_of(problem, leaf)
     assert [x.is_prepared for x in op.operands] == [base == "A", base == "B"]
-    arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
+    arrays = {"A": a, "B": b, "C": np.zeros((m, n), dtype)}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.workspace_bytes, 0x81)})
-    np.testing.assert_array_equal(arrays["C"], product_on_host(a, b, ONE)[0])
+    np.testing.assert_array_equal(arrays["C"], product_on_host(a, b, leaf)[0])
 
 
 def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Layout, Layout, Layout]:
