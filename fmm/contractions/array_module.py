@@ -1,4 +1,4 @@
-"""The functions of an array's library that contractions need beside products: einsum, permuted dimensions, strides.
+"""The functions of an array's library for contractions: einsum, permuted dimensions and strides.
 
 NumPy, CuPy, torch and JAX share most names; the functions here cover the differences.
 """

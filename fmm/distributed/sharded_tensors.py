@@ -84,7 +84,7 @@ def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     """Return the decision on how `matmul` would share the product; send no messages to other processes."""
     outer_plan = _required_level(options)
     if not _can_share_product(a, b):
-        raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
+        raise TypeError("two DTensors must be matrices of the same type on the same mesh")
     return _decide_on_this_process(a, b, outer_plan, options.max_error_growth)
 
 

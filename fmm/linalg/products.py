@@ -42,7 +42,7 @@ def _is_column_major(library: NumpySolvers, x: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
-    """Return True if fmm multiplies by a plan. Answers are kept for the process."""
+    """Return True if fmm multiplies by a plan; results are cached until the process ends."""
     try:
         return api.plan(m, k, n, dtype=dtype, device=device, max_error_growth=limit).plan != VENDOR
     except ImportError:  # tensors on a GPU without CuPy: products are torch's own

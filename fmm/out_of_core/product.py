@@ -70,13 +70,13 @@ def streamed_matmul(
     with show_progress(progress) as shown:
         if progress:
             # The predicted time of a stack assumes that every product takes as long as the first product.
-            x, y, z = _transpose_for_row_major_result(*next(matrix_products(a, b, target)))
+            x, y, z = _transpose_for_row_major_result(*next(split_stack(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
             seconds = _plan_streamed_product(
                 size, dtype, machine, constraints, usable_memory_bytes(machine)
             ).times.seconds
             shown.begin_count(target.size * a.shape[-1], seconds * target.size / z.size)
-        for x, y, z in matrix_products(a, b, target):
+        for x, y, z in split_stack(a, b, target):
             _stream_product(x, y, z, dtype, machine, constraints, shown)
     if out is None:
         return library.unwrap_scalar(target)
@@ -95,7 +95,7 @@ def explain_streamed_matmul(
         return Decision(
             VENDOR, None, f"NumPy multiplies: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
         )
-    stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
+    stack = list(split_stack(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
     streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, usable_memory_bytes(machine))
 
@@ -144,7 +144,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
     return "float16" if is_float16 and (out is None or out.flags.writeable) else ""
 
 
-def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+def split_stack(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
     """Yield a, b and c of each matrix product of a stack; a contiguous stack times one matrix is a single product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)

@@ -1,8 +1,8 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
 A form of plans combines a level and a leaf in several patterns. Each level names its forms; an algorithm's file names
-the forms in the line `consider`. Each leaf names the forms that may end in the leaf. New levels and leaves are
-therefore compared without a change of this module.
+the forms in the line `consider`. Each leaf names the forms whose plans may end with this leaf. New levels and
+leaves are therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """

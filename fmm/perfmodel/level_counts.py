@@ -246,7 +246,7 @@ def _level_polynomials(
     alpha: Coefficient,
     beta: Coefficient,
 ) -> _LevelPolynomials | None:
-    """Return the polynomials of a level; None if the level rejects blocks with sizes in this order."""
+    """Return the polynomials of a level; None if the level cannot run at the sizes that `powers` stand for."""
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:

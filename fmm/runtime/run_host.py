@@ -225,12 +225,12 @@ class _PlanMultiplier:
             self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
             if self.in_place:  # all products are checked for overflow before the first product is added
-                for x, y, _ in _matrix_products(self.call, a, b, c):
+                for x, y, _ in _split_stack(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
                     self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
                 self.has_added = True
             stack = np.ndindex(*c.shape[:-2]) if self.addend is not None else repeat(())
-            for (x, y, z), index in zip(_matrix_products(self.call, a, b, c), stack, strict=False):
+            for (x, y, z), index in zip(_split_stack(self.call, a, b, c), stack, strict=False):
                 addend = None if self.addend is None else self.addend[index]
                 self._multiply_matrices(x, y, z, Arena(memory, self.dtype), addend)
 
@@ -284,7 +284,7 @@ class _PlanMultiplier:
             raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
-def _matrix_products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
     """Yield (A, B, C) of each product of two matrices; together the products compute all of C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)

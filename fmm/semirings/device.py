@@ -53,7 +53,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
         doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.launch_all(addresses, cupy.cuda.get_current_stream().ptr)
-    return _with_first_columns(c, n), _with_first_columns(args, n) if with_arguments else None
+    return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
@@ -100,7 +100,7 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
             ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.launch_all({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
-    return _with_first_columns(values, n), None if predecessors is None else _with_first_columns(nodes, n)
+    return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
 
 
 @lru_cache(maxsize=256)
@@ -161,7 +161,7 @@ def _with_padded_rows(x: Any) -> Any:
     return copy
 
 
-def _with_first_columns(x: Any, cols: int) -> Any:
+def _first_columns(x: Any, cols: int) -> Any:
     if x.shape[1] == cols:
         return x
     copy = cupy.empty((len(x), cols), x.dtype)

@@ -474,8 +474,8 @@ def _measure_and_record(
 def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> str:
     """Return the reason to keep the config's present section; empty if the new section may be written.
 
-    A section without diagnostics from a finished tuning may be written, except from a first look. Any other section
-    needs at least as many held-out speedups as the present section.
+    The section of a tuning that finished without diagnostics is always written, unless the tuning is a first look. Any
+    other section is written only if it has at least as many held-out speedups as the present section.
     """
     if outcome.section is None:
         return "too little was measured"

@@ -1,8 +1,8 @@
 """Schedule a program of sums as elementwise calls on numbered array slots.
 
 All calls run on one panel of the arrays before the first call runs on the next panel. Slot numbers count the reads
-first, then the writes, then scratch panels. In-place sums stay correct, because a write that shares memory with a read
-follows the last call that needs the read.
+first, then the writes, then scratch panels. In-place sums stay correct: a write into memory that a call
+reads happens after the last such call.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def li_exchanged() -> PaperTable:
 def li_section8() -> PaperTable:
     """Return a table of the ratios in the text of section 8, computed from the numbers of the figures."""
     rows = tuple(
-        (what, *_printed_digit_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
+        (what, *_printed_and_computed_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
     )
     notes = (
         "'13 fold' and '17 fold' for one level of Strassen do not follow from Figures 32 and 34: 3.3e-3/3.9e-4 = 8.5 "
@@ -255,7 +255,7 @@ def li_section8() -> PaperTable:
     return PaperTable("li-section8", "Section 8: ratios in the text", ("number", *COMPARED_COLUMNS), rows, notes)
 
 
-def _printed_digit_cells(printed: str, computed: float) -> tuple[Cell, ...]:
+def _printed_and_computed_cells(printed: str, computed: float) -> tuple[Cell, ...]:
     """Return three cells: printed, computed, and the difference after rounding to the printed digits."""
     digits = len(printed.partition(".")[2])
     return float(printed), computed, float(round_half_away(Fraction(computed), digits) - Fraction(printed))

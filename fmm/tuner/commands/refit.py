@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_refit(options: argparse.Namespace) -> int:
     """Fit and write every section that has trials, and print its changes; return exit code 1 if one has no trials."""
     path = output_path(None if options.refit == Path() else options.refit)
-    refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_blocks}[options.refit_part]
+    refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
     results = list(_write_results(path, into, refit, options.json))
     beside = _copy_trials(path, into)
@@ -114,7 +114,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     return {**recorded.raw, "thresholds": found.json_fields}
 
 
-def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
+def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with a new fit of the block model and its tile sizes; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None

@@ -330,7 +330,7 @@ class DeviceSummary:
 
     @property
     def next_text(self) -> str:
-        """The commands that explain the table."""
+        """The line of commands that show more than the table."""
         shown = f"fmm-tune show {self.types[0].dtype} | " if self.types else ""
         return f"next    fmm-tune report | {shown}fmm.explain(a, b)"
 

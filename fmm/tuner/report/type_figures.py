@@ -287,7 +287,7 @@ def _plan_groups(
 
 
 def caption_text(name: str, report: TypeReport) -> str:
-    """Return a figure's caption, with the number of points that are held out, and of points that are not drawn."""
+    """Return a figure's caption, with the numbers of points that are held out and that are not drawn."""
     text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
         return f"{text} {held_out_points_text(report)}"

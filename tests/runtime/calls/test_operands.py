@@ -16,7 +16,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.operands import byte_span, matrix_layout, may_overlap, tall_matrix
 from fmm.runtime.prepare import PreparedCall, prepare_uncached
-from fmm.runtime.run_host import _matrix_products
+from fmm.runtime.run_host import _split_stack
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
@@ -194,7 +194,7 @@ def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...],
     call = prepared(a, b, constraints=LEVEL)
     c = np.full(call.shape, np.nan)
     made = 0
-    for x, y, part in _matrix_products(call, a, b, c):
+    for x, y, part in _split_stack(call, a, b, c):
         assert x.ndim == y.ndim == part.ndim == 2
         assert np.isnan(part).all(), "a part is computed twice"
         np.matmul(x, y, out=part)
@@ -215,7 +215,7 @@ def test_a_fold_copies_nothing() -> None:
     call = prepared(a, b, constraints=LEVEL)
     c = np.empty(call.shape)
     assert size(call) == (12, 5, 6)
-    ((x, y, part),) = _matrix_products(call, a, b, c)
+    ((x, y, part),) = _split_stack(call, a, b, c)
     assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
     swapped = prepared(a.swapaxes(0, 1), b, constraints=LEVEL)
     assert not swapped.flattens_stack and size(swapped) == (3, 5, 6)

@@ -122,7 +122,7 @@ struct Balance {
     int* balanced;
 };
 
-// Return a word with the smallest fraction of large numbers of all rows (or columns). It is CLEAN if all are.
+// Combine the words of all rows (or columns): the smallest of their shares of large numbers, and CLEAN if all are.
 __device__ __forceinline__ int smallest_spread(const int* exponents, int count) {
     int share = WHOLE, clean = CLEAN;
 #pragma unroll 8

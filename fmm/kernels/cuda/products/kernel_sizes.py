@@ -123,8 +123,8 @@ def tma_strategy(name: str) -> TileSizes | None:
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
-# Default strategies of products with fused sums: by element type for gemm_simt.cuh and gemm_mma_f64.cuh, and for
-# gemm_tma.cuh.
+# Default strategies of products with fused sums. FUSED_SIZES has one for each element type of gemm_simt.cuh and
+# gemm_mma_f64.cuh. TMA_FUSED_SIZES is the strategy of gemm_tma.cuh.
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 

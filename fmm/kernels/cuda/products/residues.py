@@ -397,14 +397,14 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the CUDA source of the join to real or complex numbers; its entry point is `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that joins residues to real or complex numbers (`ENTRY_NAME`)."""
     body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that joins residues to integers; its entry point is `ENTRY_NAME`."""
     body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 

@@ -92,7 +92,7 @@ class SumKernel:
 
     @property
     def is_long_program(self) -> bool:
-        """True if the program is so long that the kernel has no second copy of its statements without bounds checks."""
+        """True if the program is so long that the kernel has its statements only once, with bounds checks."""
         longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # an access moves both parts of a number
         return len(self.statements) > longest
 
