@@ -1,7 +1,7 @@
-"""Installation of fmm in the linear algebra of NumPy, SciPy and CuPy, beside the installation of their products.
+"""Installation of fmm in the solvers of NumPy, SciPy and CuPy (fmm.install installs it with the products).
 
 A replaced function calls fmm.linalg for large matrices where the model predicts a gain. The library's own function
-computes all others, and repeats the calls that fail: so errors are the library's.
+computes all other calls. It also repeats each call that fails in fmm, so that the library raises its own error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """Compute CuPy's lstsq, but for a program's own threshold of the rank."""
+    """Return CuPy's lstsq result; None if the program sets a threshold for the rank, or products do not gain."""
     if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
         return None
     return tuple(linalg.lstsq(a, b))

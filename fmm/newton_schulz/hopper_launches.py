@@ -8,7 +8,7 @@ and mirrored:
     Y = P X                      (X P if X is tall)
 
 X and Y exchange their roles after each step. The first and the last product are the vendor's where its whole product is
-predicted to be faster. With a I in P, no kernel reads X as an addend, and the error is the same.
+predicted to be faster. Since P contains a I, no kernel reads X as an addend; the error is the same.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float
 
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return three sides: from each, `levels` levels are predicted to gain 2 %, 0 %, or the calibration's margin."""
+    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the calibration's margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
