@@ -59,8 +59,8 @@ def _conditional_chunk_tasks(
 ) -> list[list[ChunkCell]]:
     """Return, for each chunk in a row of the result, cells that forward A's row of chunks for a recomputation.
 
-    If `chunks` are B's, the same holds for a column of the result and a column of B. Result chunks with equal positions in a level's
-    submatrices are ready at about the same time, and share forwarding tasks.
+    If `chunks` are B's, the same holds for a column of the result and a column of B. Result chunks with equal
+    positions in a level's submatrices are ready at about the same time, and share forwarding tasks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
