@@ -18,6 +18,7 @@ BENCHMARKS = {
     "gpu_emulation": "benchmarks.gpu_emulation",
     "gpu_added": "benchmarks.gpu_added",
     "gpu_host": "benchmarks.gpu_host",
+    "jax_products": "benchmarks.jax_products",
     "gram": "benchmarks.gram",
     # products on both
     "declines": "benchmarks.declines",
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "dask_arrays": "benchmarks.dask_arrays",
     "training": "benchmarks.training",
     "outside": "benchmarks.outside",
+    "programs": "benchmarks.programs.command",
     # choices and models
     "thin": "benchmarks.thin",
     "regret": "benchmarks.regret",

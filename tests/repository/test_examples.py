@@ -19,15 +19,16 @@ SMALL = {
     "muon.py": ("--steps", "2", "--width", "16"),
     "numpy_products.py": ("--side", "64"),
     "newton_schulz.py": ("--rows", "64", "--cols", "64", "--rounds", "1"),
+    "scf.py": ("--molecules", "2"),
 }
-NEEDS = {"muon.py": "torch", "newton_schulz.py": "torch"}  # besides NumPy
+NEEDS = {"muon.py": "torch", "newton_schulz.py": "torch", "scf.py": "scipy"}  # besides NumPy
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_says_how_it_is_run_and_what_it_needs(path: Path) -> None:
     text = path.read_text(encoding="utf-8").split('"""')[1]
     assert f"python examples/{path.name}" in text
-    assert re.search(r"\bNeeds (NumPy alone|torch)", text)
+    assert re.search(r"\bNeeds (NumPy alone|torch|SciPy)", text)
 
 
 def _marked(path: Path) -> Any:

@@ -1,0 +1,1 @@
+"""Programs of others, each plain and under `python -m fmm`: `python -m benchmarks programs`."""

@@ -1,0 +1,28 @@
+"""Inference of ViT-L/16 by timm: 304 million parameters with random values, 64 images of 224 x 224."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+
+
+def prepare(dtype: str, is_small: bool) -> tuple[Callable[[], object], Callable[[], Any]]:
+    """Return the step, and the function for the logits."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = "vit_tiny_patch16_224" if is_small else "vit_large_patch16_224"
+    model = timm.create_model(name).to(device, getattr(torch, dtype)).eval()
+    images = torch.randn(1 if is_small else 64, 3, 224, 224).to(device, getattr(torch, dtype))
+
+    @torch.inference_mode()
+    def step() -> float:
+        return float(model(images)[0, 0])  # waits for the device
+
+    @torch.inference_mode()
+    def result() -> Any:
+        return model(images).double().cpu().numpy()
+
+    return step, result
