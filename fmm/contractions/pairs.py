@@ -23,6 +23,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from fmm import api
+from fmm.arrays.detect import is_on_device
 from fmm.contractions.array_module import (
     array_module,
     element_strides,
@@ -36,6 +37,10 @@ Labels = tuple[str, ...]
 LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Smallest matrix side for which a stack of products is preferred to a copy of the operand.
 SMALLEST_STACKED_SIDE = 128
+# On a device, a product that sums at most this many terms, and has this many times the elements of its operands, takes
+# the time of writing its result. The layouts that the library's own einsum chooses write faster (cuBLAS, H100: 0.53 ms
+# for 1.5 GB beside 0.59 ms).
+MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
 
 
 class LabeledLayout(NamedTuple):
@@ -151,6 +156,8 @@ def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> Lab
         b = reduce_operand(b, {*a.labels, *kept}, sizes)
         a = reduce_operand(a, {*b.labels, *kept}, sizes)
         layout_a, layout_b = a.layout, b.layout
+    if is_on_device(a.array) and is_bound_by_writing(layout_a, layout_b, kept):
+        return library_einsum([a, b], tuple(label for label in dict.fromkeys(a.labels + b.labels) if label in kept))
     is_jax = is_jax_array(a.array)
     can_use_gram = a.array is b.array and not is_jax and not is_complex_array(a.array)
     plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax)
@@ -168,6 +175,15 @@ def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> boo
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
     return is_repeated or lone_is_summed or any(sizes_a[x] != sizes_b[x] for x in sizes_a.keys() & sizes_b.keys())
+
+
+@lru_cache(maxsize=4096)
+def is_bound_by_writing(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
+    """Return True if the pair is nearly an outer product: few terms in each sum, and a result that is far larger."""
+    sizes = {**a.sizes, **b.sizes}
+    terms = prod(n for label, n in sizes.items() if label not in kept)
+    elements = prod(n for label, n in sizes.items() if label in kept)
+    return terms <= MAX_OUTER_SUM and elements >= MIN_OUTER_RATIO * (prod(a.shape) + prod(b.shape))
 
 
 @lru_cache(maxsize=4096)
