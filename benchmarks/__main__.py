@@ -47,6 +47,7 @@ BENCHMARKS = {
     "gpu_check": "benchmarks.gpu_check",
     "compile_ahead": "benchmarks.compile_ahead",
     "pages": "benchmarks.pages",
+    "demo": "benchmarks.demo",
     "scaling": "benchmarks.scaling",
     "notebooks": "benchmarks.notebooks",
 }

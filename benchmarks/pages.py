@@ -1,16 +1,18 @@
 """Write the measured numbers of README.md and docs/ from results/: `python -m benchmarks pages [--check] [--figure]`.
 
 A page marks the place of a table with `<!-- results: NAME -->` and `<!-- end -->`; the command replaces the text
-between them. Long tables are written to results/tables/NAME.csv too. --figure also draws the figures (matplotlib).
+between them. Long tables are written to results/tables/NAME.csv too, and the recording of fmm-tune to docs/demo.svg. --figure also draws the figures (matplotlib).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks import demo
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.tables import everywhere, products, readme, shortest, tunings, unseen_shapes
 
@@ -22,7 +24,7 @@ SECTIONS: dict[str, SectionLines] = {
         *(readme.example_block, readme.product_shortlist, readme.peer_sentence),
         *products.SECTIONS,
         unseen_shapes.held_out_choices,
-        tunings.tuned_device,
+        *(tunings.tuned_device, tunings.explained_product),
         *(
             everywhere.several_gpus,
             everywhere.contraction_speedups,
@@ -31,6 +33,8 @@ SECTIONS: dict[str, SectionLines] = {
             everywhere.tall_qr_speedups,
             everywhere.solver_family_errors,
             everywhere.unchanged_programs,
+            everywhere.programs_of_others,
+            everywhere.jax_speedups,
             everywhere.outside_tests,
         ),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
@@ -59,6 +63,8 @@ def generated_files() -> Iterator[tuple[Path, str]]:
         text = long.csv_text(RESULTS)
         if text.count("\n") > 1:  # the names of the columns alone: nothing was measured
             yield RESULTS / "tables" / f"{long.name}.csv", text
+    if demo.RECORDING.exists():
+        yield demo.DRAWING, demo.svg_text(json.loads(demo.RECORDING.read_text("utf-8")))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -36,6 +36,7 @@ from benchmarks.harness import (
     run_cases,
     shuffled_rounds,
 )
+from fmm.tuner.trials.environment import command_line_words, environment_record
 
 SERVED = Path(__file__).parent / "served.py"
 ROUNDS, QUICK_ROUNDS, WARM_STEPS = 7, 2, 2
@@ -231,4 +232,6 @@ def main(arguments: Sequence[str]) -> int:
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     cases = available_cases(machine.on_gpu, options.quick)
     measure = recorded_failure(lambda case: measure_case(case, rounds, options.quick), case_fields)
-    return has_failures(run_cases(options, machine, "programs.json", cases, measure, text_line))
+    record = environment_record(command_line_words())
+    host = f"{record['processor']}, {record['blas_threads']} threads"
+    return has_failures(run_cases(options, machine, "programs.json", cases, measure, text_line, host=host))

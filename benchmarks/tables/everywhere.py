@@ -266,6 +266,55 @@ def _program_machine(environment: dict[str, Any]) -> str:
     return str(environment.get("device") or f"{environment['processor']}, {environment['blas_threads']} threads")
 
 
+# Programs of others, and products of JAX
+
+PROGRAM_COLUMNS = (
+    *("program", "type", "where", "plain", "under fmm", "speedup", "from float64, plain", "under fmm"),
+    *("products by plans", "share of products in a plain step", "longest other kernels"),
+)
+
+
+def programs_of_others(results: Path) -> Iterator[str]:
+    """Yield a row for each program: both times, the speedup, both errors, the products by plans, and the kernels."""
+    yield from table_lines(PROGRAM_COLUMNS, _program_rows(results))
+
+
+def _program_rows(results: Path) -> Iterator[Sequence[object]]:
+    for _, environment, rows in loaded_results(results, "*/programs.json"):
+        for row in (row for row in rows if not row["failure"]):
+            what = f"{row['program']} ({row['package']} {row['version']})"
+            where = environment["device"] if row["where"] == "GPU" else environment["host"]
+            times = _time_cells(row["samples"]["plain"], row["samples"]["fmm"])
+            errors = [f"{row['differences'][name]:.1e}" for name in ("plain", "fmm")]
+            products = f"{row['products']['by_plans']} of {row['products']['calls']}"
+            kernels = dict(row["kernels"])
+            share = f"{kernels.pop('products'):.0%}" if kernels else ""
+            others = ", ".join(f"`{_kernel_name(name)}` {part:.0%}" for name, part in kernels.items())
+            yield what, row["dtype"], where, *times, *errors, products, share, others
+
+
+def _kernel_name(name: str) -> str:
+    """Return a kernel's name without its namespaces, parameters and the type that it returns."""
+    return re.sub(r"^void |<.*|\(.*", "", name).rpartition("::")[2]
+
+
+JAX_COLUMNS = ("on", "function", "type", "n", "jnp.matmul, ms", "fmm.jax, ms", "speedup", "error", "XLA's")
+
+
+def jax_speedups(results: Path) -> Iterator[str]:
+    """Yield a row for each function of fmm.jax under jit: both times, the speedup, and both errors."""
+    yield from table_lines(JAX_COLUMNS, _jax_rows(results))
+
+
+def _jax_rows(results: Path) -> Iterator[Sequence[object]]:
+    for _, environment, rows in loaded_results(results, "*/jax.json"):
+        for row in (row for row in rows if not row["failure"]):
+            times = [rounded_text(1e3 * median(row["samples"][name])) for name in ("jax", "fmm")]
+            errors = [f"{row['errors'][name]:.1e}" for name in ("fmm", "jax")]
+            speedup = f"**{row['speedup']:.2f}**" if row["by_fmm"] else f"{row['speedup']:.2f} (XLA's own)"
+            yield environment["device"], row["function"], row["dtype"], row["side"], *times, speedup, *errors
+
+
 # Other projects' tests
 
 

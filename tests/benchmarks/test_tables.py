@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import RESULTS
 from benchmarks.held_out import HELD_OUT_FILE_NAME
-from benchmarks.tables import everywhere, products, shortest, unseen_shapes
+from benchmarks.tables import everywhere, products, shortest, tunings, unseen_shapes
 from benchmarks.tables.markdown import duration_text, rounded_text, short_commits, short_name, size_text
 
 
@@ -54,6 +55,37 @@ def test_shapes_that_no_fit_saw_are_summarised_by_kind(tmp_path: Path) -> None:
     assert "| a card | thin | 2 | 0 | 100.0%, 100.0% | 2.50, 2.50 | 0 |" in shown, "the later run has enough shapes"
     assert any("run 2 of 2" in line for line in shown)
     assert len(unseen_shapes.HELD_OUT.csv_text(tmp_path).splitlines()) == 3, "the CSV file has both runs"
+
+
+def test_programs_of_others_and_products_of_jax(tmp_path: Path) -> None:
+    seconds = {"plain": [0.2, 0.4], "fmm": [0.1, 0.2], "jax": [0.002], "other": []}
+    kernels = {"products": 0.8, "void at::native::softmax_kernel<float>(int)": 0.1}
+    row = {"program": "a model", "package": "models", "version": "1.0", "dtype": "float32", "where": "GPU"}
+    row |= {"samples": seconds, "differences": {"plain": 1e-6, "fmm": 2e-6}, "kernels": kernels, "failure": ""}
+    row |= {"products": {"calls": 9, "by_plans": 4}}
+    on_host = {**row, "where": "host", "kernels": {}}
+    write_rows(tmp_path / "a-card" / "programs.json", [row, on_host, {"failure": "no memory"}])
+    content = json.loads((tmp_path / "a-card" / "programs.json").read_text("utf-8"))
+    content["environment"]["host"] = "a processor, 8 threads"
+    (tmp_path / "a-card" / "programs.json").write_text(json.dumps(content), encoding="utf-8")
+    first, second = list(everywhere.programs_of_others(tmp_path))[2:]
+    head = "| a model (models 1.0) | float32 | a card | 300 ms | 150 ms | **2.00** | 1.0e-06 | 2.0e-06 | 4 of 9 "
+    assert first == head + "| 80% | `softmax_kernel` 10% |"
+    assert "| a processor, 8 threads |" in second and second.endswith("| 4 of 9 |  |  |")
+
+    jax = {"function": "gram", "dtype": "float64", "side": 8192, "samples": {"jax": [0.002], "fmm": [0.001]}}
+    jax |= {"errors": {"fmm": 1e-16, "jax": 2e-16}, "speedup": 2.0, "failure": "", "by_fmm": True}
+    write_rows(tmp_path / "a-card" / "jax.json", [jax, {**jax, "by_fmm": False, "speedup": 1.0}])
+    first, second = list(everywhere.jax_speedups(tmp_path))[2:]
+    assert first == "| a card | gram | float64 | 8192 | 2 | 1 | **2.00** | 1.0e-16 | 2.0e-16 |"
+    assert "| 1.00 (XLA's own) |" in second
+
+
+def test_an_explained_product_is_what_fmm_tune_predicts() -> None:
+    first, command, *lines, last = list(tunings.explained_product(RESULTS))
+    assert first == last == "```" and "fmm-tune predict --device cuda-9.0-" in command
+    assert any(line.startswith("plan: ") for line in lines) and lines[-1] == "  ..."
+    assert sum(line.startswith("  0.") for line in lines) == tunings.SHOWN_RUNNERS_UP
 
 
 def test_numbers_and_names_are_short() -> None:
