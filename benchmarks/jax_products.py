@@ -61,7 +61,8 @@ xla_matmul = partial(jnp.matmul, precision="highest")
 
 def gradient_of(matmul: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return the function that computes the gradient of the sum of the squares of a product's entries."""
-    return jax.grad(lambda a, b: (matmul(a, b) ** 2).sum(), (0, 1))
+    gradient: Callable[[Any, Any], Any] = jax.grad(lambda a, b: (matmul(a, b) ** 2).sum(), (0, 1))
+    return gradient
 
 
 FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {

@@ -1,7 +1,8 @@
 """Write the measured numbers of README.md and docs/ from results/: `python -m benchmarks pages [--check] [--figure]`.
 
 A page marks the place of a table with `<!-- results: NAME -->` and `<!-- end -->`; the command replaces the text
-between them. Long tables are written to results/tables/NAME.csv too, and the recording of fmm-tune to docs/demo.svg. --figure also draws the figures (matplotlib).
+between them. Long tables are written to results/tables/NAME.csv too, and the recording of fmm-tune to docs/demo.svg.
+--figure also draws the figures (matplotlib).
 """
 
 from __future__ import annotations

@@ -17,12 +17,11 @@ def prepare(dtype: str, is_small: bool) -> tuple[Callable[[], object], Callable[
     model = timm.create_model(name).to(device, getattr(torch, dtype)).eval()
     images = torch.randn(1 if is_small else 64, 3, 224, 224).to(device, getattr(torch, dtype))
 
-    @torch.inference_mode()
+    def logits() -> Any:
+        with torch.inference_mode():
+            return model(images)
+
     def step() -> float:
-        return float(model(images)[0, 0])  # waits for the device
+        return float(logits()[0, 0])  # waits for the device
 
-    @torch.inference_mode()
-    def result() -> Any:
-        return model(images).double().cpu().numpy()
-
-    return step, result
+    return step, lambda: logits().double().cpu().numpy()

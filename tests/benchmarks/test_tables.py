@@ -60,7 +60,13 @@ def test_shapes_that_no_fit_saw_are_summarised_by_kind(tmp_path: Path) -> None:
 def test_programs_of_others_and_products_of_jax(tmp_path: Path) -> None:
     seconds = {"plain": [0.2, 0.4], "fmm": [0.1, 0.2], "jax": [0.002], "other": []}
     kernels = {"products": 0.8, "void at::native::softmax_kernel<float>(int)": 0.1}
-    row = {"program": "a model", "package": "models", "version": "1.0", "dtype": "float32", "where": "GPU"}
+    row: dict[str, Any] = {
+        "program": "a model",
+        "package": "models",
+        "version": "1.0",
+        "dtype": "float32",
+        "where": "GPU",
+    }
     row |= {"samples": seconds, "differences": {"plain": 1e-6, "fmm": 2e-6}, "kernels": kernels, "failure": ""}
     row |= {"products": {"calls": 9, "by_plans": 4}}
     on_host = {**row, "where": "host", "kernels": {}}
@@ -73,7 +79,12 @@ def test_programs_of_others_and_products_of_jax(tmp_path: Path) -> None:
     assert first == head + "| 80% | `softmax_kernel` 10% |"
     assert "| a processor, 8 threads |" in second and second.endswith("| 4 of 9 |  |  |")
 
-    jax = {"function": "gram", "dtype": "float64", "side": 8192, "samples": {"jax": [0.002], "fmm": [0.001]}}
+    jax: dict[str, Any] = {
+        "function": "gram",
+        "dtype": "float64",
+        "side": 8192,
+        "samples": {"jax": [0.002], "fmm": [0.001]},
+    }
     jax |= {"errors": {"fmm": 1e-16, "jax": 2e-16}, "speedup": 2.0, "failure": "", "by_fmm": True}
     write_rows(tmp_path / "a-card" / "jax.json", [jax, {**jax, "by_fmm": False, "speedup": 1.0}])
     first, second = list(everywhere.jax_speedups(tmp_path))[2:]
