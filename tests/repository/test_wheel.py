@@ -1,5 +1,6 @@
 """The wheel, alone in a clean environment: it imports, multiplies, has types, and carries its data files."""
 
+import json
 import os
 import re
 import shutil
@@ -207,6 +208,20 @@ def test_types_are_complete_in_a_users_program(clean_bin: Path, tmp_path: Path) 
     (tmp_path / "program.py").write_text(USER_PROGRAM, encoding="utf-8")
     mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--python-executable", clean_bin / "python"]
     assert "Success" in run([*mypy, "--cache-dir", tmp_path / "cache", "program.py"], tmp_path)
+
+
+@pytest.mark.slow
+def test_pyright_finds_the_wrong_lines_of_a_users_program(clean_bin: Path, tmp_path: Path) -> None:
+    """The lines that mypy ignores, and no others. Pyright is no requirement of the tests, since it brings Node.js."""
+    pyright = shutil.which("pyright") or shutil.which("basedpyright")
+    if pyright is None:
+        pytest.skip("neither pyright nor basedpyright is installed")
+    (tmp_path / "program.py").write_text(USER_PROGRAM, encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"enableTypeIgnoreComments": False}), encoding="utf-8")
+    command = [pyright, "--outputjson", "--level", "error", "--pythonpath", clean_bin / "python", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {x["range"]["start"]["line"] for x in json.loads(done.stdout)["generalDiagnostics"]}
+    assert found == {number for number, line in enumerate(USER_PROGRAM.splitlines()) if "# type: ignore" in line}
 
 
 @pytest.mark.slow
