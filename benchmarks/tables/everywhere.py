@@ -84,6 +84,17 @@ def contraction_speedups(results: Path) -> Iterator[str]:
         yield from table_lines(CONTRACTION_COLUMNS, ((device, *_contraction_cells(row)) for row in shown))
         yield ""
         yield f"{len(rows)} contractions in all; the others have a speedup of {SLOW_CONTRACTION} to {FAST_CONTRACTION}."
+        if slow := [row for row in rows if _speedup_over_cupy(row) < SLOW_CONTRACTION]:
+            names = ", ".join(f"`{row['subscripts'].replace(',', ', ')}` ({row['dtype']})" for row in slow)
+            least = min(map(_speedup_over_cupy, slow))
+            yield f"fmm's time is that of the faster arrays, CuPy's or torch's. On CuPy's arrays alone, {len(slow)}"
+            yield f"contractions are slower than `cupy.einsum`, at least {least:.2f} times as fast: {names}."
+
+
+def _speedup_over_cupy(row: Row) -> float:
+    """Return the speedup of fmm.einsum over cupy.einsum on the same arrays; infinity if CuPy was not measured."""
+    samples = row["samples"]
+    return median_ratio(samples["cupy"], samples["fmm"]) if "cupy" in samples else float("inf")
 
 
 def _contraction_cells(row: Row) -> tuple[str, ...]:
