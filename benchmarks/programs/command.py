@@ -199,9 +199,10 @@ def case_fields(case: Case) -> Row:
     return {"program": case.title, "package": case.distribution, "dtype": case.dtype, "where": where}
 
 
-def available_cases(on_gpu: bool, quick: bool) -> list[Case]:
+def available_cases(on_gpu: bool, quick: bool, modules: Sequence[str] = ()) -> list[Case]:
     """Return the programs whose packages are installed; print the names of the others."""
     cases = [case for case in CASES if on_gpu or not case.on_gpu]
+    cases = [case for case in cases if not modules or case.module in modules]
     missing = {case.package for case in cases if not find_spec(case.package)}
     for package in sorted(missing):
         titles = ", ".join(f"{case.title} ({case.dtype})" for case in cases if case.package == package)
@@ -227,10 +228,12 @@ def text_line(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a program failed."""
     parser = benchmark_parser("programs", __doc__, time_limit=1e9, device="0", quick="few and small programs")
+    modules = ", ".join(dict.fromkeys(case.module for case in CASES))
+    parser.add_argument("--programs", default="", metavar="NAMES", help=f"some of {modules}, separated by commas (all)")
     options = parser.parse_args(arguments)
     machine = machine_of(options.device)
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    cases = available_cases(machine.on_gpu, options.quick)
+    cases = available_cases(machine.on_gpu, options.quick, list(filter(None, options.programs.split(","))))
     measure = recorded_failure(lambda case: measure_case(case, rounds, options.quick), case_fields)
     record = environment_record(command_line_words())
     host = f"{record['processor']}, {record['blas_threads']} threads"
