@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -176,16 +178,21 @@ def product_summary(report: Mapping[str, Any]) -> Row:
 
 def kernel_shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the share of matrix products in the time of all kernels, and of the longest other kernels."""
+    shares: Counter[str] = Counter()
     total = sum(seconds.values())
-    if not total:
-        return {}
-    others = {name: value for name, value in seconds.items() if not is_product_kernel(name)}
-    longest = sorted(others, key=lambda name: -others[name])[:SHOWN_KERNELS]
-    shares = {
-        "products": (total - sum(others.values())) / total,
-        **{name[:60]: others[name] / total for name in longest},
-    }
-    return {name: round(share, 3) for name, share in shares.items()}
+    for name, value in seconds.items():
+        shares["products" if is_product_kernel(name) else short_kernel_name(name)] += value / total
+    longest = [name for name, _ in shares.most_common() if name != "products"][:SHOWN_KERNELS]
+    return {name: round(shares[name], 3) for name in ("products", *longest)} if total else {}
+
+
+def short_kernel_name(name: str) -> str:
+    """Return a kernel's name without its namespaces and parameters.
+
+    Some libraries name all kernels `kernel`, with the function as the first parameter: this parameter is returned.
+    """
+    bare = re.sub(r"^void |\(anonymous namespace\)::", "", name).removeprefix("kernel<")
+    return re.split(r"[<(,]", bare)[0].rpartition("::")[2].strip() or name[:40]
 
 
 def is_product_kernel(name: str) -> bool:

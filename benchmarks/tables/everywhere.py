@@ -300,13 +300,8 @@ def _program_rows(results: Path) -> Iterator[Sequence[object]]:
             products = f"{row['products']['by_plans']} of {row['products']['calls']}"
             kernels = dict(row["kernels"])
             share = f"{kernels.pop('products'):.0%}" if kernels else ""
-            others = ", ".join(f"`{_kernel_name(name)}` {part:.0%}" for name, part in kernels.items())
+            others = ", ".join(f"`{name}` {part:.0%}" for name, part in kernels.items())
             yield what, row["dtype"], where, *times, *errors, products, share, others
-
-
-def _kernel_name(name: str) -> str:
-    """Return a kernel's name without its namespaces, parameters and the type that it returns."""
-    return re.sub(r"^void |<.*|\(.*", "", name).rpartition("::")[2]
 
 
 JAX_COLUMNS = ("on", "function", "type", "n", "jnp.matmul, ms", "fmm.jax, ms", "speedup", "error", "XLA's")

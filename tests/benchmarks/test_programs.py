@@ -20,6 +20,7 @@ from benchmarks.programs.command import (
     kernel_shares,
     measure_case,
     product_summary,
+    short_kernel_name,
     text_line,
 )
 
@@ -75,16 +76,11 @@ def test_each_program_has_a_module_and_missing_packages_are_named(
 
 
 def test_kernels_are_products_or_named() -> None:
-    seconds = {
-        "sm80_xmma_gemm_f32f32": 3.0,
-        "void cutlass::Kernel2": 3.0,
-        "softmax": 2.0,
-        "copy": 1.5,
-        "a": 0.4,
-        "b": 0.1,
-    }
-    assert kernel_shares(seconds) == {"products": 0.6, "softmax": 0.2, "copy": 0.15, "a": 0.04}
+    seconds = {"sm80_xmma_gemm_f32f32": 3.0, "void cutlass::Kernel2<int>": 3.0, "void at::softmax<float>(int)": 1.5}
+    seconds |= {"void at::softmax<double>(int)": 0.5, "copy": 1.5, "void kernel<lu_parameters<float>>": 0.4, "b": 0.1}
+    assert kernel_shares(seconds) == {"products": 0.6, "softmax": 0.2, "copy": 0.15, "lu_parameters": 0.04}
     assert kernel_shares({}) == {}
+    assert short_kernel_name("void at::(anonymous namespace)::layer_norm<float>(int)") == "layer_norm"
 
 
 def test_a_summary_has_the_totals_and_the_largest_products() -> None:
