@@ -1,6 +1,6 @@
 """Record a command in a terminal: `python -m benchmarks demo FILE COMMAND [ARGUMENT ...]`.
 
-    python -m benchmarks demo results/nvidia-h100-80gb-hbm3/demo.json fmm-tune --device 0 --effort quick
+    python -m benchmarks demo results/cpu-amd-epyc-2t/demo.json fmm-tune --device cpu --effort quick --dtype float64
 
 `python -m benchmarks pages` draws the recording of fmm-tune as docs/demo.svg.
 
@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.harness import RESULTS, ROOT
 
 COLUMNS, LINES = 100, 24
-RECORDING = RESULTS / "nvidia-h100-80gb-hbm3" / "demo.json"
+RECORDING = RESULTS / "cpu-amd-epyc-2t" / "demo.json"
 DRAWING = ROOT / "docs" / "demo.svg"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ERASE_LINE = re.compile(r"\x1b\[[02]?K")
@@ -154,7 +154,7 @@ def _style(shown: Sequence[tuple[float, list[str]]], total: float) -> str:
     for number, (seconds, _) in enumerate(shown):
         end = begin + seconds
         first, last = (f"{100 * x / total:.2f}%" for x in (begin, end))
-        hidden = f"0%, {first} {{ visibility: hidden }} " if begin else ""
+        hidden = "0% { visibility: hidden } " if begin else ""
         after = f" {last}, 100% {{ visibility: hidden }}" if number < len(shown) - 1 else ""
         rules.append(f"@keyframes k{number} {{ {hidden}{first} {{ visibility: visible }}{after} }}")
         rules.append(f".f{number} {{ animation: k{number} {total:.2f}s step-end infinite }}")
