@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -178,11 +178,11 @@ def product_summary(report: Mapping[str, Any]) -> Row:
 
 def kernel_shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the share of matrix products in the time of all kernels, and of the longest other kernels."""
-    shares: Counter[str] = Counter()
+    shares: defaultdict[str, float] = defaultdict(float)
     total = sum(seconds.values())
     for name, value in seconds.items():
         shares["products" if is_product_kernel(name) else short_kernel_name(name)] += value / total
-    longest = [name for name, _ in shares.most_common() if name != "products"][:SHOWN_KERNELS]
+    longest = sorted(shares.keys() - {"products"}, key=lambda name: -shares[name])[:SHOWN_KERNELS]
     return {name: round(shares[name], 3) for name in ("products", *longest)} if total else {}
 
 

@@ -218,7 +218,7 @@ def test_pyright_finds_the_wrong_lines_of_a_users_program(clean_bin: Path, tmp_p
         pytest.skip("neither pyright nor basedpyright is installed")
     (tmp_path / "program.py").write_text(USER_PROGRAM, encoding="utf-8")
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"enableTypeIgnoreComments": False}), encoding="utf-8")
-    command = [pyright, "--outputjson", "--level", "error", "--pythonpath", clean_bin / "python", "program.py"]
+    command = [pyright, "--outputjson", "--level", "error", "--pythonpath", str(clean_bin / "python"), "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     found = {x["range"]["start"]["line"] for x in json.loads(done.stdout)["generalDiagnostics"]}
     assert found == {number for number, line in enumerate(USER_PROGRAM.splitlines()) if "# type: ignore" in line}
