@@ -16,7 +16,7 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind, is_on_device
 from fmm.contractions.array_module import array_module, as_array, has_plain_layout, permute_dimensions, write_to
-from fmm.contractions.pairs import LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
+from fmm.contractions.pairs import LabeledArray, Labels, NextPair, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
 # If the largest pair has fewer multiply-adds, the library's own einsum computes the contraction. No plan can be faster,
@@ -94,6 +94,7 @@ class ContractionPlan(NamedTuple):
     path: tuple[tuple[int, ...], ...]  # positions of each step's operands, which its result replaces at the end
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
+    next_pairs: tuple[NextPair | None, ...]  # for each step, the pair that contracts its result
     largest_multiply_adds: int  # number of multiply-adds of the largest step
 
 
@@ -126,17 +127,38 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
         results.append(labels if left else tuple(output))
         left.append(labels)
         work.append(prod(sizes[label] for label in set().union(*chosen)))
-    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), tuple(results), max(work))
+    following = next_pairs(terms, path, kept, results)
+    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), tuple(results), following, max(work))
+
+
+def next_pairs(
+    inputs: Sequence[Labels],
+    path: Sequence[tuple[int, ...]],
+    needed_labels: Sequence[frozenset[str]],
+    results: Sequence[Labels],
+) -> tuple[NextPair | None, ...]:
+    """Return, for each step, the pair that contracts the step's result; None for the last step."""
+    found: list[NextPair | None] = [None] * len(path)
+    left: list[tuple[Labels, int | None]] = [(labels, None) for labels in inputs]  # labels, and the step of a result
+    for i, (step, kept) in enumerate(zip(path, needed_labels, strict=True)):
+        chosen = [left.pop(position) for position in sorted(step, reverse=True)]
+        if len(chosen) == 2:
+            for (_, source), (other, _) in (chosen, chosen[::-1]):
+                if source is not None:
+                    found[source] = NextPair(frozenset(other), kept)
+        left.append((results[i], i))
+    return tuple(found)
 
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
     """Return the contraction of all terms; fmm's products or the library's own einsum computes each pair."""
-    for step, kept, labels in zip(plan.path, plan.needed_labels, plan.results, strict=True):
+    steps = zip(plan.path, plan.needed_labels, plan.results, plan.next_pairs, strict=True)
+    for step, kept, labels, next_pair in steps:
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
         if by_library or len(chosen) > 2:
             terms.append(library_einsum(chosen, labels))
         elif len(chosen) == 2:
-            terms.append(contract_pair(chosen[0], chosen[1], kept))
+            terms.append(contract_pair(chosen[0], chosen[1], kept, next_pair))
         else:
             terms.append(reduce_operand(chosen[0], kept, dict.fromkeys(chosen[0].labels, 1)))
     (result,) = terms

@@ -8,7 +8,8 @@ columns:
 
 All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
 next stride times the next label's size. So the labels of each group are ordered as the array stores the dimensions. The
-result's dimensions have the order in which the product writes them. The caller permutes the dimensions, without a copy.
+result's dimensions have the order in which the product writes them: rows before columns, or the transposed product's
+columns before rows if only this order spares the next pair a copy. The caller permutes the dimensions, without a copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
 `contract_pair` runs the resulting plan on arrays.
@@ -90,6 +91,19 @@ class MatrixView(NamedTuple):
         return permute_dimensions(array, self.order).reshape(self.shape)
 
 
+class NextPair(NamedTuple):
+    """The pair that contracts a result later: the labels of the other operand, and the labels of the pair's result."""
+
+    other: frozenset[str]
+    kept: frozenset[str]
+
+    def copies(self, operand: LabeledLayout) -> bool:
+        """Return True if the operand's rows or its summed labels do not nest."""
+        rows = operand.stored_order(set(operand.labels) - self.other)
+        summed = operand.stored_order(self.other - self.kept)
+        return not (operand.strides_nest(rows) and operand.strides_nest(summed))
+
+
 class PairPlan(NamedTuple):
     """The contraction of two arrays: the operation, the matrices made of the arrays, and the result's labels."""
 
@@ -98,6 +112,7 @@ class PairPlan(NamedTuple):
     shape: tuple[int, ...] = ()
     a: MatrixView = MatrixView((), ())
     b: MatrixView = MatrixView((), ())
+    is_transposed: bool = False  # the product is that of b's matrix and a's matrix
 
 
 # ---- single arrays
@@ -138,7 +153,9 @@ def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[s
 # ---- pairs
 
 
-def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> LabeledArray:
+def contract_pair(
+    a: LabeledArray, b: LabeledArray, kept: frozenset[str], next_pair: NextPair | None = None
+) -> LabeledArray:
     """Return the contraction of two arrays; the result has the arrays' labels that are in `kept`, in any order.
 
     Parameters
@@ -147,6 +164,8 @@ def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> Lab
         Arrays of one library.
     kept : frozenset of str
         The labels that the result or a later contraction needs. All other labels are summed.
+    next_pair : NextPair, optional
+        The pair that contracts the result; the result is stored such that this pair need not copy it, if possible.
     """
     layout_a, layout_b = a.layout, b.layout
     if must_reduce(layout_a, layout_b, kept):
@@ -160,11 +179,15 @@ def contract_pair(a: LabeledArray, b: LabeledArray, kept: frozenset[str]) -> Lab
         return library_einsum([a, b], tuple(label for label in dict.fromkeys(a.labels + b.labels) if label in kept))
     is_jax = is_jax_array(a.array)
     can_use_gram = a.array is b.array and not is_jax and not is_complex_array(a.array)
-    plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax)
+    plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax, next_pair)
     if plan.kind == "einsum":
         return library_einsum([a, b], plan.labels)
     left = plan.a.apply(a.array)
-    result = api.gram(left) if plan.kind == "gram" else multiply_matrices(left, plan.b.apply(b.array))
+    if plan.kind == "gram":
+        result = api.gram(left)
+    else:
+        right = plan.b.apply(b.array)
+        result = multiply_matrices(right, left) if plan.is_transposed else multiply_matrices(left, right)
     return LabeledArray(result.reshape(plan.shape), plan.labels)
 
 
@@ -188,7 +211,12 @@ def is_bound_by_writing(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]
 
 @lru_cache(maxsize=4096)
 def plan_pair(
-    a: LabeledLayout, b: LabeledLayout, kept: frozenset[str], can_use_gram: bool, can_stack: bool
+    a: LabeledLayout,
+    b: LabeledLayout,
+    kept: frozenset[str],
+    can_use_gram: bool,
+    can_stack: bool,
+    next_pair: NextPair | None = None,
 ) -> PairPlan:
     """Return the plan for the contraction of two arrays.
 
@@ -202,6 +230,8 @@ def plan_pair(
         True if both operands are the same real array: the product of a matrix and its transpose is symmetric.
     can_stack : bool
         True if rows with strides that do not nest may become a stack of products.
+    next_pair : NextPair, optional
+        The pair that contracts the result.
     """
     shared = [label for label in a.labels if label in b.labels]
     batch = a.stored_order([label for label in shared if label in kept])
@@ -217,9 +247,18 @@ def plan_pair(
     outer_rows, rows = split_stack(a, rows, summed) if can_stack else ((), rows)
     outer_columns, columns = split_stack(b, columns, summed) if can_stack and not outer_rows else ((), columns)
     stack = batch + outer_rows + outer_columns
-    labels = stack + rows + columns
+    natural, transposed = (contiguous_layout(x, sizes) for x in (stack + rows + columns, stack + columns + rows))
+    if next_pair and next_pair.copies(natural) and not next_pair.copies(transposed):
+        left, right = matrix_view(a, stack, summed, rows), matrix_view(b, stack, columns, summed)
+        return PairPlan("product", transposed.labels, transposed.shape, left, right, is_transposed=True)
     left, right = matrix_view(a, stack, rows, summed), matrix_view(b, stack, summed, columns)
-    return PairPlan("product", labels, tuple(sizes[label] for label in labels), left, right)
+    return PairPlan("product", natural.labels, natural.shape, left, right)
+
+
+def contiguous_layout(labels: Labels, sizes: dict[str, int]) -> LabeledLayout:
+    """Return the layout of a new array with these labels."""
+    shape = tuple(sizes[label] for label in labels)
+    return LabeledLayout(labels, shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))))
 
 
 def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) -> Labels:

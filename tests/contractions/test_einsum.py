@@ -229,6 +229,28 @@ def test_dimensions_that_do_not_nest_become_a_stack_of_large_products(monkeypatc
     assert products[1][0].shape == (420, 5)
 
 
+@pytest.mark.parametrize("smallest_stacked_side", [1, 128])
+@pytest.mark.parametrize("expression", ["pmn,mi,na->pia", "mi,pmn,na->pia"])
+def test_a_result_is_stored_such_that_the_next_pair_needs_no_copy(
+    expression: str, smallest_stacked_side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order pni of P_pmn C_mi separates the rows p and i of the next matrix; the order pin or ipn does not."""
+    results: list[Any] = []
+
+    def recorded_product(a: Any, b: Any) -> Any:
+        results.append(a @ b)
+        return results[-1]
+
+    multiply = Mock(side_effect=recorded_product)
+    monkeypatch.setattr(pairs, "multiply_matrices", multiply)
+    monkeypatch.setattr(pairs, "SMALLEST_STACKED_SIDE", smallest_stacked_side)
+    arrays = random_arrays(expression)
+    found = fmm.einsum(expression, *arrays, optimize=[(0, 1), (0, 1)])
+    np.testing.assert_allclose(found, np.einsum(expression, *arrays), rtol=1e-12, atol=1e-12)
+    second = multiply.call_args_list[1].args
+    assert {x.ndim for x in second} == {2} and any(np.shares_memory(results[0], x) for x in second)
+
+
 def test_an_array_times_itself_is_a_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     products = noted_products(monkeypatch)
     x = np.random.default_rng(0).standard_normal((5, 6, 4))
