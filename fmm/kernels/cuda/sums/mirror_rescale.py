@@ -1,4 +1,7 @@
-"""Return launches of two kernels: mirror a triangle (mirror_triangle.cuh), scale by powers of two (rescale.cuh)."""
+"""Describe launches of two kernels: one mirrors a triangle, the other scales the lines of a matrix by powers of two.
+
+A line is a row or a column. The kernels are in mirror_triangle.cuh and rescale.cuh.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY_NAME = "fmm_rescale"
-SignedExponents = tuple[DeviceView | None, int]  # a vector of exponents (None: no scaling), and their sign: 1 or -1
+SignedExponents = tuple[DeviceView | None, int]  # a vector of exponents (None: no scaling), and its sign: 1 or -1
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class LineExponentsOp:
     source: DeviceView
     dest: DeviceView
     axis: int
-    shifts: SignedExponents = (None, 0)
-    against: DeviceView | None = None
+    shifts: SignedExponents = (None, 0)  # exponents of a scaling along the line, before the largest number is found
+    against: DeviceView | None = None  # other exponents: the result is half the difference, rounded down
     writes_result = False
 
 
@@ -109,7 +112,7 @@ def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[DeviceView], 
 
 
 class _ParameterWords:
-    """The 8-byte words of a kernel's parameters, and the slots of the words that hold addresses."""
+    """The parameters of a kernel as 8-byte words, with a list of the words that hold addresses."""
 
     def __init__(self) -> None:
         self.words: list[int] = []

@@ -1,10 +1,10 @@
 """Describe a sum kernel: the blocks that it adds, the width of its memory accesses, and its CUDA source.
 
-Each thread computes one position of every block. sum_order.py orders the thread's statements. sum_launch.py describes
-the blocks in memory. The generated source is `struct Step`, statements without branches that the kernel of
-block_sums.cuh runs. Only this struct depends on a scheme's coefficients. The order of the statements keeps few values
-live at a time. Values that do not fit in registers would be spilled to memory, and memory bandwidth limits these
-kernels.
+Each thread reads the elements at its own position from all input blocks, and writes the elements at the same position
+of all output blocks. This module generates `struct Step`, the statements that a thread runs; they have no branches.
+The kernel of block_sums.cuh calls the struct. Only the struct depends on a scheme's coefficients. sum_order.py orders
+the statements so that few values are live at a time: values that do not fit in registers would be spilled to memory,
+and memory bandwidth limits these kernels. sum_launch.py describes the blocks in memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
 # registers. Three levels in one pass have 84 live values: 168 registers for two float32 elements or one float64
 # element.
 MAX_VALUE_REGISTERS = 176
-MAX_PREFETCH_VALUE_REGISTERS = 128  # MAX_VALUE_REGISTERS of prefetching kernels, where addresses need more
-# Largest number of registers for live values if four thread blocks are to fit on a multiprocessor. The limit applies to
-# kernels that prefetch or transpose.
+MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels: their addresses need more registers
+# Kernels that prefetch or transpose ask for four thread blocks on a multiprocessor if their live values need at most
+# this number of registers.
 MAX_FOUR_BLOCK_REGISTERS = 72
 MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long (more than two levels in one pass)
 MAX_JOINT_PASS_VALUES = 12  # with more live values, a thread of a prefetching kernel processes one element at a time
@@ -65,7 +65,7 @@ class SumKernel:
     writes: tuple[BlockIndex, ...]
     aliases: tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
     arrays: int  # number of arrays
-    unchecked: frozenset[int]  # indices of arrays without bounds checks, because no block is smaller than the launch
+    unchecked: frozenset[int]  # indices of arrays that need no bounds checks: every block is as large as the launch
     element: str  # element type
     column_major: frozenset[int] = frozenset()  # indices of the column-major arrays; all other arrays are row-major
     in_parts: frozenset[int] = frozenset()  # indices of complex arrays, whose parts are separate values
@@ -77,13 +77,16 @@ class SumKernel:
 
     @cached_property
     def vector_width(self) -> int:
-        """Number of elements per thread: the largest for one access whose live values fit in registers."""
+        """Number of elements that a thread computes at once: the most for which the live values fit in registers.
+
+        One memory access moves at most MAX_ACCESS_BYTES.
+        """
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
         registers = MAX_PREFETCH_VALUE_REGISTERS if self.prefetches_loads else MAX_VALUE_REGISTERS
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
-        # Programs of three levels with alpha and beta need many registers in addition to those of live values.
+        # Programs of three levels with alpha and beta need many registers besides the registers of live values.
         if self.is_long_program and self.scalars:
             width = max(width // 2, 1)
         # A complex number has two live values. With four numbers per thread, the joins of two levels would spill
@@ -92,8 +95,12 @@ class SumKernel:
 
     @property
     def is_long_program(self) -> bool:
-        """True if the program is so long that the kernel has its statements only once, with bounds checks."""
-        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # an access moves both parts of a number
+        """True if the program is so long that the kernel is compiled with bounds checks only.
+
+        The kernel of a shorter program also contains a copy of its statements without bounds checks.
+        """
+        # In complex programs, one access replaces the two loads or stores of a number's parts.
+        longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)
         return len(self.statements) > longest
 
     @property
@@ -145,10 +152,11 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part(self, event: SumStatement) -> int | None:
-        """Return the index of the value or output with the other part (real or imaginary) of a statement's number.
+        """Return the index of the other part of the complex number whose one part a load or store accesses.
 
-        The indices of the two parts are consecutive. Return None if the statement accesses complete numbers, or if the
-        kernel does not access the other part.
+        The other part of a real part is the imaginary part, and the reverse. The index counts values for a load, and
+        outputs for a store; the indices of the two parts are consecutive. Return None if the statement accesses
+        complete numbers, or if the kernel does not access the other part.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -215,7 +223,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(PREFETCH_BATCHES if kernel.loads_per_batch else 0):
         yield from _batch_start_lines(kernel, loads, batch)
-    seen: set[int] = set()  # loaded and stored parts of complex numbers, as in _complex_access_lines
+    seen: set[int] = set()  # the parts of complex numbers that are loaded or stored already; see _complex_access_lines
     for event in kernel.statements:
         if event.kind in ("load", "store") and (other := _accessed_other_part(kernel, event, loads)) is not None:
             yield from _complex_access_lines(kernel, event, other, seen)
@@ -234,7 +242,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
 
 
 def _accessed_other_part(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
-    """Return the index of a complex number's other part if the kernel also loads or stores that part, else None."""
+    """Return the index of a complex number's other part; None if the kernel does not load or store that part too."""
     other = kernel.other_complex_part(event)
     return other if event.kind == "store" or other in loads else None
 
@@ -266,8 +274,8 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
 def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines that start a batch of prefetched loads.
 
-    A wait names how many of the latest batches may still be in flight. So that this number stays the same at
-    the end, empty batches follow the last batch of loads.
+    The code that waits for a batch states the number of later batches that may still be in flight. This number is a
+    constant. Therefore empty batches follow the last batch of loads.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"

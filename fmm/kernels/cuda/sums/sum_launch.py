@@ -1,7 +1,8 @@
-"""Launch the sum kernel: describe the blocks of a step of sums by few arrays, and pack the kernel's parameters.
+"""Describe launches of the sum kernel: the kernel accesses the blocks of a step through few arrays.
 
-`sum_op` describes the blocks when a plan is recorded; `sum_launch` returns the launch for a chip. `ArrayFitter` finds
-the arrays. An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block.
+An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `ArrayFitter`
+finds the arrays for a plan's step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch`
+returns the launch for a chip.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_GRID_BLOCKS = 65535  # largest number of thread blocks along the second and 
 
 @dataclass(frozen=True)
 class SumOp:
-    """A sum kernel with its arrays, sizes and coefficients: one launch, for any chip."""
+    """One launch of a sum kernel on any chip: the kernel, its arrays, the sizes and the coefficients."""
 
     label: str
     kernel: SumKernel
@@ -96,8 +97,8 @@ def sum_op(
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Neighbouring threads access neighbouring elements of the outputs, because a transposing split writes more than it
-    # reads.
+    # Column-major outputs: transpose the step, so that neighbouring threads access neighbouring elements of the
+    # outputs. The outputs decide, not the inputs, because the sums before the products write more than they read.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -152,7 +153,10 @@ LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
-    """Return the program with launch parameters in place of coefficients that are no literals, and their values."""
+    """Return the program in which launch parameters replace all coefficients that are no literals.
+
+    Also return the values of these launch parameters.
+    """
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
     def launch_parameter(c: Coefficient) -> Coefficient:
@@ -228,9 +232,9 @@ def is_block_this_large(array: BlockArray, block: BlockIndex, rows: int, cols: i
 def transposed_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
-    """Return the indices of all input arrays if all of these are column-major and all output arrays are row-major.
+    """Return the indices of the input arrays that the kernel transposes: all input arrays, or none.
 
-    Otherwise return an empty set.
+    The kernel transposes if all input arrays are column-major and all output arrays are row-major.
     """
     read, written = ({block.array for block in side} for side in (reads, writes))
     crosswise = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
@@ -240,8 +244,8 @@ def transposed_arrays(
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of a write, index of a read) on the same memory.
 
-    A separate addend counts as if it were in C. So the statements have the same order for beta C as for beta times an
-    addend, and the results are equal.
+    An addend outside C is treated as if it were in C. So the statements have the same order whether beta multiplies C
+    or an addend, and both calls give equal results.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -271,12 +275,12 @@ class ArrayFitter:
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        self.batches: list[int] = []  # indices of arrays that contain several temporaries
+        self.batches: list[int] = []  # indices of arrays of temporaries, of equal blocks, or of one block's two parts
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def fit_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """Return the arrays, the block index of each input and output, and the indices of arrays of temporaries."""
+        """Return the arrays, the block index of each input and output, and the indices in `batches`."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
@@ -330,7 +334,7 @@ class ArrayFitter:
             yield run
 
     def _continues_block_run(self, run: Sequence[int], i: int) -> bool:
-        """Return True if block i equals the blocks of a sequence in size and follows them at the same distance."""
+        """Return True if block i can extend a sequence: it has the same size, and the distances remain equal."""
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
         first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)

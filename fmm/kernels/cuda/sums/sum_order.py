@@ -20,7 +20,7 @@ MAX_ORDERED_INPUTS = 40_000
 
 
 class LaunchCoefficient(NamedTuple):
-    """A coefficient that is a launch parameter, such as alpha or beta. Its new value needs no compilation."""
+    """A coefficient that is a launch parameter, such as alpha or beta: a new value needs no new compilation."""
 
     number: int
 
@@ -42,11 +42,12 @@ class SumStatement(NamedTuple):
 def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the statement order with the fewest live values.
 
-    The candidates are the program's own order of sums, the sums ordered by use, and an order that forwards inputs. A
-    split has few inputs and many outputs: it loads all inputs first and stores each output as soon as the output is
-    complete. A join adds each product at once to all sums that contain the product. So the order of the products
-    determines how many sums are incomplete at a time. For strassen^3, 85 values are live in the products' own order,
-    and 43 in the order that the search finds.
+    There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
+    inputs. The first two suit a split (the sums before the products), which has few inputs and many outputs: all inputs
+    are loaded first, and each output is stored as soon as it is complete. The third suits a join (the sums after the
+    products): each product is loaded once and added at once to all sums that contain it. So the order of the products
+    determines how many sums are incomplete at a time. In the join of strassen^3, 85 values are live if the products
+    keep their own order, and 43 in the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -80,7 +81,7 @@ def _live_value_counts(events: Sequence[SumStatement]) -> list[int]:
 def _line_by_line_order(program: AdditionProgram) -> tuple[SumStatement, ...]:
     """Return all loads in the order of their first use, then the sums line by line.
 
-    The waiting times of consecutive loads overlap.
+    The loads are consecutive, so that their waiting times overlap.
     """
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [SumStatement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
@@ -107,10 +108,11 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
 def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
-    The search writes the index of an input with digits in a mixed radix of prime factors, the smallest factor first or
-    last. Each trial exchanges two values of the digits of one radix. The index of a product of a composed scheme is
-    built in the same way, with one digit for each composed scheme. So a good order of Strassen's seven products is a
-    good order of Strassen's compositions too.
+    A product of a composed scheme has one index in each scheme. Together these indices are the digits of the product's
+    number: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the numbers
+    of all inputs in such digits. The bases are the prime factors of the number of inputs, the smallest first or last.
+    Each trial exchanges two digits in all numbers, for example 3 and 5 wherever the base is 7. So a good order of
+    Strassen's seven products also orders the products of strassen^2 and strassen^3 well.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -121,7 +123,7 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[SumStatement, ...]:
-    """Return the best order found by exchanging digit values of input indices in the mixed radix `system`.
+    """Return the best order that exchanges of two digits find; `system` lists the bases of an input number's digits.
 
     The search ends when no exchange lowers the register pressure.
     """
@@ -141,14 +143,14 @@ def _find_best_order(
 
 
 def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the mappings of digits that differ from `digits` by exchanging two values of one radix."""
+    """Yield all digit orders that differ from `digits` by an exchange of two digits of one base."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
 
 
 def _register_pressure(events: Sequence[SumStatement]) -> tuple[int, int]:
-    """Return the largest number of live values, and the sum of the numbers of live values over all statements."""
+    """Return the largest number of values that are live at a time, and the sum of the numbers over all statements."""
     alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
 
@@ -162,8 +164,10 @@ def _prime_factors(number: int) -> list[int]:
 def _values_in_digit_order(
     values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
 ) -> list[int]:
-    """Return the values in the order in which `digits` lists the digits of their indices, from the first
-    digit on."""
+    """Return the values sorted by the digits of their numbers, the first digit first.
+
+    `digits` gives the order of the digits in each base, and `system` lists the bases.
+    """
     order = [0]
     for radix in system:
         order = [radix * n + digit for n in order for digit in digits[radix]]
