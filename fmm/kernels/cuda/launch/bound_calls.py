@@ -1,8 +1,8 @@
 """Make prepared calls of the CUDA libraries one after the other, inside one C function.
 
-Every argument of these calls is bound beforehand. A signal handler (Ctrl-C) can raise only between two Python
-bytecodes. Therefore all interruptible work precedes the first call, and no Python code runs between the calls. A
-product is launched completely or not at all, and every fork of streams is followed by its join.
+A signal handler (Ctrl-C) can raise an exception between two Python bytecodes, but not inside a C function. Therefore
+all arguments are bound before the first call, and no Python code runs between the calls. So a product is launched
+completely or not at all, and a join follows every fork of streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from operator import call, length_hint
 from typing import Any
 
-# A call of a C function without further arguments. The call raises an exception or returns a status: zero or None means
+# A C function with all its arguments. When called, it raises an exception or returns a status; zero and None mean
 # success.
 BoundCall = Callable[[], Any]
 

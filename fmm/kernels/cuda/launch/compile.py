@@ -22,7 +22,7 @@ from fmm.kernels.long_waits import log_if_slow
 COMPILE_THREADS = 8  # largest number of threads that compile kernels concurrently
 MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-# length in bytes of the digest that precedes cached code and reveals a damaged file
+# length in bytes of the digest at the start of a cache file; a wrong digest reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
@@ -43,7 +43,7 @@ _compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for ea
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
-    """Compile all kernels of `kernels` that are not compiled yet, several kernels concurrently.
+    """Compile those of `kernels` that are not compiled yet, several at the same time.
 
     A kernel that forms the sums of three levels in one pass takes at least 10 seconds to compile.
     """
@@ -64,7 +64,7 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
 
 
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return the compiled kernel for the current device, and allow the kernel to use its size of dynamic shared memory.
+    """Return the compiled kernel for the current device; the kernel may use `kernel.shared` bytes of shared memory.
 
     `device` is the index of the current device. If several threads need the same source, the first thread compiles the
     source and the others wait. Two kernels may be entry points of the same source. CuPy then finds the second kernel's

@@ -1,7 +1,7 @@
-"""Call cuBLAS's GEMM, gemm3m, syrk and herk, and the algorithms of cuBLASLt's heuristic, by their index.
+"""Call GEMM, gemm3m, syrk and herk of cuBLAS, and any of the algorithms that cuBLASLt's heuristic offers.
 
-The libraries are called through ctypes with converted arguments, because calls through CuPy's wrappers cannot be
-captured into a CUDA graph. CuPy's wrappers are not faster than ctypes.
+The libraries are called through ctypes, because calls through CuPy's wrappers cannot be captured into a CUDA graph. The
+arguments are converted to C types once, so ctypes is as fast as CuPy's wrappers.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ _Pointer = ctypes.c_void_p
 
 
 def vendor_call(op: GemmOp | RankOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
-    """Return the vendor's call for a product; `alignment_by_base` has a power of two that divides each base's
-    address."""
+    """Return the vendor's call for a product.
+
+    `alignment_by_base` maps each base to a power of two that divides its address.
+    """
     element = DTYPES[op.dtype]
     if isinstance(op, RankOp):
         return _RankCall(op, element)
@@ -133,8 +135,9 @@ def _cublas_library() -> Any:
 def _argument_types(any_type: bool, batched: bool) -> list[Any]:
     """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional arguments.
 
-    Each matrix has these arguments: its address, its leading dimension, and optionally its element type and its stride
-    in a batch. The optional arguments are the batch count, and the compute type with the algorithm.
+    Each matrix is several arguments: its address, its element type (with `any_type`), its leading dimension, and its
+    stride in a batch (with `batched`). The optional arguments at the end are the number of products (with `batched`),
+    and the compute type and the algorithm (with `any_type`).
     """
     number, pointer = ctypes.c_int, ctypes.c_void_p
     matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]
@@ -200,7 +203,8 @@ class _CublasCall:
     def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
-        # A new function object has no argument types, so ctypes does not convert the converted arguments a second time.
+        # The arguments are converted once, below. library[name] creates a function object without argument types, so
+        # ctypes does not convert the arguments again at each call.
         self.function: Callable[..., int] = _cublas_library()[name]
         self.scalars = alpha_beta_array(
             op, element.scalar
@@ -296,8 +300,9 @@ def _cublaslt_library() -> tuple[Any, ctypes.c_void_p]:
 
 
 class CandidateCall:
-    """A call of one algorithm that cuBLASLt's heuristic offers; PlanError if the heuristic offers too few algorithms.
+    """A call of one of the algorithms that cuBLASLt's heuristic offers, chosen by its index.
 
+    The constructor raises PlanError if the heuristic offers too few algorithms.
     The call's scratch memory is part of the workspace, so calls on several streams never share scratch memory.
     cuBLASLt's descriptors are small and are never destroyed.
     """

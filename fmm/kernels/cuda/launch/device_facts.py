@@ -10,8 +10,8 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-# Traffic between a multiprocessor and global memory in bytes per clock cycle, assumed if the driver reports no memory
-# clock.
+# Bytes that a multiprocessor and global memory exchange in one clock cycle: an assumption for drivers that report no
+# memory clock.
 MEMORY_BYTES_PER_CLOCK = 16
 
 

@@ -1,13 +1,13 @@
 """Capture recurring calls into CUDA graphs, and replay a graph on other arrays.
 
-`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The function
-`capture_call` captures a call. A capture keeps no array of the captured call alive. The key of a capture contains
-everything on which the capture depends; each call compares its own key with the key of the capture.
+`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The runtime passes the
+function `capture_call`, which captures a call. A capture keeps no array of the captured call alive. The key of a
+capture contains everything on which the capture depends. A call with an equal key uses the capture.
 
-`UpdatableGraph` sets new parameters of the kernels in a captured graph, so one graph serves all arrays of the same
-shape. fmm finds a kernel's node in the graph by the kernel's function and the bytes of its captured parameters.
-cuBLAS's own kernels keep their captured parameters, so their operands must have the same addresses as in the captured
-call.
+`UpdatableGraph` sets new parameters of fmm's kernels in a captured graph, so one graph serves all arrays of the same
+shape. A node of the graph belongs to one of fmm's kernels if its function and the bytes of its captured parameters are
+the kernel's. cuBLAS's own kernels keep their captured parameters, so their operands must have the same addresses as in
+the captured call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class GraphCache:
     """A cache of the captures of all threads, at most `limit` captures; the oldest capture is dropped first.
 
     The cache uses no lock, because an exception from a signal handler could leave a lock locked. Each access to the
-    cache is one call of a C function. An exception between two accesses leaves at worst one capture that the limit does
-    not count.
+    cache is one call of a C function. At worst, an exception between two accesses leaves one capture uncounted.
     """
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:
@@ -46,8 +45,8 @@ class GraphCache:
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            # Without this doubling, a program with more recurring calls than the limit would capture the same calls
-            # again and again.
+            # Capture less often from now on: a program with more recurring calls than the limit would otherwise capture
+            # the same calls again and again.
             self.calls_before_capture *= 2
 
     def clear(self) -> int:
@@ -156,10 +155,10 @@ def _driver_functions() -> _DriverFunctions | None:
 
 
 class UpdatableGraph:
-    """A captured CUDA graph, with the node of each of fmm's kernels in launch order."""
+    """A captured CUDA graph, and the nodes of fmm's kernels in this graph, in launch order."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _DriverFunctions | None = None) -> None:
-        """`kernels` yields fmm's kernels with their parameters at capture; each item is valid until the next item."""
+        """`kernels` yields fmm's kernels with their captured parameters; an item is valid until the next is yielded."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_functions()
         self.nodes = (
@@ -201,7 +200,7 @@ def _kernel_nodes(graph: int, driver: _DriverFunctions) -> list[tuple[int, _Kern
 def _match_kernel_nodes(
     nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterable[KernelNode]
 ) -> _MatchedNodes | None:
-    """Move the nodes of fmm's kernels from `nodes` to the result, in launch order; None if a kernel has no node."""
+    """Return the nodes of fmm's kernels in launch order, and remove them from `nodes`; None if a kernel has no node."""
     claimed: _MatchedNodes = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)
@@ -216,5 +215,5 @@ def _match_kernel_nodes(
 
 
 def _parameter_bytes(pointers: int, size: int) -> bytes:
-    """Return the bytes of a launch's parameter struct; at the address `pointers` is a pointer to the struct."""
+    """Return the bytes of a launch's parameter struct; `pointers` is the address of a pointer to this struct."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

@@ -55,8 +55,8 @@ class KernelCall:
 
 # ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
 #
-# A launch that only adds to the previous launch's result may start before the previous launch has ended. Two small
-# products then use the whole device together.
+# Two launches that add to the same result may overlap: the second starts before the first has ended. So two small
+# products can fill the device together.
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -85,7 +85,7 @@ def _bind_overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, p
 
 @lru_cache(maxsize=1024)
 def _overlapping_config(shape: tuple[int, ...], stream: int) -> Any:
-    """Return a reference to the configuration of a launch; the driver only reads it."""
+    """Return a reference to the configuration of a launch; it is cached, because the driver only reads it."""
     attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     return ctypes.byref(_LaunchConfig((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1))
 

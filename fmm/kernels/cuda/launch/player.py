@@ -1,9 +1,9 @@
 """Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`make_calls`) makes all calls. No call writes C before `make_calls` runs. After an exception, either all launches of
-the product are made or C is unchanged. In both cases the streams are synchronized. Only leading sums on the caller's
-stream are launched earlier; leading sums write nothing but the workspace.
+(`make_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged. In
+both cases the streams are synchronized. Only the leading sums are launched before `make_calls`: the first launches of
+the list, if they run on the caller's stream and write only to the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """
@@ -108,8 +108,8 @@ class _VendorProduct(NamedTuple):
 class _LaunchParameters:
     """The parameters of all launches of a list, at fixed memory addresses; the driver copies them at each launch.
 
-    `pointers[i]` is the address of the parameters of launch i. `addresses[i]` is the address of `pointers[i]`, as the
-    driver expects.
+    `pointers[i]` is the address of the parameters of launch i. The driver takes `addresses[i]`, the address of
+    `pointers[i]`.
     """
 
     def __init__(self, blocks: list[Any]) -> None:
@@ -123,11 +123,11 @@ class _LaunchParameters:
 
 
 class _SpareParameters(threading.local):
-    """The parameter blocks of one thread that no call uses.
+    """The unused parameter blocks of one thread.
 
-    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. If a signal
-    handler runs the same list during the call, the handler thus takes another block. The block of an interrupted call
-    is not used again.
+    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
+    handler that runs the same list during the call therefore takes another block. The block of an interrupted call is
+    never used again.
 
     A thread that takes over an ended thread's graph may have no current CUDA context. The driver crashes if a thread
     without a current context sets a graph's parameters. Therefore the constructor, which runs once in each thread,
@@ -200,8 +200,8 @@ class Player:
         counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH_BYTES bytes for each stream that
         calls cuBLAS.
 
-        The leading sums are launched before the other calls are prepared, so an idle device starts to work some
-        microseconds earlier.
+        The leading sums are launched before the other calls are prepared, so an idle device starts some microseconds
+        earlier.
         """
         if self._only_launch is not None and not self._counting:
             parameters = self._filled_parameters(addresses, ())
@@ -264,8 +264,8 @@ class Player:
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
         """Return a spare parameter block that holds the addresses of this call.
 
-        `filled_with` is None while the words are being written, so a block with incomplete words is never taken for
-        complete.
+        `filled_with` is None while the words are being written. So an interrupted write does not leave a block that
+        seems complete.
         """
         wanted = (*addresses, *counters)
         try:
@@ -298,7 +298,7 @@ class Player:
         return tuple(new_counters(count, stream) for count in self._counting)
 
     def kernel_nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
-        """Yield a node for each of fmm's kernels in launch order; the parameters of a node hold these addresses."""
+        """Yield a node for each of fmm's kernels in launch order; the nodes' parameters hold `addresses`."""
         parameters = self._filled_parameters(addresses, counters)
         for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
@@ -315,7 +315,7 @@ def cached_player(launches: LaunchList, device: int) -> Player:
 
 
 class LaunchSequence:
-    """A sequence of kernel launches on one stream, prepared for one device and used for shortest paths.
+    """A sequence of kernel launches on one stream, prepared for one device. Shortest paths use it.
 
     Several threads may launch a sequence at once, because `launch_all` does not change the sequence.
     """
