@@ -4,9 +4,9 @@ Only kernels on the flag's stream raise and lower a flag, so the host does not w
 the number of recomputed products to host memory, and later calls read the number. An inf or NaN tends to occur again,
 so after a recomputed product the vendor computes the next products on the stream.
 
-A thread owns the flags of its streams, at most MAX_FLAGS_PER_THREAD flags. A thread abandons its flags when it ends,
-and its oldest flag when it has too many flags. The next thread on the same stream takes an abandoned flag. If thousands
-of flags are abandoned, the host waits for the device once and reuses the memory of these flags for other streams.
+A thread owns at most MAX_FLAGS_PER_THREAD flags, one for each of its streams. When it needs one more, it abandons its
+oldest flag; when it ends, it abandons all its flags. The next thread on the same stream takes an abandoned flag. If
+thousands of flags are abandoned, the host waits for the device once, and reuses their memory for other streams.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StreamFlag:
 
 # ---- the owner of each flag
 
-# Flags without an owner: the thread that owned them has ended, or has too many flags.
+# Flags that have no owner, because their thread has ended or had too many flags.
 _abandoned_flags: deque[tuple[StreamKey, StreamFlag]] = deque()
 _idle_flags: dict[StreamKey, list[StreamFlag]] = {}  # abandoned flags by device and stream
 _free_entries: dict[int, list[_ChunkEntry]] = {}  # unused memory of flags, by device
@@ -147,7 +147,10 @@ def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
 
 
 def _sort_abandoned_flags() -> None:
-    """Sort the abandoned flags by stream. Flags of more than MAX_FLAGS_PER_THREAD streams lose their prepared calls."""
+    """Move the abandoned flags into `_idle_flags`, by stream.
+
+    If it holds flags of MAX_FLAGS_PER_THREAD streams already, the prepared calls of a new flag are deleted.
+    """
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()
         if len(_idle_flags) >= MAX_FLAGS_PER_THREAD:
@@ -156,7 +159,7 @@ def _sort_abandoned_flags() -> None:
 
 
 def _allocate_chunk_entry(device: int) -> _ChunkEntry:
-    """Return memory for a flag: a chunk's entry that no flag uses and no launch writes."""
+    """Return memory for a flag: an entry of a chunk that no other flag uses and no earlier launch still writes."""
     free = _free_entries.setdefault(device, [])
     if not free:
         idle = [key for key in _idle_flags if key[0] == device]

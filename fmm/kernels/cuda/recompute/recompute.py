@@ -1,10 +1,10 @@
 """Recompute a product on the device without a fast algorithm, if C contains an inf or NaN.
 
-Every kernel that writes C raises a flag when it stores an inf or NaN. The launches of this module run after the
-launches of a plan. Their kernels return at once unless the flag is raised. Types in TILED_STRATEGIES are recomputed by
-the tiled kernel (recompute_tiled.cuh), other types by a simple kernel (recompute_simple.cuh). The host never waits for
-the flag. A later call reads the count of recomputed products in host memory, and `VendorBackoff` sends the next
-products to the vendor.
+fmm's kernels that write C raise a flag when they store an inf or NaN; after other kernels, a scan of C raises it. The
+launches of this module run after the launches of a plan, and return at once unless the flag is raised. Types in
+TILED_STRATEGIES are recomputed by the tiled kernel (recompute_tiled.cuh), other types by a simple kernel
+(recompute_simple.cuh). The host never waits for the flag. A later call reads the count of recomputed products in host
+memory; if it has grown, `VendorBackoff` sends the next products to the vendor.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fmm.problem import Problem
 
 SIMPLE_THREADS = 256  # threads of a thread block, as in recompute_simple.cuh
 RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
-# For each type, the tile sizes of the tiled kernel. The tile sizes are the same for all sizes of a product, so that few
-# kernels are compiled. The first product of a type waits for the compilation. On an H200, Huge recomputes at 3/4 of the
-# speed of the fastest tile sizes (Square), and compiles in half the time.
+# For each type, the tile sizes of the tiled kernel. Products of all sizes use the same tile sizes, so that one kernel
+# is compiled; the first product waits for the compilation. On an H200, Huge recomputes at 3/4 of the speed of the
+# fastest tile sizes (Square), and compiles in half the time.
 TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 
 
@@ -44,7 +44,10 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
 
 def can_recompute(problem: Problem) -> bool:
-    """Return True if the device can recompute a problem; it cannot for A A^T + beta C, because old C is overwritten."""
+    """Return True if the device can recompute a problem.
+
+    It cannot recompute triangles (A A^T) with alpha or beta: the plan has overwritten the C that beta multiplies.
+    """
     return not (problem.writes_triangle and problem.has_factors)
 
 
@@ -59,8 +62,8 @@ def recompute_launches(
     """Return the launches that recompute the product if the flag is raised; they run after the plan's launches.
 
     If `is_unchecked`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
-    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C. `conjugates`: True for A and
-    for B if the plan multiplies their complex conjugates.
+    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C. `conjugates` has two values,
+    for A and for B: True if the plan multiplies the matrix's complex conjugate.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -109,8 +112,8 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
     """Return the launch of the tiled kernel.
 
     All thread blocks of the launch are resident at the same time, and divide the tiles among themselves. The parameters
-    are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with the flag's
-    address, and then the address of the host's count.
+    are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, whose last word is the flag's
+    address, and then the address of the count in host memory.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
@@ -143,8 +146,8 @@ def tiled_recompute_op(problem: Problem) -> TileOp:
 def simple_recompute_source(dtype: str, entry: str) -> str:
     """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
-    Each kernel has a separate source. So the first product compiles both kernels in parallel if it needs both, else
-    only one kernel.
+    Each kernel has its own source. So a first product that needs both kernels compiles them in parallel, and one that
+    needs a single kernel compiles only this kernel.
     """
     element = DTYPES[dtype]
     # A thread computes `each` x `each` entries of C, so the sums of a thread take 64 registers. A tile has 16 x 16
