@@ -1,10 +1,13 @@
 """Split float32 operands into float16 planes: the memory layout of planes, the kernel sources and the launches.
 
-The kernels are in f16_planes.cuh and f16_spread.cuh. A line (a row of A or a column of B) has one exponent e. A number
-x of the line becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the
-planes and exponents of an operand are stored; `plane_split_launch` computes both. Componentwise products also record
-the spread of the exponents along the inner dimension (`ExponentSpread`). If the spread is too large, the operands are
-split a second time.
+The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. Its number
+x becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the planes and
+exponents of an operand are stored; the launch of `plane_split_launch` computes both. For componentwise products, the
+split also records how far the magnitudes in a row or column spread (`ExponentSpread`). If they spread too far, the
+operands are split a second time.
+
+A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
+rows of A or the columns of B.
 """
 
 from __future__ import annotations
@@ -36,11 +39,10 @@ SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
 SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster splits 64 positions of all lines
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
-# Rules for scaling the numbers of an operand and for arranging the planes hi and lo. A line is a row of A or a column
-# of B.
-# default: each line has one exponent; chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
-# separate: each line has one exponent; plane hi precedes plane lo, as the vendor's products need. No clusters.
-# recorded: as "default"; the split also records the spread of exponents along the inner dimension.
+# Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A (column of B).
+# default: chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
+# separate: the complete plane hi precedes plane lo, as the vendor's products need; the kernel uses no clusters.
+# recorded: as "default"; the split also records the spread of the magnitudes in each row (column).
 # balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
@@ -71,8 +73,7 @@ class SplitKernel:
 class OperandPlanes:
     """The memory layout of an operand's planes and exponents for a batch; the exponents follow the planes.
 
-    The planes are in the workspace. If an earlier call prepared planes, these planes follow the operand's matrix in the
-    matrix's own memory.
+    The planes are in the workspace. Planes that `fmm.prepare` has stored follow the operand's matrix in memory.
     """
 
     source: GemmOperand
@@ -85,7 +86,7 @@ class OperandPlanes:
 
     @property
     def is_prepared(self) -> bool:
-        """True if an earlier call has prepared the planes, which then follow the operand's matrix."""
+        """True if `fmm.prepare` has stored the planes behind the operand's matrix."""
         return self.base != "W"
 
     def has_layout_of(self, other: OperandPlanes) -> bool:
@@ -173,7 +174,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     after = op.scratch if a.is_prepared else a.end_offset
     b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A checked product
-    # records different numbers for rows and for columns, so a checked Gram product needs two sets of planes.
+    # scales the inner dimension of A and of B differently, so a checked Gram product needs two sets of planes.
     gram = op.triangle is not None and op.triangle.gram
     shared = (
         gram
@@ -184,14 +185,14 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
 
 
 def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return the layout of the prepared planes if an earlier call prepared this operand, else the layout `x`."""
+    """Return the layout of the prepared planes if `fmm.prepare` has stored planes of this operand, else `x`."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
-    """Return the planes of A and B that are not prepared; if both operands share their planes, return them once."""
+    """Return the planes of A and B that the product still has to compute; planes that A and B share appear once."""
     missing = [
         x
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
@@ -228,8 +229,8 @@ def plane_split_launch(
     """Return the launch that computes the exponents and planes of these operands.
 
     `alignment` maps a base to the largest power of two that divides its address. The operand whose thread blocks move
-    the most numbers comes first in the grid: a B with few columns has few thread blocks, which take long, and the short
-    ones of A run beside them.
+    the most numbers comes first in the grid. For example, a B with few columns has few thread blocks that take long:
+    they start first, and the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), rule))
@@ -243,17 +244,17 @@ def plane_split_launch(
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
 
-# ---- componentwise products: the spread of exponents, and a second split that balances the inner dimension
+# ---- componentwise products: the spread of magnitudes, and a second split that balances the inner dimension
 
 BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for each multiprocessor
 
 
 @dataclass(frozen=True)
 class ExponentSpread:
-    """The planes of both operands, and the offset in the workspace where the spread of their exponents is stored.
+    """The planes of both operands, and the memory with which the operands are balanced.
 
-    From `offset` on, the workspace holds one largest exponent for each inner position of A, the same for B, and the
-    decision whether to balance.
+    From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
+    then for B, and last the decision whether to balance.
     """
 
     left: OperandPlanes

@@ -1,10 +1,10 @@
 """Form sums of submatrices and write each sum directly as the planes hi and lo, for a batch of f16x3 products.
 
-The kernels are in f16_sums.cuh. The power of two that scales a sum depends on the sum's largest number, which is
-unknown before the sum is formed. The sum's largest number is bounded by the largest numbers of the blocks (submatrices)
-that are added. Therefore three launches replace the split of the level and the pass that writes planes. The first
-launch finds the largest number in each line or position of every block. The second launch computes the exponents of all
-sums. The third launch forms the sums and writes their planes.
+The kernels are in f16_sums.cuh. Without them, a level would need two passes: its split writes float32 sums of blocks
+(submatrices), and a second pass writes their planes. The power of two that scales a sum depends on the sum's largest
+number, which is unknown before the sum is formed. Therefore a bound replaces the largest number: the largest numbers of
+the added blocks, added up. There are three launches. The first finds the largest number in each line or position of
+every block. The second computes the exponents of all sums. The third forms the sums and writes their planes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit ma
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split with sums that are the left operands, or the right operands, of a batch of f16x3 products."""
+    """A level's split whose sums are the left operands, or the right operands, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
@@ -69,7 +69,7 @@ class PlaneSums:
 
     @cached_property
     def sum_kernel(self) -> SumKernel:
-        """The kernel of the split; if the planes' lines are padded, it compares every position with the line's end."""
+        """The kernel of the split, with bounds checks of all arrays if the lines of the planes are padded."""
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
@@ -77,9 +77,9 @@ class PlaneSums:
 def find_plane_sums(
     split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
 ) -> PlaneSums | None:
-    """Return the split of one operand of a batch of products, changed to write planes; or None.
+    """Return the split as an operation that writes planes for a batch of products.
 
-    The result is None if the split writes neither operand of the batch, or if its sums cannot be written as planes.
+    Return None if the split writes neither operand of the batch, or if its sums cannot be written as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:

@@ -49,8 +49,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 PRODUCT3_POINTERS = 5  # number of pointers in struct Product3, after its tensor maps
-# The last two sizes have no clusters. They are for a C with few rows, for which one thread block of each cluster of two
-# would have no work.
+# The last two sizes have no clusters. If C has few rows, they are faster: one thread block of each cluster of two would
+# have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
@@ -66,7 +66,7 @@ class F16x3Kernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, for tiles of both planes of A and B and for the barriers of each stage."""
+        """Bytes of shared memory: each stage holds tiles of both planes of A and of B, and two barriers."""
         s = self.sizes
         return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * TILE_LINE_BYTES + 2 * BARRIER_BYTES)
 
@@ -205,9 +205,9 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
 # ---- GPUs without warpgroups: cuBLAS multiplies the planes
 #
 # Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. Therefore
-# cuBLAS computes hi hi in one call for each range of the inner dimension, and adds each call's product to float32
-# numbers in memory. The products hi lo and lo hi are so small that their truncation does not matter. All products
-# accumulate in C, and a last kernel undoes the scaling.
+# the inner dimension is divided into ranges. One call of cuBLAS computes hi hi for each range, and adds the product to
+# the float32 numbers of C in memory. The products hi lo and lo hi are so small that their truncation does not matter:
+# one call computes each of them. At the end, a kernel of fmm undoes the scaling of C.
 
 LO_PLANE_SCALE = 2048.0  # plane lo is this factor times the remainder x - hi
 FLOAT16_BYTES = 2
@@ -227,7 +227,7 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return steps that split, multiply planes by cuBLAS and undo the scaling, or the reason why none can."""
+    """Return the steps that split, multiply planes by cuBLAS and undo the scaling; else the reason against them."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
     a, b = operand_planes(op)
@@ -246,9 +246,9 @@ def _plane_products(k: int) -> list[PlaneProduct]:
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
-    """Return cuBLAS's call for one product of planes. The row-major product's B is the left operand of the call.
+    """Return cuBLAS's call for one product of planes. The left operand of the call is B of the row-major product.
 
-    The call's kind is "sums", because the call's result becomes C only in the last launch.
+    The call counts as "sums", because its result is not C before the last launch has undone the scaling.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")

@@ -1,8 +1,8 @@
-"""Describe products whose kernel also forms the sums of a fused level, or the updates of a step table.
+"""Describe products whose kernel also forms the sums of a fused level, or the sums of a step table.
 
 The tiled kernel forms the sums of blocks (submatrices of A, B and C) itself, so a fused level needs no temporaries.
-`FusedLaunches` turns the products of a scheme into launches. `tile_op_with_sums` describes one product of sums, and
-`tile_op_with_update` one product with an update.
+`FusedLaunches` describes the launches for the products of a scheme. `tile_op_with_sums` describes one product of sums
+that is added to blocks of C. `tile_op_with_update` describes one product and the step table's sums that use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProductBlocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` contains the index of each block of C that an earlier launch writes."""
+    """The launches of a fused level; `written` contains the indices of the blocks of C that launches so far write."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # If the strategy is None or for TMA, a single launch computes all products, provided that the device supports
-        # TMA.
+        # With no strategy or a strategy for TMA, all products form one group: a device with TMA computes it in one
+        # launch.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -53,11 +53,11 @@ class FusedLaunches:
 
     @property
     def is_atomic(self) -> bool:
-        """True if launches add to C atomically. In this case C must hold beta times old C before the first launch."""
+        """True if launches add to C atomically. C must then be multiplied by beta before the first launch."""
         return "atomic" in self.tasks
 
     def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield one list for each stage, in order; the list of a stage contains a list of launches for each stream."""
+        """Yield for each stage, in order, a list of streams; each stream is a list of launches."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
@@ -94,7 +94,7 @@ class FusedLaunches:
 
 
 def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> list[tuple[int, float, DeviceView]]:
-    """Return index, coefficient and view of each nonempty block that a product uses."""
+    """Return the index, the coefficient and the view of each block that a product uses and that is not empty."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
@@ -102,7 +102,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> 
 def tile_op_with_sums(
     s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
-    """Return a product of sums and its additions to blocks of C; if C is column-major, the kernel computes C^T."""
+    """Return the product of two sums of blocks, added to blocks of C; if C is column-major, the kernel computes C^T."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
@@ -115,8 +115,8 @@ def tile_op_with_sums(
     # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # The kernel requires coefficient 1 for the first block of a sum. Therefore the sum is divided by its first
-    # coefficient, and the product is multiplied by that coefficient.
+    # In the kernel, the first block of a sum has the coefficient 1. Therefore both sums are divided by their first
+    # coefficients, and the product is multiplied by them (`own`).
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_block(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_block(x, transposed, own * c, 1) for c, x in dest)
@@ -133,10 +133,10 @@ def tile_op_with_update(
     reads: Sequence[DeviceView],
     writes: Sequence[DeviceView],
 ) -> TileOp:
-    """Return one product whose epilogue is `update`, a step table's update of C's blocks.
+    """Return one product whose kernel also runs `update`, the sums of a step table that use the product.
 
-    The inputs of the program `update` are the product and the old values of the blocks of C in `reads`. The program's
-    outputs are stored to the blocks of C in `writes`.
+    The inputs of the program `update` are the product and the old values of the blocks in `reads`. The program's
+    outputs are stored to the blocks in `writes`.
     """
     s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))

@@ -1,8 +1,8 @@
 """Define the named tile sizes ("strategies") of the product kernels, and the workspace sizes of float16 planes.
 
-The performance model (fmm.perfmodel.block_model) chooses the strategy with the smallest predicted time. Each strategy
-is compiled into a variant of the kernels of gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh. Plans and
-the model import this module when fmm is imported, so this module does not import the recorder of launches.
+The performance model (fmm.perfmodel.block_model) chooses the strategy with the smallest predicted time. A strategy is
+compiled into a variant of a kernel: of gemm_simt.cuh, gemm_tma.cuh or (for float64) gemm_mma_f64.cuh. Plans and the
+model import this module when fmm is imported, so it imports nothing that describes launches.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TileSizes:
     # number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
-    # True if sums of K-major blocks are stored transposed in shared memory. Each strategy has the value that causes
-    # fewer register bank conflicts.
+    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. Each
+    # strategy has the value that causes fewer register bank conflicts.
     transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
     mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension
@@ -78,8 +78,8 @@ H200_STRATEGIES = tuple(
     )
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
-# many short stages, and products without sums are fastest with few long stages. `rate` is relative to the model's speed
-# for Square, and 5 % below the rate measured for large products.
+# many short stages (Long), and products without sums with few long stages (Deep). `rate` is relative to the model's
+# speed for Square, and 5 % below the rate measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -94,7 +94,7 @@ TMA_SIZES = tuple(
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
 # computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache
-# limits the total rate of these reads. `rate` is relative to Solo. It is derived from the bytes read and is not
+# limits the total rate of these reads. `rate` is relative to Solo: it is calculated from the bytes read, and not
 # measured yet.
 FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
@@ -123,13 +123,13 @@ def tma_strategy(name: str) -> TileSizes | None:
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
-# Default strategies of products with fused sums. FUSED_SIZES has one for each element type of gemm_simt.cuh and
-# gemm_mma_f64.cuh. TMA_FUSED_SIZES is the strategy of gemm_tma.cuh.
+# Default strategies of products with fused sums. FUSED_SIZES: for gemm_simt.cuh and gemm_mma_f64.cuh, by element type.
+# TMA_FUSED_SIZES: for gemm_tma.cuh.
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 
-# The element types of gemm_small.cuh, and the largest number of rows of a triangle that its kernel computes. With 480
-# rows, each of the 120 tiles runs on its own multiprocessor of an H200. With 512 rows some tiles share a
+# The kernel of gemm_small.cuh computes products of these element types, and triangles of at most this number of rows.
+# With 480 rows, each of the 120 tiles runs on its own multiprocessor of an H200. With 512 rows some tiles share a
 # multiprocessor: a float64 triangle then takes 35 us, and cuBLAS's syrk 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_SMALL_ROWS = 480
@@ -162,14 +162,17 @@ def padded_matrix_bytes(lines: int, length: int) -> int:
 
 
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
-    """Return the size in bytes of a matrix and its prepared planes, enough for rows or columns as lines."""
+    """Return the sizes in bytes of a padded matrix and of its prepared planes with their exponents.
+
+    The size of the exponents suffices for one exponent for each line, and for one for each position in a line.
+    """
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 
 
 def f16x3_workspace(m: int, k: int, n: int, count: int) -> int:
     """Return the workspace in bytes of a batch of f16x3 products, for any layout of the operands.
 
-    The workspace includes the exponents along the inner dimension, which componentwise products need.
+    The workspace includes the memory of componentwise products: exponents for each position of the inner dimension.
     """
     left = max(plane_bytes(count * m, k), plane_bytes(count * k, m)) + exponent_bytes(count * m)
     right = max(plane_bytes(count * k, n), plane_bytes(count * n, k)) + exponent_bytes(count * n)

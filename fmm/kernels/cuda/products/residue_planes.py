@@ -1,7 +1,8 @@
 """Compute scaling exponents and residues of the operands: one plane of bytes for each modulus (residue_planes.cuh).
 
-`ResidueOperand` describes the memory of one operand with its exponents and planes. `measure_launch` computes the
-exponents, and `residue_split_launch` the planes. residues.py multiplies the planes, and joins the products to C.
+`ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `measure_launch`
+computes the exponents: to measure a row or column is to find its norm. The launch of `residue_split_launch` computes
+the planes. residues.py multiplies the planes, and joins the products to C.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout, planes_per_modulus
 from fmm.kernels.plans.memory_layout import round_up
 
-MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: largest numbers of moduli and of a weight's pieces
+MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: at most 20 moduli, and at most 4 pieces of a weight
 BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the weighted sums of eight bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
 MAX_NORM = 2.0**60  # upper bound of scaled norms; with this bound a sum of four scaled numbers has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
-# number of positions that a cluster transposes together; of numbers of 16 bytes
+# number of positions that a cluster transposes together: for smaller elements, and for elements of 16 bytes
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
-# by number of levels: smallest number of resident thread blocks of the split kernel, or "" for the compiler's choice
+# For 0, 1 and 2 levels: the number of thread blocks of the split kernel whose registers must fit on a multiprocessor.
+# With "", the compiler decides.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
-# a warp measures a line of up to 1024 elements, and a thread block measures a longer line
+# a warp measures a line of up to 1024 elements; for a longer line a thread block is used
 WARP_THREADS, MAX_WARP_LINE_LENGTH = 32, 1024
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -63,15 +65,16 @@ def pack_gaussian_modulus(p: int) -> bytes:
 
 
 def _multiple_bits(p: int, bound: int) -> int:
-    """Return the bit pattern of 2^23 as float32, plus a number x with 2^23 + x = 0 modulo p and x >= `bound`.
+    """Return the bit pattern of the float32 number 2^23 + x, where x >= `bound` makes it a multiple of p.
 
-    If a sum of magnitude up to `bound` is added, the bit pattern is a float32 number between 2^23 and 2^24.
+    The kernel adds a sum of magnitude up to `bound` to this bit pattern. The result is again the bit pattern of a
+    float32 number between 2^23 and 2^24.
     """
     return FLOAT_2_23_BITS + p * -(-(2**23 + bound) // p) - 2**23
 
 
 def _pack_powers(p: int, factor: int = 1) -> tuple[int, int]:
-    """Return the residues of factor 256^i modulo p as bytes of two words, for i from 0 to 3 and from 4 to 7."""
+    """Return the residues of factor 256^i modulo p as bytes of two words: i from 0 to 3, and i from 4 to 7."""
     residues = bytes(symmetric_residue(factor * 256**i, p) % 256 for i in range(8))
     low, high = struct.unpack("<2i", residues)
     return low, high
@@ -86,9 +89,10 @@ def moduli_table(moduli: tuple[int, ...], for_complex: bool = False) -> bytes:
 def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
     """Return the largest norm that a row of A or a column of B may have after scaling.
 
-    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). The
-    scalar product must be smaller than M / 2, where M is the product of all moduli. Rounding to integers changes each
-    of the k numbers of a row or column by at most 1/2. A complex row or column has 2k real numbers.
+    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). It
+    must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than sqrt(M / 2).
+    Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases the norm. A
+    complex row or column has 2k real numbers.
     """
     half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
     return min(half * (1 - 2.0**-20) - sqrt(k * planes_per_modulus(for_complex)), MAX_NORM)
@@ -96,14 +100,18 @@ def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
 
 # ---- one operand
 
-# The memory of an operand's bytes, if the operand's elements already are residues. "source": the operand's own memory.
-# "planes": a transposed copy in the memory of a plane.
+# Elements of one byte already are residues and need no split. Where the product kernel reads them: "source": from the
+# operand itself. "planes": from a transposed copy in the memory of a plane.
 ByteSource = Literal["source", "planes"]
 
 
 @dataclass(frozen=True)
 class MeasureKernel:
-    """A variant of the kernel that measures one operand; `group` threads read a line, or a cluster transposes."""
+    """A variant of the kernel that measures one operand.
+
+    If the operand is contiguous along the inner dimension, `group` threads measure a line. Otherwise a cluster measures
+    the operand and also writes a transposed copy.
+    """
 
     along: ContiguousAxis
     group: int
@@ -120,8 +128,8 @@ class MeasureKernel:
 class ResidueOperand:
     """An operand of a batch, and the memory layout of its exponents, planes and transposed copy.
 
-    Exponents and planes are in the workspace. If an earlier call prepared exponents and planes, they follow the
-    operand's matrix in the matrix's own memory.
+    Exponents and planes are in the workspace. Those that `fmm.prepare` has stored follow the operand's matrix in
+    memory.
     """
 
     source: GemmOperand
@@ -132,10 +140,10 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # the memory of bytes that already are residues; None if the elements are split into residues
+    # where the product kernel reads elements that already are residues; None if the elements are split into residues
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
-    is_prepared: bool = False  # True if exponents and planes exist: of an earlier call, or of the other operand
+    is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or the other operand's planes are used
     conjugated: bool = False  # True if the complex conjugate of the operand is multiplied
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
@@ -146,7 +154,7 @@ class ResidueOperand:
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
-        """Return True if each line starts at a multiple of 16 bytes, or of four elements if these are fewer bytes."""
+        """Return True if each line starts at a multiple of 16 bytes; of four elements if these are fewer bytes."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
@@ -194,9 +202,10 @@ class ResidueOperand:
         )
 
     def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
-        """Return the tensor map of the planes of `moduli` moduli from index `first`; one copy loads `most` lines.
+        """Return the tensor map of the planes of `moduli` moduli, the first of which has the index `first`.
 
-        With `sign`, the map has one of the two planes of each modulus: 0 for re + j im, 1 for re - j im.
+        One copy loads `most` lines. A modulus of a complex product has two planes: with `sign` 0 the map has only the
+        planes of re + j im, with `sign` 1 only those of re - j im.
         """
         lines, length = self.block
         if self.bytes_from == "source":
@@ -212,9 +221,10 @@ class ResidueOperand:
 def byte_plane_map(
     piece: BlockTerm, layers: int, most: int, filled: int | None = None, sign: int | None = None
 ) -> TensorMap:
-    """Return the tensor map of planes of bytes; a copy reads zeros at the positions from `filled` to the line's end.
+    """Return the tensor map of planes of bytes.
 
-    With `sign`, the map has every second plane, from the plane with this index on.
+    Only the first `filled` positions of a line are read from memory; a copy fills the others with zeros. With `sign`,
+    the map has every second plane, and begins with the plane of this index.
     """
     lines, length = piece.rows, piece.cols
     read, layer = length if filled is None else filled, lines * length
@@ -238,7 +248,7 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 @lru_cache(maxsize=64)
 def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
-    """Return the CUDA source of the kernel that measures and transposes operands; an operand with None is skipped."""
+    """Return the CUDA source of the kernel that measures and transposes operands, except those with None."""
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
@@ -288,7 +298,7 @@ ResidueOperandPair = tuple[ResidueOperand, ResidueOperand]  # the operands A and
 
 
 def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...]) -> Launch:
-    """Return the launch that computes the exponents of both operands, and transposes MN-major operands.
+    """Return the launch that computes the exponents of both operands, and transposes operands that are not K-major.
 
     `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes.
     """

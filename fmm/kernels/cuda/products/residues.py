@@ -1,8 +1,8 @@
 """Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
 
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
-GEMM's launches in order: measure the operands, split and multiply for each group of moduli, and join by the Chinese
-remainder theorem. residue_planes.py describes the operands.
+GEMM's launches in order: measure the operands; for each group of moduli, split the operands and multiply the planes; at
+the end, join the results by the Chinese remainder theorem. residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-MAX_UNREDUCED_STEPS = 512  # largest number of steps of 128 positions before sums are reduced, as in gemm_residues.cuh
+MAX_UNREDUCED_STEPS = 512  # after this number of steps of 128 positions, sums must be reduced, as in gemm_residues.cuh
 FLOAT64_EXACT_BITS = 52  # number of bits of an integer that float64 stores exactly
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
@@ -70,7 +70,7 @@ class ResidueOp:
     multiprocessors: int
     factor: complex
     keep: complex
-    writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
+    writes_c: bool = False  # True if the product kernel writes C without a join: C's elements are the product's bytes
     lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
     shares_planes: bool = False  # True if both operands have the same planes, because B is the adjoint of A
 
@@ -89,21 +89,21 @@ class ResidueOp:
 
     @property
     def launched_signs(self) -> tuple[int | None, ...]:
-        """The signs of j with a launch of their own; None for one launch of all products.
+        """The signs of j, one launch for each; or only None, for one launch of all products.
 
-        If complex operands share their planes, the plane of A with one sign is multiplied by the plane with the other
-        sign: conjugation exchanges the planes.
+        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges them. If both
+        operands share their planes, a plane with one sign is therefore multiplied by the plane with the other sign.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
-        """Describe the products of planes for `count` moduli from the modulus with index `first` on.
+        """Describe the products of planes for `count` moduli, the first of which has the index `first`.
 
-        With `sign`, one of the two products of each modulus.
+        With `sign`, describe only one of the two products of each modulus.
         """
         g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
         layers = count * g.plane_product_count // (1 if sign is None else 2)
-        # The operand without planes of its own has the conjugated planes of the other operand.
+        # The operand that uses the other operand's planes needs their conjugates, the planes with the other sign.
         signs = [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
         if self.writes_c:
@@ -123,7 +123,7 @@ class ResidueOp:
 def residue_op(
     op: GemmOp, ending: ResidueLeaf, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
-    """Describe a GEMM as a product by residues, which are planes in the workspace or the operands' own bytes.
+    """Describe a GEMM as a product by residues. The residues are planes in the workspace, or the operands' own bytes.
 
     Return None if alpha or beta of a real product has an imaginary part. `alignment` maps a base to a power of two that
     divides the base's address.
@@ -148,12 +148,12 @@ def residue_op(
     )
     x, y = _conjugate_operand(x, ending.level), _conjugate_operand(y, ending.level)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
-    # The copy engine (TMA) writes 16 bytes at a time. If a row does not end at a multiple of 16 bytes, TMA would write
-    # zeros behind the row.
+    # The copy engine (TMA) writes 16 bytes at a time. It would write zeros behind a row that does not end at a multiple
+    # of 16 bytes.
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels, the scheme multiplies sums of blocks, and such products are not their own adjoints.
+    # With levels, the scheme multiplies sums of blocks, and the products of these sums are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:
@@ -162,13 +162,16 @@ def residue_op(
 
 
 def _are_adjoint_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
-    """Return True if one operand's planes are the other's too: in one product of a matrix and its adjoint."""
+    """Return True if both operands can use the same planes: in a single product of a matrix and its adjoint."""
     is_gram = op.triangle is not None and op.triangle.gram
     return is_gram and op.count == 1 and not (x.is_prepared or y.is_prepared)
 
 
 def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand, ResidueOperand]:
-    """Return the operands with the planes of one operand, preferably of a K-major operand, which is not transposed."""
+    """Return the operands so that one uses the other's planes.
+
+    The planes are those of the K-major operand if only one operand is K-major: it needs no transposed copy.
+    """
     if x.along == "outer" and y.along == "inner":
         return replace(x, is_prepared=True, exponents=y.exponents, planes=y.planes, block=y.block), y
     return x, replace(y, is_prepared=True, exponents=x.exponents, planes=x.planes, block=x.block)
@@ -181,7 +184,7 @@ def _conjugate_operand(side: ResidueOperand, level: ResiduesLevel) -> ResidueOpe
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand with the layout of its prepared planes; unchanged if no earlier call prepared planes."""
+    """Return the operand with the layout of its prepared planes; unchanged if `fmm.prepare` has stored none."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -190,7 +193,10 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 
 
 def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
-    """Return the memory of an operand's bytes, which already are residues; None if the bytes must be copied."""
+    """Return where the product kernel reads an operand of bytes, which already are residues.
+
+    Return None if the split kernel must copy the bytes to a plane.
+    """
     if along == "outer":
         return "planes"
     return "source" if _is_tma_aligned(x, alignment) else None
@@ -239,8 +245,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace that they need."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # residue_op marks the operand to prepare as prepared. Here the marks are exchanged, so the launches compute this
-    # operand's planes and skip the other operand.
+    # In `op`, the operand to prepare is marked as prepared. Exchange the marks, so that the launches compute the planes
+    # of this operand and skip the other operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -296,7 +302,7 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], sign: int | None = None) -> Launch:
     """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus.
 
-    With `sign`, the launch computes one of the two products of each modulus.
+    With `sign`, the launch computes only one of the two products of each modulus.
     """
     product = op.plane_product_op(first, len(moduli), sign)
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
@@ -321,7 +327,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The weights of the Chinese remainder theorem, cut into pieces of so few bits that sums of pieces are exact."""
+    """The weights of the Chinese remainder theorem, cut into pieces so short that float64 sums of pieces are exact."""
 
     moduli: int
     levels: int
@@ -336,9 +342,9 @@ class WeightPieces:
     def piece_bits(self) -> int:
         """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits. Each level adds four residues, and their sum has 2 more bits. Of
-        complex numbers, the sum or difference of the residues of two planes has 1 more bit. The sum over all moduli
-        needs log2(number of moduli) more bits.
+        A piece is multiplied by a residue of 7 bits. Each level adds four residues, so their sum has 2 more bits. For
+        complex numbers, the residues of two planes are added or subtracted, which needs 1 more bit. The sum over all
+        moduli needs log2(number of moduli) more bits.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
 
@@ -367,7 +373,7 @@ class WeightPieces:
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """Return the launch that reconstructs C, of real or complex numbers, from the residues of the product."""
+    """Return the launch that reconstructs a real or complex C from the residues of the product."""
     g = op.geometry
     pieces = WeightPieces(g.moduli, g.levels, g.for_complex)
     scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
@@ -418,8 +424,8 @@ def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
 def adjacent_columns(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
-    With levels below the residues, a thread joins four or more blocks of C. Four adjacent elements of at least 8 bytes
-    in each block would then need too many registers.
+    If levels follow the level of residues, a thread joins four or more blocks of C. Four adjacent elements of 8 bytes
+    or more in each block would then need too many registers.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 

@@ -2,7 +2,7 @@
 
 The generated source contains everything that depends on a scheme: the number of blocks in each sum, and the epilogue
 for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant in Figure
-6 of Huang, Yu and van de Geijn needs only one compiled kernel. A step table's update of C is generated as code.
+6 of Huang, Yu and van de Geijn needs only one compiled kernel. The sums of a step table are generated as code.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ UpdateMode = Literal["keep", "atomic"]
 # "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# ptxas's levels above -O1 reorder the multiply-adds. The source has an order without register bank conflicts. In
-# another order each multiply-add takes a third of a cycle longer.
+# The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas reorders them, and each
+# multiply-add then takes a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# Sizes of the float64 mma instruction: rows of C, columns of C, and the smallest of its depths 4, 8 and 16 along the
-# inner dimension.
+# The float64 mma instruction computes 16 rows and 8 columns of C. Its depth along the inner dimension is 4, 8 or 16;
+# MMA_DEPTH is the smallest.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient of a destination that the launch sets: `factor` multiplies the product, `keep` the old value."""
+    """A coefficient that the launch sets for a destination: `factor` multiplies the product, `keep` the old value."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -99,11 +99,11 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """Return an `adding_epilogue` equivalent to `e` and its pairs (factor, keep), or `e` if there is none.
+    """Return an `adding_epilogue` that computes the same as `e`, and a pair (factor, keep) for each destination.
 
-    An equivalent `adding_epilogue` exists if no destination's new value depends on another destination's old value.
-    Thus most products of step tables use the same compiled kernel: mulIncInc and mulStoreDec differ only in
-    coefficients that the launch sets.
+    Such an epilogue exists if each destination's new value depends only on the product and on its own old value. If
+    none exists, return `e`. So most products of step tables use the same compiled kernel: mulIncInc and mulStoreDec
+    differ only in coefficients that the launch sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
@@ -119,11 +119,11 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A compiled variant of the tiled kernel; one launch computes `products` products (sum of A's blocks)(sum of B's).
+    """A compiled variant of the tiled kernel. One launch computes `products` products (sum of A's blocks)(sum of B's).
 
-    `left` is the number of blocks in a sum of A's blocks, and `right` the number of blocks in a sum of B's blocks. A
-    kernel that uses the flag receives the flag's address in the parameters. A kernel that obeys the flag also receives
-    the address of the host's count of recomputed products (recompute_tiled.cuh).
+    The sum of A's blocks has `left` blocks, and the sum of B's blocks has `right` blocks. A kernel that uses the flag
+    receives the flag's address in the parameters. A kernel that obeys the flag also receives the address of the number
+    of recomputed products in host memory (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -149,8 +149,7 @@ class TileKernel:
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums need registers, and so do copies through registers. The mma instruction of the smallest depth needs the
-        # fewest registers.
+        # Sums and copies through registers leave fewer registers to the mma instruction, so the smallest depth is used.
         return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
@@ -161,7 +160,7 @@ class TileKernel:
     @property
     def min_resident_blocks(self) -> int:
         """Number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides."""
-        # shared memory suffices for one thread block only
+        # With sums, the shared memory of a multiprocessor suffices for one thread block only.
         return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
     @property
@@ -221,9 +220,10 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 
 
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
-    """Return a C++ call of the mma variant, or of the variant without mma if the device lacks float64 mma instructions.
+    """Return the lines of C++ that call the product function.
 
-    Both variants use the same shared memory.
+    If the kernel can use mma instructions, the lines contain two calls: with mma, and without mma for devices that lack
+    float64 mma instructions. Both use the same shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
@@ -257,7 +257,7 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
 
 
 def _read_condition(e: Epilogue, dest: int) -> str:
-    """Return the C++ condition for reading a destination; it is false if all coefficients of the old value are zero."""
+    """Return the C++ condition for reading a destination: at least one coefficient of the old value is not zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
     conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))

@@ -47,7 +47,7 @@ BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 class TileOp:
     """A launch of `count` products (sum of a_i A_i)(sum of b_j B_j), where A_i and B_j are blocks of A and B.
 
-    The epilogue is C_d = keep_d C_d + c_d product for each destination C_d, or the update of a step table.
+    The epilogue is C_d = keep_d C_d + c_d product for each destination C_d, or the sums of a step table.
     """
 
     kernel: TileKernel
@@ -72,12 +72,12 @@ class TileOp:
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """A tuple with this product only; callers can thus treat a TileOp like a TileGroup."""
+        """A tuple with this product only, so that callers can treat a TileOp like a TileGroup."""
         return (self,)
 
     @property
     def largest_product(self) -> TileOp:
-        """This product; callers can thus treat a TileOp like a TileGroup."""
+        """This product, so that callers can treat a TileOp like a TileGroup."""
         return self
 
     @property
@@ -87,7 +87,7 @@ class TileOp:
 
     @property
     def writes_result(self) -> bool:
-        """True if the launch writes a block of C, and not temporaries alone."""
+        """True if the launch writes a block of C, False if it writes only temporaries."""
         return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
@@ -123,7 +123,7 @@ class TileOp:
 
     @cached_property
     def access(self) -> MemoryAccess:
-        """ "vector" if aligned base addresses imply that all lines of all blocks are aligned, else "scalar"."""
+        """ "vector" if all lines of all blocks are aligned whenever the base addresses are aligned, else "scalar"."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
@@ -144,7 +144,11 @@ class TileGroup:
 
     @cached_property
     def fits_one_launch(self) -> bool:
-        """True if one launch can compute all products: all have one variant, and none waits for another product."""
+        """True if one launch can compute all products.
+
+        The products must use the same variant of the kernel, must not write in turns, and their parameters must not be
+        too large.
+        """
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
 
@@ -167,7 +171,7 @@ class TileGroup:
 
     @cached_property
     def largest_product(self) -> TileOp:
-        """A product with the group's largest m, n and k; the kernel treats smaller products as if padded with zeros."""
+        """A product with the group's largest m, n and k; the kernel treats smaller products as padded with zeros."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
 
@@ -236,25 +240,25 @@ def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Option in a leaf's name (such as `texture` in `tile.gpu8.texture`) -> how A's and B's tiles are copied to shared
-# memory.
+# Options of a leaf's name (such as `texture` in `tile.gpu8.texture`) that set how tiles are copied to shared memory.
+# Option -> (path of A's tiles, path of B's tiles).
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
 def leaf_strategy(use: LeafUse) -> TileSizes | None:
-    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`, whose strategy the model chooses."""
+    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`: the model chooses the strategy."""
     names = [option for option in use.options if option not in LEAF_PATHS]
     return named_strategy(names[0]) if names else None
 
 
 def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
-    """Return the copy paths of A's tiles and of B's tiles for a leaf such as `tile.gpu8.texture`, which names them."""
+    """Return the paths that a leaf such as `tile.gpu8.texture` names for A's tiles and B's tiles; default "async"."""
     return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
 
 
 # ---- launches for a chip
 
-# A launch may overlap the previous launch if the launch has at least this number of thread blocks for each
+# A launch may start before the previous launch has ended if it has at least this number of thread blocks for each
 # multiprocessor. In measurements, overlapping launches with fewer thread blocks slowed each other down.
 OVERLAP_MIN_WAVES = 1.9
 
@@ -262,7 +266,7 @@ OVERLAP_MIN_WAVES = 1.9
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """Return a single launch for all products of `op`, or one launch for each product if no kernel can compute all.
+    """Return one launch for all products of `op`; if no kernel can compute all of them, one launch for each product.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
     raise the flag when they store an inf or NaN.
@@ -275,8 +279,8 @@ def tile_launches(
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """Return the same products, with a smaller strategy if their own strategy does not fit the chip.
 
-    A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions also
-    do not fit a chip without these instructions, because a thread would need too many registers.
+    A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions need
+    too many registers on a chip without these instructions, so they do not fit such a chip either.
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
@@ -312,7 +316,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
 
 
 def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: bool) -> str:
-    """Return the label of a launch: its kernel, its tile sizes, and the features that a single plain product lacks.
+    """Return the label of a launch: its kernel, its tile sizes, and whatever distinguishes it from one plain product.
 
     `by_warps` is True if the kernel uses mma instructions. On a chip without float64 mma instructions, gemm_mma_f64.cuh
     compiles to the code of gemm_simt.cuh.

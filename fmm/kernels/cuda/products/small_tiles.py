@@ -18,8 +18,8 @@ SMALL_TILE_SIDE, SMALL_THREADS = (
 )  # as in gemm_small.cuh: number of rows (and of columns) of a tile, number of threads of a thread block
 SMALL_BLOCKS_PER_SM = 2  # number of thread blocks whose registers must fit on a multiprocessor together
 SMALL_ENTRY = "fmm_small"
-# Two mappings: extent of C -> enumerator of fmm::Part in gemm_small.cuh; enumerator -> last words of the launch's
-# label.
+# The part of C that the kernel computes, an enumerator of fmm::Part in gemm_small.cuh, for each extent of C. The second
+# mapping has the text about this part in the launch's label.
 TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
     None: "ALL",
     "loose": "LOWER",

@@ -2,8 +2,8 @@
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
 dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
-compares many divisions, and returns the division for which the last task is predicted to end first. A model predicts
-when each thread block starts, computes and stores.
+compares many divisions, and returns the one whose last task is predicted to end first. The prediction adds up how long
+each thread block starts, computes and stores.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost more time than they save
-TASK_COUNTS = (1, 8, 24)  # possible task counts of compiled kernels; a launch uses the smallest sufficient count
+TASK_COUNTS = (1, 8, 24)  # kernels are compiled for these numbers of tasks; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
-# Three durations for a thread block: to start, to store a tile of C, and to store a tile in order with other thread
-# blocks. The unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units if all
-# thread blocks store at about the same time. In a launch, thread blocks store at different times. With 30 units the
-# model selects the division that was fastest in measurements.
+# How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
+# The unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units when all
+# thread blocks stored at about the same time. In a launch they store at different times: with 30 units the model
+# selects the division that was fastest in measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -67,8 +67,8 @@ def _cut_tail(
 ) -> tuple[ProductPart, ...]:
     """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
 
-    The first divided tile may be at any index within a product's tiles. In all later products, separate tasks then
-    compute the tiles before this index and the tiles from this index on.
+    The first divided tile can be in the middle of a product's tiles, at index i. In all later products, separate tasks
+    then compute the tiles before index i and the tiles from index i on.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
@@ -85,7 +85,11 @@ def _cut_tail(
 
 
 def _part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
-    """Return the number of steps of each part. A part ends `later_steps` steps after the part that stores before it."""
+    """Return the number of steps of each part.
+
+    Each part has `later_steps` steps more than the part before it, so that a part ends when the previous part has
+    stored its tile.
+    """
     if parts_per_tile > 1:
         later_steps = max(min(later_steps, 2 * (steps // parts_per_tile - MIN_PART_STEPS) // (parts_per_tile - 1)), 0)
     least = (steps - later_steps * (parts_per_tile * (parts_per_tile - 1) // 2)) // parts_per_tile

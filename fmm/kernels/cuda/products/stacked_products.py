@@ -1,7 +1,7 @@
-"""Products of stacks of matrices as one launch of the warpgroup kernel: every matrix of a stack is a batch member.
+"""Multiply stacks of matrices by one launch of the warpgroup kernel: a batch with one product for each matrix.
 
-All matrices of a stack share the multiprocessors, so tile sizes are chosen for the whole stack. Stacks often hold small
-matrices, for which the start and the end of a tile take as long as many of its multiplications.
+All matrices of a stack share the multiprocessors, so tile sizes are chosen for the whole stack. The matrices are often
+small: then the start and the end of a tile take a large part of its time.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 STACK_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128, stages=5), WgmmaSizes(128, 64, stages=6))
-# Without a cluster, fewer tiles of a triangle lie above the diagonal.
+# Triangles can also be computed without clusters: fewer tiles then cross the diagonal, so less is computed in vain.
 STACK_TRIANGLE_SIZES = (*STACK_SIZES, WgmmaSizes(128, 192, stages=4), WgmmaSizes(128, 128, cluster=1, stages=5))
-# The next three numbers are fitted to times of 64 x 512, 12 x 1024, 24 x 768 x 3072, 8 x 2048 x 8192 and 1 x 4096 on an
-# H100, in bfloat16. The end of a tile takes as long for each of its columns as this number of steps of the inner
-# dimension takes for each of its rows and columns.
-TILE_END_STEPS = 800
-STEP_SECONDS = 3.3e-11  # time of a step for one row or column of a tile
+# The unit of predicted times: one position of the inner dimension, for one row or one column of a tile. A tile takes
+# ((rows + columns) k + TILE_END_STEPS columns) units. The next three numbers are fitted to times of 64 x 512,
+# 12 x 1024, 24 x 768 x 3072, 8 x 2048 x 8192 and 1 x 4096 on an H100, in bfloat16.
+TILE_END_STEPS = 800  # units that the end of a tile takes for each column
+STEP_SECONDS = 3.3e-11  # seconds of a unit
 ALONE_SLOWDOWN = 1.2  # time of a thread block without a cluster, divided by the time of one in a cluster
-# The vendor's batched product runs at this number of flops of each multiprocessor in the time of a step; its time has
-# in addition the time of this number of steps of the inner dimension.
+# The vendor's batched product computes VENDOR_FLOPS_PER_STEP flops on each multiprocessor in a unit. It takes as long
+# as if the inner dimension were longer by VENDOR_END_STEPS.
 VENDOR_FLOPS_PER_STEP, VENDOR_END_STEPS = 188.0, 256
 
 
 def stack_view(base: str, rows: int, cols: int, dtype: str, offset: int = 0) -> DeviceView:
-    """Return the view of the first matrix of a contiguous row-major stack; the offset counts bytes."""
+    """Return the view of the first matrix in a stack of contiguous row-major matrices; the offset counts bytes."""
     return DeviceView(base, offset, rows, cols, cols, 1, dtype)
 
 
@@ -50,8 +50,8 @@ def stacked_gemm(
 ) -> GemmOp:
     """Return one operation dest = alpha left right + beta addend for stacks of `count` contiguous matrices.
 
-    The views are of the first matrices. `symmetric`: the caller guarantees that the products are symmetric, so only
-    their lower triangles are computed and mirrored.
+    The views describe the first matrix of each stack. With `symmetric`, the caller guarantees that the products are
+    symmetric: only their lower triangles are computed, and then mirrored.
     """
     op = gemm_op("tile", [(left, right, dest)], dest.dtype, alpha, beta, addend=addend)
     # BLAS's left operand is the row-major product's right operand.
@@ -70,7 +70,7 @@ def stacked_gemm(
 def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch | None:
     """Return the launch of a stack's products; None if the warpgroup kernel cannot compute them.
 
-    `shift`: multiple of the identity that is added to each product of symmetric products.
+    If the products are symmetric, `shift` times the identity is added to each of them.
     """
     product = wgmma_op(op, op.dtype, multiprocessors, best_stack_sizes(op, multiprocessors))
     return wgmma_launch(replace(product, shift=shift)) if product else None
@@ -83,14 +83,14 @@ def best_stack_sizes(op: GemmOp, multiprocessors: int) -> WgmmaSizes:
 
 
 def stack_time(op: GemmOp, multiprocessors: int) -> float:
-    """Return the predicted time of a stack's products, in steps of a row or column of a tile."""
+    """Return the predicted time of a stack's products, in units of STEP_SECONDS."""
     return _stack_time(op, best_stack_sizes(op, multiprocessors), multiprocessors)
 
 
 def vendor_stack_time(op: GemmOp, multiprocessors: int) -> float:
-    """Return the predicted time of the vendor's batched product, which computes both triangles, in the same unit."""
+    """Return the predicted time of the vendor's batched product of both triangles, in units of STEP_SECONDS."""
     flops = 2.0 * op.m * op.n * (op.k + VENDOR_END_STEPS) * op.count
-    # A product of few tiles leaves multiprocessors idle, as a tile of the smallest sizes does here.
+    # A product of few tiles leaves multiprocessors idle: the time is at least that of one of our smallest tiles.
     single_tile = _tile_time(op, STACK_SIZES[-1])
     return max(flops / (VENDOR_FLOPS_PER_STEP * multiprocessors), single_tile)
 

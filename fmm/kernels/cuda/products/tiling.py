@@ -1,7 +1,7 @@
 """Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
-BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore computes C^T = B^T
-A^T. No matrix is moved: the operands are swapped, and each matrix is read as its transpose.
+BLAS stores matrices column by column, and the kernels read matrices row by row. To a kernel, each matrix is therefore
+its transpose, and BLAS's C = A B is C^T = B^T A^T. So the operands are only swapped; no matrix is moved.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 
 VECTOR_BYTES = 16  # size in bytes of a vector access; equal to the alignment that the copy engine (TMA) needs
-RASTER_ROWS = 8  # number of rows of tiles that are computed together; their tiles of B thus stay in the L2 cache
+RASTER_ROWS = 8  # number of rows of tiles that are computed together, so that their tiles of B stay in the L2 cache
 
 # The dimension along which an operand is contiguous: "inner" for the inner dimension (K-major), "outer" for A's rows or
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
 # The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": the
-# tiles on and below the diagonal, and their mirror images. A TriangleTiles value of None means all tiles of a general
-# C.
+# tiles on and below the diagonal, and their mirror images. For a general C, None stands for all tiles.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",

@@ -53,8 +53,9 @@ BlockCounts = tuple[int, int, int]  # three numbers: the number of blocks of A, 
 class TmaKernel:
     """A compiled variant of the TMA kernel for up to `tasks` tasks; each task is a product of sums.
 
-    `terms` holds the largest number of blocks in a sum for A, for B and for C. `blocks` holds the number of distinct
-    blocks of A, of B and of C. `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
+    `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the same for B, and the largest
+    number of blocks of C that a product is added to. `blocks` holds the number of distinct blocks of A, of B and of C.
+    `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
     """
 
     strategy: TileSizes
@@ -71,8 +72,8 @@ class TmaKernel:
     def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
-        Each stage holds a tile of every term, and a tile of the sum if there are several terms. After the last stage, a
-        tile of C is stored in the same memory. Each stage also has two barriers of 8 bytes.
+        Each stage holds a tile of every term, and a tile of the sum if there are several terms. At the end, a tile of C
+        overwrites these tiles. Each stage also has two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -103,7 +104,7 @@ def tma_kernel_source(kernel: TmaKernel) -> str:
 
 @dataclass(frozen=True)
 class TmaOp:
-    """A launch with parameters that describe all tasks; each task computes a part of a product."""
+    """One launch of the TMA kernel; each of its tasks computes a part of a product."""
 
     kernel: TmaKernel
     maps: tuple[TensorMap, ...]  # tensor maps of all blocks of A, then of all blocks of B
@@ -225,8 +226,8 @@ def has_tma_alignment(op: TileOp | TileGroup) -> bool:
 def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
-    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of A must have
-    the same number of blocks, and so must all sums of B; an operand may also be a single block.
+    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of A's blocks
+    must have the same number of blocks, and so must all sums of B's blocks. An operand can also be a single block.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -236,7 +237,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
 
 
 def _without_factors(x: BlockTerm) -> BlockTerm:
-    """Return a block with default coefficients, so that blocks with the same memory compare equal."""
+    """Return the block with default coefficients: two blocks are then equal if they are the same memory."""
     return x._replace(factor=1, keep=0)
 
 
@@ -255,11 +256,10 @@ def _pack_tasks(
 ) -> Iterator[bytes]:
     """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    For each block of C, a task contains the number of earlier tasks that write the same tiles, and 1 if no later task
-    writes these tiles.
+    Several tasks can write the same tiles of a block of C. For each block, a task contains its turn (the number of
+    earlier tasks that write the same tiles), and 1 if it is the last of these tasks.
     """
-    # If the tiles of a product are divided at index `cut`, different tasks write the tiles before `cut` and the tiles
-    # from `cut` on.
+    # In a product whose tiles are divided at index `cut`, different tasks write the tiles before `cut` and the others.
     cut = max(part.first for part in parts)
     all_writers = Counter(
         (_without_factors(x), behind)
@@ -290,7 +290,7 @@ def _pack_tasks(
 
 
 def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return the sides of tile index `cut` on which the part has tiles: False before `cut`, True from `cut` on."""
+    """Return where the part has tiles: False stands for tiles before index `cut`, True for tiles from `cut` on."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 

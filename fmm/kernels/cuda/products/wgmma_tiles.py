@@ -29,7 +29,7 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_tiles,
 )
 
-TILE_LINE_BYTES = 128  # size in bytes of one line of a tile along the inner dimension
+TILE_LINE_BYTES = 128  # size in bytes of a tile along the inner dimension
 WGMMA_DEPTH_BYTES = 32  # depth of one wgmma instruction along the inner dimension, in bytes
 # number of wgmma instructions along the inner dimension of a tile
 INSTRUCTIONS_PER_TILE = TILE_LINE_BYTES // WGMMA_DEPTH_BYTES
@@ -56,8 +56,8 @@ class WgmmaSizes:
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-# A triangle of C may also have tiles of 192 columns. With tiles of 256 columns, most multiprocessors may be idle in the
-# last round, for example if C has 4096 rows on an H200.
+# A triangle of C can also have tiles of 192 columns: with 256 columns, most multiprocessors can be idle in the last
+# round, for example if C has 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
 MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| for which the kernel is used
 UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
@@ -106,13 +106,12 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
 
 
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
-    """Return the C++ struct Step, whose function `multiply` multiplies 64 rows of A by `width` columns of B.
+    """Return the C++ struct Step; its function `multiply` multiplies 64 rows of A by `width` columns of B.
 
-    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to the
-    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension.
-    Products of bytes accumulate as integers. A wgmma instruction must name all its registers, so its text depends on
-    `width`. All instructions of a tile are in one asm statement, because every asm statement with many registers takes
-    NVRTC long to compile.
+    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to them.
+    Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. Products of bytes
+    accumulate as integers. A wgmma instruction must name all its registers, so its text depends on `width`. NVRTC
+    compiles each asm statement with many registers slowly, so one asm statement has all instructions of a tile.
 
     With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
     plane lo of A, and LOW_B the same distance for B.
@@ -139,7 +138,10 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
 
 
 def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of an asm statement; each pair in `offsets` (from A's descriptor, from B's) gives one wgmma."""
+    """Yield the lines of an asm statement with one wgmma instruction for each pair of `offsets`.
+
+    A pair holds the distances of the instruction's operands from the descriptors of A and of B.
+    """
     count, transposable = width // 2, element.itemsize == 2
     names = ", ".join(f"%{i}" for i in range(count))
     signs = "" if element.itemsize == 1 else ", 1, 1"
@@ -169,7 +171,7 @@ def _wgmma_inputs(element: DType, offsets: Sequence[tuple[str, str]]) -> str:
 
 
 class WarpgroupKernel(Protocol):
-    """The members that a kernel with wgmma instructions must have to be used by `WgmmaOp`."""
+    """The members of a kernel that `WgmmaOp` uses."""
 
     @property
     def sizes(self) -> WgmmaSizes: ...
@@ -236,14 +238,14 @@ def wgmma_op(
 ) -> WgmmaOp[WgmmaKernel] | None:
     """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM.
 
-    `sizes`: the tile sizes; None to choose them.
+    `sizes` are the tile sizes; with None, they are chosen.
     """
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine (TMA) can add a tile to C, but TMA can neither add to a mirrored tile nor read a separate addend.
+    # The copy engine (TMA) can add a tile to C. It cannot read a separate addend, and is not used to add to triangles.
     adds = beta == 1 and op.triangle is None and op.addend is None
     among = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = sizes or best_wgmma_sizes(m, n, op.count, multiprocessors, among, op.triangle is not None)
@@ -281,8 +283,8 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
-    # The copy engine (TMA) writes 16 bytes at a time. If a row does not end at a multiple of 16 bytes, TMA would write
-    # zeros behind the row.
+    # The copy engine (TMA) writes 16 bytes at a time. It would write zeros behind a row that does not end at a multiple
+    # of 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # The instruction that transposes a tile supports elements of 16 bits only.
@@ -311,7 +313,7 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
 
 
 def raster_rows(s: WgmmaSizes) -> int:
-    """Return the number of rows of cluster tiles that are computed together: a multiple of a tile's width in height."""
+    """Return the number of rows of cluster tiles that are computed together; their height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
 
