@@ -1,9 +1,9 @@
 // Sums of submatrices ("blocks"): every thread runs the same straight-line program at one position of all blocks.
 //
-// Index map: blockIdx.y and z are rows, blockIdx.x and the thread are columns. A thread has one position (row and
-// first column), the same in every block, and computes LANES elements of the row from there. The thread
-// reads each input block once, runs the program in registers, and writes each output block once. Elements
-// beyond the edge of an array count as zero and are never accessed.
+// Index map: blockIdx.y and z give the row, blockIdx.x and threadIdx.x the column. A thread has one position (a row and
+// a first column), which is the same in every block, and computes LANES elements of this row. The thread reads these
+// elements of each input block once, runs the program in registers, and writes the elements of each output block once.
+// Elements beyond the edge of an array count as zero and are never accessed.
 //
 // Compile-time parameters: the generated `Step` (the program, and the array and block of each value), the element type,
 // LANES, and the access width. Addresses and sizes of the arrays are launch parameters.
@@ -153,7 +153,7 @@ struct Parameters {
     double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients that are launch parameters
     int* flag;                        // set to 1 if an output is inf or NaN (only in kernels with FLAG)
     int rows, cols;                   // size of the largest output block
-    int inner_rows, inner_cols;  // size of the smallest block: positions inside need no bounds checks
+    int inner_rows, inner_cols;  // size of the smallest block: positions inside this size need no bounds checks
 };
 
 // ---- memory access
@@ -168,7 +168,7 @@ enum class Access {
 constexpr int THREADS = 128;
 
 // Arrangement of a thread block's threads for column-major inputs and row-major outputs. A warp reads complete 32-byte
-// sectors of every column, and writes a few adjacent wide words of every row.
+// sectors of every column, and writes a few adjacent vectors of LANES elements in every row.
 template <int ITEM, int WARP_ROWS>
 struct Tile {
     static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // rows and columns of threads in a warp
@@ -203,8 +203,8 @@ __device__ __forceinline__ void start_copy(void* cell, const void* q, int valid)
 #endif
 }
 
-// Loads and stores that access memory only if `inside` is true, as predicated instructions. C++ would compile to a
-// branch for each access, and only one load would be in flight at a time.
+// Loads and stores that access memory only if `inside` is true, as predicated instructions. From an `if` of C++, the
+// compiler would make a branch for each access, and only one load would be in flight at a time.
 #define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
     __device__ __forceinline__ TYPE load_if(const TYPE* q, bool inside) {                                         \
         TYPE x = 0;                                                                                               \
@@ -280,15 +280,15 @@ struct Io {
 
     const Params& p;
     const int r, c;
-    Cell* const cells;  // this thread's cells: every THREADS-th cell from here on
+    Cell* const cells;  // this thread's first cell; its next cell is THREADS cells later
     const int none;
     bool finite_so_far = true;
 
     __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
         : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
 
-    // Return a zero that the compiler cannot see. Otherwise the compiler would compute the addresses of dozens of
-    // blocks before the loop over a thread's elements, and keep them in registers.
+    // Return a zero that the compiler does not know to be zero. With a known zero, the compiler would compute the
+    // addresses of dozens of blocks before the loop over a thread's elements, and hold them in registers.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
         if constexpr (Step::ONE_BY_ONE && !VECTOR) asm volatile("" : "+r"(x));
@@ -308,7 +308,7 @@ struct Io {
         return v;
     }
 
-    // Compiler barrier for outputs that overwrite inputs: loads are not moved behind the following store.
+    // Compiler barrier before a store that overwrites an input: the compiler must not move loads behind this store.
     __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
     template <int A, int I, int J, int PART = 0>
@@ -449,8 +449,9 @@ private:
         return v;
     }
 
-    // True if accesses to this array need bounds checks. Positions within inner_rows and inner_cols need none. Blocks
-    // as large as the launch need none, unless a thread's elements are THREADS columns apart.
+    // True if accesses to this array need bounds checks. Without EDGE, the position is inside every block and needs
+    // none. An array whose blocks are all as large as the launch (`unchecked`) needs none either, unless a thread's
+    // elements are THREADS columns apart.
     template <int A>
     __device__ static constexpr bool needs_bounds_check() {
         return EDGE && !(Step::unchecked(A) && (STEP == 1 || LANES == 1));
@@ -483,7 +484,7 @@ private:
         return r < rows ? cols - c : 0;
     }
 
-    // Check the stored numbers. The sums themselves do not suffice, because rounding to float16 can overflow.
+    // Check the stored numbers instead of the sums, because rounding a finite sum to float16 can give inf.
     template <int A, int I, int J>
     __device__ __forceinline__ void check_finite(const Stored (&s)[LANES]) {
 #pragma unroll
@@ -523,7 +524,8 @@ __device__ __forceinline__ void sum(const Params& p) {
     for (int pass = 0; pass < PASSES; ++pass) {
         const int c = first + pass * STEP, last = c + (WIDTH - 1) * STEP;
         if (c >= p.cols) return;
-        // A program of hundreds of lines is compiled only with bounds checks: a second version costs compile time.
+        // A program of hundreds of lines is compiled only with bounds checks, because a second version without them
+        // would double the compile time.
         if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
             run<Step, Element, WIDTH, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
         else

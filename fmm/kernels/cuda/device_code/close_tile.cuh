@@ -1,9 +1,9 @@
 // Shortest paths among the nodes of one tile with the Floyd-Warshall algorithm. R-Kleene's recursion ends here.
 //
-// Index map: one thread block of 16 x 16 threads. The tile is in registers: a thread has SIDE / 16 rows and columns.
-// Step k needs row k and column k. The threads that have them write them to shared memory right after step k - 1. There
-// are two buffers, used alternately, so each step needs one barrier. With ARGS, each number has an argument: the last
-// node before the number's column on the path.
+// Index map: one thread block of 16 x 16 threads. The tile is in registers: each thread has a square of SIDE / 16 rows
+// and columns. Step k needs row k and column k. The threads that have these numbers write them to shared memory right
+// after step k - 1. Two buffers are used alternately, so each step needs one barrier. With ARGS, each path length has
+// an argument: the last node before the end of the path.
 //
 // The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
@@ -34,7 +34,7 @@ struct SharedLines {  // row k and column k in shared memory, in two buffers
 template <class Ring, class Stored, int SIDE, bool ARGS>
 struct TileCloser {
     using Element = typename Ring::Element;
-    // A thread's rows and columns are groups of four neighbours. A vector access reads a group. Groups are 64 apart.
+    // A thread's rows (and columns) are groups of four neighbours, 64 rows apart. A vector access reads a group.
     static constexpr int EACH = SIDE / 16, FOUR = 4, GROUPS = EACH / FOUR, APART = 16 * FOUR;
     static_assert(SIDE % APART == 0, "whole groups");
 
@@ -71,7 +71,8 @@ struct TileCloser {
             }
     }
 
-    // Write row k and column k to shared memory. All threads call; only those write whose I-th row or column is k.
+    // Write row k and column k to shared memory. All threads call the function, but only threads with row or column k
+    // write; k is the I-th row or column of such a thread.
     template <int I>
     __device__ __forceinline__ void publish(int k) {
         const int mine = k % APART / FOUR * FOUR, turn = k % 2;
@@ -129,7 +130,7 @@ struct TileCloser {
             __syncthreads();
         }
     }
-    // Do step k and publish row and column k + 1. Beyond the last node all numbers are "no edge" and change nothing.
+    // Do step k and publish row and column k + 1. Steps beyond the last node change nothing: all numbers are "no edge".
     template <int NEXT>
     __device__ __forceinline__ void step_and_publish(int k) {
         step(k);

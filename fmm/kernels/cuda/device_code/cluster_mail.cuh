@@ -1,6 +1,6 @@
-// Messages among the thread blocks of a cluster: stores of 16 bytes into another thread block's shared memory, of which a
-// barrier there counts the bytes. A barrier's phase is complete when `expect_mail` was called and all bytes have arrived.
-// Tests on the host replace these functions.
+// Messages among the thread blocks of a cluster. A message is a store of 16 bytes into another thread block's shared
+// memory; a barrier of the receiver counts the bytes. A barrier's phase is complete when the receiver has called
+// `expect_mail` and all expected bytes have arrived. Tests on the host replace these functions.
 #pragma once
 
 #include "cluster.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ void send_mail(Message* here, const Message& x, MailB
                  "r"(x.words[0]), "r"(x.words[1]), "r"(x.words[2]), "r"(x.words[3]), "r"(rank)
                  : "memory");
 }
-// Wait until a phase is complete; `parity` is that of the number of complete phases before it.
+// Wait until a phase is complete; `parity` is 0 for the first, third, ... phase, and 1 for the others.
 __device__ __forceinline__ void wait_mail(MailBarrier* barrier, int parity) {
     int done = 0;
     while (!done)

@@ -1,7 +1,8 @@
-// The edge lengths of a graph from a matrix: entries that are no edges become `missing`, the diagonal becomes zero. If
-// `predecessors` is not null, the kernel also writes the initial predecessors: the row number of each edge.
+// Write the edge lengths of a graph that is given as a matrix: entries that are no edges become `missing`, the diagonal
+// becomes zero. If `predecessors` is not null, the kernel also writes the initial predecessors: the row number of each
+// edge.
 //
-// This kernel replaces about ten element-wise kernels of CuPy. A first call would compile each of the ten.
+// With CuPy's operations, this would take about ten element-wise kernels, and a first call would compile all ten.
 //
 // The file includes no header, so NVRTC needs no include path.
 #pragma once

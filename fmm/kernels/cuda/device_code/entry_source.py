@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 ENTRY_NAME = "fmm_tile"  # entry point of products, and of kernels that convert their operands and results
-EntryBody = str | Sequence[str]  # body of an entry point: one statement on the entry point's line, or several lines
+EntryBody = str | Sequence[str]  # body of an entry point: a statement (written on one line), or a list of lines
 _INCLUDE_PATTERN = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 

@@ -1,6 +1,9 @@
-// A float32 number x as two float16 numbers hi and lo: x 2^e = hi + lo / 2048. Arrangements of hi and lo in memory.
+// Split a float32 number x into two float16 numbers hi and lo: x 2^e = hi + lo / 2048. Store hi and lo in memory.
 //
-// Arithmetic uses ieee_arith.cuh, which keeps subnormal numbers. CuPy compiles with -ftz=true, and C++ operators would
+// A line is a row or column of an operand. All numbers of a line (or all numbers at one position of the lines) have the
+// same exponent e.
+//
+// Arithmetic uses ieee_arith.cuh, which keeps subnormal numbers. CuPy compiles with -ftz=true, so C++ operators would
 // flush subnormal numbers to zero. In an operand with magnitudes about 2^-126, every number can be subnormal.
 #pragma once
 
@@ -9,7 +12,7 @@
 namespace fmm {
 namespace planes {
 
-constexpr int TOP = 14;        // exponent of a line's largest number after scaling: this number is in [2^14, 2^15)
+constexpr int TOP = 14;        // scaling brings the largest number of a line into [2^14, 2^15)
 constexpr int CHUNK = 64;      // hi and lo alternate in chunks of this many numbers
 constexpr float BELOW = 2048;  // lo is the remainder x 2^e - hi times this factor
 
@@ -22,7 +25,7 @@ __device__ __forceinline__ int scaling(float x) {
     return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
 }
 
-// Return x 2^e, rounded once; in the subnormal range it may be rounded twice.
+// Return x 2^e. The result is rounded at most once, or twice if it is subnormal.
 __device__ __forceinline__ float scaled_by(float x, int e) {
     const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
     return mul(mul(mul(x, power_of_two(first)), power_of_two(second)), power_of_two(max(min(third, 120), -120)));
@@ -65,7 +68,8 @@ struct Four {
     float x[4];
 };
 
-// The arrangements of hi and lo in memory: Alternating in chunks of 64 numbers of a line, or Separate planes.
+// The arrangements of hi and lo in memory. Alternating: 64 numbers hi of a line, then their 64 numbers lo, and so on.
+// Separate: one plane with all hi, then one with all lo.
 struct Alternating {
     static constexpr int STEP = 2;  // number of planes (hi and lo) in a line of memory
     static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }

@@ -1,16 +1,21 @@
 // Split float32 operands into float16 planes hi and lo: x 2^e = hi + lo / 2048. Each row of A and each column of B has
 // an exponent e. The exponent scales the largest number of the row or column to between 2^14 and 2^15.
 //
+// A line is a contiguous row or column of the operand in memory. Lines of a K-major operand run along the inner
+// dimension k; so each line has an exponent. Lines of an MN-major operand run along m or n; so each position in a line
+// has an exponent.
+//
 //   Operand         one operand: addresses, strides, sizes
 //   LineScaling     the usual scaling rule; f16_spread.cuh has a second rule, which records the spread of exponents
 //   split_by_line         splits a K-major operand, with an exponent for each line
 //   split_by_position     splits an MN-major operand, with an exponent for each position in a line
 //
-// Index map: in split_by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In split_by_position,
-// a cluster of 8 thread blocks processes a strip of 64 positions; each thread block has an eighth of the lines.
+// Index map: in split_by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In
+// split_by_position, a cluster of 8 thread blocks processes a strip of 64 positions; each thread block has an eighth of
+// the lines.
 //
-// Both planes are in one buffer: for every 64 numbers of a line, 64 numbers of hi and then 64 numbers of lo, 256 bytes
-// together. K-major lines are padded with zeros to a multiple of 64 numbers.
+// Both planes are in one buffer: 64 numbers hi of a line alternate with their 64 numbers lo, 256 bytes together. Lines
+// are padded with zeros to a multiple of 64 numbers.
 #pragma once
 
 #include "cluster.cuh"
@@ -28,9 +33,9 @@ struct Operand {
     int* exponents;        // an exponent for each line (or each position) of all products of a batch
     long long leading;     // numbers from one line of the source to the next
     long long layer;       // numbers from one product of a batch to the next
-    long long pitch;        // numbers of one plane from one line to the next; the memory of a line holds hi and lo
-    int lines, length;
-    int layers;
+    long long pitch;       // numbers of a padded line in one plane; the memory of a line holds hi and lo
+    int lines, length;     // number of lines, and numbers in a line
+    int layers;            // number of products of a batch
     int blocks;            // thread blocks of this operand
 };
 
@@ -50,8 +55,8 @@ __device__ __forceinline__ Four load_four(const float* line, int at, int length)
 
 // ---- the scaling rule
 
-// The usual scaling rule: the exponent of a line or position scales all its numbers. BLOCKS thread blocks share the
-// lines of a strip of positions.
+// The usual scaling rule: the exponent of a line or position scales all its numbers. BLOCKS is the number of thread
+// blocks that share the lines of a strip of positions.
 template <class Arrangement, int BLOCKS>
 struct LineScaling {
     using Layout = Arrangement;
@@ -93,8 +98,9 @@ __device__ __forceinline__ SpreadCounts sum_counts(SpreadCounts x) {
 
 // ---- lines along the inner dimension
 
-// Split lines with GROUP threads for each line: a warp or a thread block. A thread holds its first LOADS loads in
-// registers, and reads its other numbers a second time.
+// Split lines with GROUP threads for each line: a warp or a thread block. The first pass finds the largest number, the
+// second writes hi and lo. A thread holds its first LOADS loads in registers, and loads its other numbers again in the
+// second pass.
 template <class Rule, int GROUP, int LOADS, bool WIDE, class Params>
 __device__ __forceinline__ void split_by_line(const Params& p, int block) {
     constexpr int GROUPS = THREADS / GROUP, STEP = GROUP * 4, WARPS = THREADS / 32;
@@ -195,8 +201,8 @@ __device__ __forceinline__ void sync_sharing() {
 }
 
 // Split a strip of 64 positions with a cluster or one thread block. Each thread block processes a part of the lines.
-// The first pass finds the largest number of every position. The second pass writes hi and lo, from the last line to
-// the first, because the cache still holds the last lines.
+// The first pass finds the largest number of every position. The second pass writes hi and lo, and begins with the last
+// line, because the cache still holds the last lines.
 template <class Rule, bool WIDE, class Params>
 __device__ __forceinline__ void split_by_position(const Params& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
@@ -235,7 +241,7 @@ __device__ __forceinline__ void split_by_position(const Params& p, int block) {
         else if (rank == 0 && first + static_cast<int>(threadIdx.x) < p.length)
             p.exponents[layer * p.length + first + threadIdx.x] = e;
     }
-    sync_sharing<SHARING>();  // no thread block exits while others read its shared memory
+    sync_sharing<SHARING>();  // until all thread blocks have read the shared memory of the others
     const int* const e = reinterpret_cast<const int*>(shared[0]) + (at - first);
     using Factor = typename Rule::Factor;
     const Factor by[4] = {Factor(e[0]), Factor(e[1]), Factor(e[2]), Factor(e[3])};

@@ -1,21 +1,21 @@
-// float16 planes (f16_planes.cuh) for products with a componentwise error bound. The split records the spread of each
-// row of A and each column of B together with the exponent. If necessary, a second split also scales the inner
-// dimension.
+// float16 planes (f16_planes.cuh) for products with a componentwise error bound. The split records a word for each row
+// of A and each column of B: its exponent and its spread, that is, how many numbers are large and whether any is small.
+// If necessary, a second split also scales the inner dimension.
 //
-// Let m be the largest magnitude of a row of A or column of B. Numbers of at least 2^-28 m keep a relative precision of
-// 2^-22. Smaller numbers lose up to 2^-50 m. So the error of an entry of C is a few 2^-22 times the same entry of
-// |A| |B| if one of two conditions holds:
+// Let m be the largest magnitude in a row of A or column of B. Numbers of at least 2^-28 m are split with a relative
+// error of 2^-22. Smaller numbers have an error of up to 2^-50 m. So the error of an entry of C is a few times 2^-22 of
+// the same entry of |A| |B| if one of two conditions holds:
 //   - Neither the row of A nor the column of B has nonzero numbers below 2^-28 m.
-//   - The row and the column have large numbers (at least 2^-12 m) at the same positions in a quarter of the inner
-//     dimension K. The entry of |A| |B| is then at least 2^-26 K times the product of both m. All small numbers
-//     together lose at most 2^-49 K times this product.
-// The word of a row or column has 16 bits for these conditions: 1 bit (CLEAN) if no number is small, and 15 bits for
-// the fraction of large numbers in units of 2^-14.
+//   - In a quarter of the inner dimension K, the row and the column have large numbers (at least 2^-12 m) at the same
+//     positions. The entry of |A| |B| is then at least 2^-26 K times the product of the row's m and the column's m. The
+//     errors of all small numbers are together at most 2^-49 K times this product.
+// The word of a row or column has 16 bits for these conditions: 1 bit (CLEAN) that is set if no number is small, and 15
+// bits for the fraction of large numbers in units of 2^-14.
 //
-// If a pair of a row and a column satisfies neither condition, the inner dimension is balanced: column k of A is
+// If a row and a column satisfy neither condition, the inner dimension is balanced: for every k, column k of A is
 // multiplied by 2^d and row k of B by 2^-d, so that both have about the same largest number. No entry of |A| |B|
-// changes. The operands are then split again. The product's kernel (gemm_f16x3.cuh) raises the flag for pairs that
-// still satisfy neither condition.
+// changes. The operands are then split again. The product's kernel (gemm_f16x3.cuh) raises the flag if a row and a
+// column still satisfy neither condition.
 //
 //   Spread    the scaling rule that records the spread, with d (BALANCED) or without d
 //   Balance   parameters of the launch between both splits, which decides whether the inner dimension is balanced
@@ -26,13 +26,16 @@
 namespace fmm {
 namespace planes {
 
-constexpr float LARGE = 8, SMALL = 6.103515625e-05f;  // 2^3 and 2^-14, for scaled numbers; the largest is >= 2^14
+// Thresholds of large and small numbers after scaling (2^3 and 2^-14); the largest number is then at least 2^14.
+constexpr float LARGE = 8, SMALL = 6.103515625e-05f;
+// WHOLE: the fraction 1 of large numbers. CLEAN: the bit that is set if no number is small. MEETING: if the fractions
+// of a row and a column have at least this sum, their large numbers are at the same positions in a quarter of K.
 constexpr int WHOLE = 1 << 14, CLEAN = 1 << 15, MEETING = WHOLE + WHOLE / 4;
 constexpr int FURTHEST = 80;  // upper bound of |d|: balancing itself never overflows
 constexpr int LEVELS = 128;   // offset that makes all exponents positive, also after scaling
 
 struct SpreadOperand : Operand {
-    int* inner;              // largest exponent at every position of the inner dimension; zero: all numbers are zero
+    int* inner;              // largest exponent at every position of the inner dimension; 0 if all numbers there are 0
     const int* other;        // `inner` of the other operand
     const int* balanced;     // nonzero if the inner dimension is balanced; zero: the second split does nothing
     int depth, sign;         // length of the inner dimension; sign of d
@@ -55,7 +58,7 @@ struct LongScale {
     }
 };
 
-// Counting of large and small numbers, and the word that records the counts of a row or column.
+// Functions that count large and small numbers, and pack the counts of a row or column into its word.
 struct RecordsSpread {
     static __device__ __forceinline__ void count(SpreadCounts& found, float x, float scaled) {
         found.large += fabsf(scaled) >= LARGE;
@@ -122,7 +125,8 @@ struct Balance {
     int* balanced;
 };
 
-// Combine the words of all rows (or columns): the smallest of their shares of large numbers, and CLEAN if all are.
+// Return a word that stands for all rows (or all columns): the smallest fraction of large numbers, and CLEAN if all
+// rows (columns) are CLEAN.
 __device__ __forceinline__ int smallest_spread(const int* exponents, int count) {
     int share = WHOLE, clean = CLEAN;
 #pragma unroll 8
@@ -147,7 +151,7 @@ __device__ __forceinline__ int smallest_spread(const int* exponents, int count) 
     return (share | clean) << 16;
 }
 
-// Find the largest exponent at every position of the inner dimension. ALONG: lines run along the inner dimension.
+// Find the largest exponent at every position of the inner dimension. ALONG is true if lines run along this dimension.
 template <bool ALONG>
 __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     const int warp = (blockIdx.x * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32), lane = threadIdx.x % 32;
@@ -173,7 +177,8 @@ __device__ __forceinline__ void largest_inner(const SpreadOperand& p) {
     }
 }
 
-// Decide whether the inner dimension is balanced; if so, find its largest exponents. Every thread block decides alone.
+// Decide whether the inner dimension is balanced; if so, find its largest exponents. All thread blocks make the same
+// decision independently.
 template <bool LEFT_ALONG, bool RIGHT_ALONG>
 __device__ __forceinline__ void balance(const Balance& p) {
     const SpreadOperand &a = p.left, &b = p.right;
@@ -185,7 +190,7 @@ __device__ __forceinline__ void balance(const Balance& p) {
     largest_inner<RIGHT_ALONG>(b);
 }
 
-// Set the largest exponents of the inner dimension to zero, during the first split.
+// Set the largest exponents of the inner dimension to zero. Part of the first split.
 __device__ __forceinline__ void reset_inner(const SpreadOperand& p, int block) {
     const int count = p.depth * p.layers;
     for (int i = block * THREADS + threadIdx.x; i < count; i += p.blocks * THREADS) p.inner[i] = 0;

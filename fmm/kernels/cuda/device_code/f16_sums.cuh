@@ -1,12 +1,13 @@
-// Sums of submatrices ("blocks") that are stored as float16 planes (f16_numbers.cuh), for a level above f16x3 products.
-// No float32 sum is written to memory. The largest numbers of the blocks give a bound of a sum's largest number.
+// Add submatrices ("blocks") and store the sums as float16 planes (f16_numbers.cuh), for a level above f16x3 products.
+// The float32 sums stay in registers. A sum is scaled by a bound of its largest number: the sum of the blocks' largest
+// numbers.
 //
 //   Extent, line_maxima, position_maxima   find the largest number of every line or position of each block
-//   Bounds, bound_sums                     computes from these the scaling exponents of the lines or positions of sums
-//   Planes, sum_to_planes                  computes the sums as block_sums.cuh does, and stores them as planes
+//   Bounds, bound_sums                     compute the scaling exponents of the sums from these largest numbers
+//   Planes, sum_to_planes                  compute the sums as block_sums.cuh does, and store them as planes
 //
-// The bound of a sum exceeds the sum's largest number by a few bits. hi covers numbers down to 2^-29 of the largest
-// number, and lo another factor of 2^-11.
+// The bound can exceed the sum's largest number by a few bits. This costs little precision: hi covers numbers down to
+// 2^-29 of the bound, and lo another factor of 2^-11.
 #pragma once
 
 #include "block_sums.cuh"
@@ -29,10 +30,10 @@ struct Extent {
     int blocks_across, blocks;
 };
 
-// Return the bits of |x|, which have the order of the magnitudes. NaN has the largest bits.
+// Return the bits of |x| as an integer. Integers order like the magnitudes; NaN is the largest.
 __device__ __forceinline__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-struct Most {  // four maxima: x[i] is the largest bits of the numbers at positions i, i + 4, ...
+struct Most {  // four maxima: x[i] has the bits of the largest magnitude at the positions i, i + 4, ...
     int x[4] = {};
     __device__ __forceinline__ void update_four(const float* from) {
         const float4 v = *reinterpret_cast<const float4*>(from);
@@ -129,7 +130,7 @@ struct PlaneSumParams {  // parameters of a launch of sum_to_planes
     Planes to;
 };
 
-// The functions that a generated program calls (`Io` of block_sums.cuh), with outputs stored as planes. LINES: lines
+// The functions that a generated program calls (`Io` of block_sums.cuh); `store` writes planes. LINES is true if lines
 // run along the inner dimension.
 template <class Step, class Arrangement, int LANES, bool EDGE, bool LINES, class Params>
 struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
@@ -165,8 +166,8 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
     }
 };
 
-// Compute the sums of a program and store them as planes. blockIdx.x is the row, because consecutive thread blocks then
-// read the same exponents of positions.
+// Compute the sums of a program and store them as planes. blockIdx.x is the row, so that consecutive thread blocks read
+// the same exponents of positions from the cache.
 template <class Step, class Arrangement, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
     using Inside = PlaneIo<Step, Arrangement, LANES, false, LINES, Params>;

@@ -1,5 +1,5 @@
-// C from the vendor's product T of float16 planes (f16_planes.cuh): Cij = factor Tij / 2^(ei + fj), with the scaling
-// exponents ei of A's rows and fj of B's columns. Thread block b processes the rows b, b + gridDim.x, ...
+// Compute C from T, the vendor's product of float16 planes (f16_planes.cuh): Cij = factor Tij / 2^(ei + fj). Row i of A
+// is scaled by 2^ei, and column j of B by 2^fj. Thread block b processes the rows b, b + gridDim.x, ...
 #pragma once
 
 #include "f16_planes.cuh"

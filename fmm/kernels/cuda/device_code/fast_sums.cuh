@@ -1,5 +1,6 @@
-// The coefficients 0, 1 and -1 of a fast <2,2,2> scheme as compile-time constants. A coefficient takes 2 bits: 1 stands
-// for 1, and 2 for -1. The lowest bits belong to the first product. Unrolled loops over coefficients become additions.
+// The coefficients of a fast <2,2,2> scheme as compile-time constants, so that the compiler turns unrolled loops over
+// coefficients into additions. A coefficient has 2 bits: 0 stands for 0, 1 for 1, and 2 for -1. The lowest bits belong
+// to the first product.
 //
 // The file includes no header, so NVRTC needs no include path.
 #pragma once

@@ -1,5 +1,5 @@
-// Code that all tiled products use: the description of a submatrix, tile sizes, vector accesses, the order of the tiles
-// in a launch, and reads of a tile from shared memory to registers.
+// Code that all tiled products use: submatrices, tile sizes, vector accesses, the order of the tiles in a launch, and
+// reads of a tile from shared memory to registers.
 //
 // The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
@@ -21,10 +21,10 @@ enum class Along {  // the dimension along which an operand is contiguous
     OUTER,          // the other dimension: columns of A, rows of B
 };
 
-// Tile sizes of one kernel (Huang, Yu, van de Geijn, Figure 3). A thread block computes M_S x N_S numbers of C, with
-// K_S numbers of the inner dimension at a time. A thread computes M_R x N_R numbers. A warp has WARP_M x WARP_N
-// threads. Shared memory holds STAGES tiles of A and STAGES tiles of B. TRANSPOSED: sums of K-major blocks are
-// transposed in shared memory.
+// Tile sizes of one kernel (Huang, Yu, van de Geijn, Figure 3). A thread block computes M_S x N_S numbers of C, in
+// steps of K_S positions of the inner dimension. A thread computes M_R x N_R numbers. A warp has WARP_M x WARP_N
+// threads. Shared memory holds STAGES tiles of A and STAGES tiles of B. If TRANSPOSED, sums of K-major blocks are
+// stored transposed in shared memory.
 template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TRANSPOSED_>
 struct Strategy {
     static constexpr int HEIGHT = M_S, WIDTH = N_S, DEPTH = K_S, ROWS = M_R, COLS = N_R, STAGES = STAGES_;
@@ -74,16 +74,16 @@ struct Tile {  // position of a thread block's tile
     int layer, row, col;
 };
 
-// The tiles that are computed of a C that is its own adjoint.
+// If C is its own adjoint: the tiles of C that are computed.
 enum class Triangle {
     NONE,   // all of C
     LOWER,  // the tiles on and below the diagonal; numbers above the diagonal are not written
     FULL,   // the tiles on and below the diagonal; their mirror is written above the diagonal
 };
 
-// Return the tile with this number. A group has `group` rows of tiles. Tiles are numbered down the columns of a group,
-// then group by group, then product by product of a batch. So tiles with close numbers read the same data from the L2
-// cache.
+// Return the tile with this number. A group has `group` rows of tiles. Within a group, tiles are numbered column by
+// column. The groups follow each other, and then the products of a batch. So tiles with close numbers read the same
+// data from the L2 cache.
 template <class Params>
 __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     const int tiles = p.down * p.across, layer = number / tiles, within = number % tiles;
@@ -92,13 +92,13 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
 }
 
 // The tiles of TILE_HEIGHT x TILE_WIDTH numbers that touch the lower triangle of C, numbered in the order of tile_of.
-// The height of a group of rows is a multiple of TILE_WIDTH. The columns of tiles that cross the diagonal within the
-// group are its diagonal columns. Columns left of them have tiles in all rows of the group. Diagonal column c has no
-// tiles in the first c TILE_WIDTH / TILE_HEIGHT rows.
+// A group of rows has a height that is a multiple of TILE_WIDTH. Its diagonal columns are the columns of tiles that
+// cross C's diagonal within the group. Columns left of them have tiles in all rows of the group. The c-th diagonal
+// column, counted from 0, has no tiles in the group's first c TILE_WIDTH / TILE_HEIGHT rows.
 template <int TILE_HEIGHT, int TILE_WIDTH>
 struct LowerTiles {
-    // wide: diagonal columns of a group; last: number of the last group; whole: tiles in the diagonal columns of a
-    // complete group; tiles: number of all tiles
+    // wide: number of diagonal columns of a group; last: index of the last group; whole: number of tiles in the
+    // diagonal columns of a complete group; tiles: number of all tiles
     const int group, down, across, wide, last, whole, tiles;
 
     template <class Params>
@@ -131,9 +131,10 @@ private:
 
 // ---- from shared memory to registers
 
-// A thread's registers for one operand at one position ("step") of the inner dimension: REGS numbers. LANES threads of
-// a warp are side by side. In a K-major tile (INNER), 16 bytes hold several steps of one line. In an MN-major tile, 16
-// bytes hold adjacent numbers of one step, and are read one step before their use.
+// A thread's registers for one operand at one position ("step") of the inner dimension: REGS numbers. LANES is the
+// number of a warp's threads along the operand's outer dimension. In a K-major tile (INNER), 16 bytes hold several
+// steps of one line. In an MN-major tile, 16 bytes hold adjacent numbers of one step, and are read one step before
+// their use.
 template <class Element, class Lines, int REGS, int LANES>
 struct Fragment {
     static constexpr bool INNER = Lines::INNER;

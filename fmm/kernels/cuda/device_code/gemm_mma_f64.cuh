@@ -2,10 +2,10 @@
 //
 // Index map: tiles, copies and sums of a thread block are the same as in gemm_simt.cuh. The numbers of a thread differ:
 // the 32 lanes of a warp are arranged 8 x 4, with g = lane / 4 and t = lane % 4. An instruction multiplies 16 rows by 8
-// columns. A lane has rows g and g + 8 of A and column g of B, at the positions t, t + 4, ... of the inner dimension. A
-// lane has columns 2 t and 2 t + 1 of rows g and g + 8 of C.
+// columns. Of A, a lane has the rows g and g + 8, and of B the column g, at the positions t, t + 4, ... of the inner
+// dimension. Of C, a lane has the columns 2 t and 2 t + 1 in the rows g and g + 8.
 //
-// DEEP: positions of the inner dimension in one instruction (4, 8 or 16).
+// DEEP is the number of positions of the inner dimension in one instruction: 4, 8 or 16.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -21,7 +21,8 @@ namespace fmm {
 #define FMM_ROWS 8
 #endif
 
-// Compute c += a b with a[step][row] and b[step]. c holds two numbers of the first row, then two of the second row.
+// Compute c += a b. The operands are a[step][row] and b[step]; c has two numbers of the first row, then two of the
+// second row.
 template <int STEPS>
 __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
 #if FMM_ROWS == 8 && __CUDA_ARCH__ >= 800
@@ -55,7 +56,8 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[STEPS][2],
 
 // ---- from shared memory to registers
 
-// The positions in a tile that a lane reads. A half-warp reads four lines at four steps, 8 bytes each, from all banks.
+// The positions in a tile that a lane reads. A half-warp reads four lines at four steps: 16 numbers of 8 bytes, which
+// are in different banks.
 template <class Lines>
 struct Lanes {
     static constexpr int LINE = Lines::INNER ? Lines::PITCH : 1, STEP = Lines::INNER ? 1 : Lines::PITCH;
@@ -83,9 +85,9 @@ struct Across {
 // ---- the kernel
 
 // Compute a tile of C as `multiply` of gemm_simt.cuh does. A stage holds DEPTH steps of the inner dimension, which are
-// multiplied in passes of DEEP steps. At the start of a pass, registers hold its numbers. After the last use of a number,
-// the number of the next pass is read to its register. At the start of a stage's last pass, all numbers of the stage
-// have been read. The threads synchronize, and the stage is filled again.
+// multiplied in passes of DEEP steps. At the start of a pass, registers hold its numbers. After the last use of a
+// number, its register is filled with the number for the next pass. So at the start of a stage's last pass, all numbers
+// of the stage are in registers: the threads synchronize, and the stage is filled again.
 template <class Product, class Element, class S, int DEEP, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS, true>;
@@ -99,7 +101,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     // numbers of instructions for these rows, columns and depths, and number of passes
     constexpr int ROWS = HIGH / 16, COLS = WIDE / 8, STEPS = DEEP / 4, PASSES = S::DEPTH / DEEP;
     static_assert(HIGH % 16 == 0 && WIDE % 8 == 0 && S::DEPTH % DEEP == 0, "whole instructions");
-    // The sums of the next tile are distributed over the second half of the pass before the threads synchronize.
+    // The sums of the next tile are formed in the last pass before the threads synchronize, in its second half.
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
     constexpr int AT_ONCE = max_of((SUMS + ROWS * COLS / 2 - 1) / max_of(ROWS * COLS / 2, 1), 1);
     constexpr int FIRST = ROWS * COLS - (SUMS + AT_ONCE - 1) / AT_ONCE;

@@ -1,5 +1,6 @@
-// GEMM of byte planes on the tensor cores of Hopper's warpgroups (sm_90a), with one product for each modulus p. The
-// kernel is that of gemm_wgmma.cuh with 32-bit integer sums. Sums are reduced modulo p and stored as bytes.
+// GEMM of byte planes on the tensor cores of Hopper's warpgroups (sm_90a): one product for each modulus p, or several.
+// The kernel of gemm_wgmma.cuh adds 32-bit integers; this file adds an epilogue that reduces the sums modulo p and
+// stores them as bytes.
 #pragma once
 
 #include "gemm_wgmma.cuh"
@@ -24,7 +25,8 @@ __device__ __forceinline__ void store_pair(byte* to, int x, int y) {
 }
 
 // Epilogue: the sum modulo p. Residues are between -128 and 127, so sums over 2^16 positions of the inner dimension are
-// at most 2^30. Longer inner dimensions (LONG) need code that reduces sums in between, and NVRTC compiles it slowly.
+// at most 2^30. For longer inner dimensions (LONG), sums are also reduced in between. Other kernels omit this code,
+// because NVRTC compiles it slowly.
 template <bool LONG>
 struct ByModulus {
     static constexpr int MAX_STEPS = LONG ? 512 : 0;  // sums are reduced after this number of tiles of 128 numbers

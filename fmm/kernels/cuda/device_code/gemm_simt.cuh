@@ -1,22 +1,24 @@
-// Tiled GEMM on CUDA cores with fused sums. For each destination d (up to DEST): C_d = keep_d C_d + c_d P with the
-// product P = (sum of a_i A_i) (sum of b_j B_j). A_i, B_j and C_d are submatrices ("blocks") of A, B and C.
+// Tiled GEMM on CUDA cores with fused sums. The product is P = (sum of a_i A_i) (sum of b_j B_j), and the kernel
+// computes C_d = keep_d C_d + c_d P for each of DEST destinations. A_i, B_j and C_d are submatrices ("blocks") of A, B
+// and C.
 //
 // Index map: a thread block computes one M_S x N_S tile of the product. blockIdx.x numbers the tiles of all products of
-// a batch (tile_of), so the last wave of thread blocks is as full as possible. blockIdx.z is the index of the product
-// in launches with several products. Warps are numbered down the tile first. A thread has M_R x N_R numbers,
-// interleaved with the numbers of the other threads of its warp.
+// a batch (tile_of), so the last wave of thread blocks is as full as possible. In launches with several products,
+// blockIdx.z is the index of the product. Warps are numbered column by column of the tile. A thread has M_R x N_R
+// numbers, interleaved with the numbers of the other threads of its warp.
 //
 // Memory: tiles of A and B are loaded to shared memory STAGES - 1 tiles before their use. Sums of blocks are formed in
 // shared memory, and the epilogue adds the product to every destination. So the additions of a fast algorithm need no
 // temporaries (Huang, Yu, van de Geijn 2020, Algorithm 1). Numbers beyond the edge of a block count as zero and are
 // never accessed.
 //
-// Compile-time parameters: the generated `Product` (numbers of blocks, epilogue), `Strategy` (tile sizes), the layouts
-// of A and B, and the access width. Blocks and coefficients are launch parameters, so products of one variant use one
-// kernel.
+// Compile-time parameters: the generated `Product` (number of blocks, epilogue), `Strategy` (tile sizes), the layouts
+// of A and B, and the access width. Blocks and coefficients are launch parameters, so one compiled kernel serves all
+// products with the same compile-time parameters.
 //
 // CuPy compiles with -ftz=true, so this file's arithmetic flushes subnormal numbers to zero. cuBLAS and our other
-// kernels keep subnormal numbers. With ieee_arith.cuh, the loops of kernels with sums would take up to 2 % longer.
+// kernels keep subnormal numbers. Here, the instructions of ieee_arith.cuh would make kernels with sums up to 2 %
+// slower.
 //
 // The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
@@ -49,10 +51,10 @@ enum class Access {
     SCALAR,  // an access moves one number; any alignment
 };
 
-enum class Path {  // the path of tiles from global to shared memory, for operands that are one block
+enum class Path {  // the path of tiles from global to shared memory; sums of blocks always use ASYNC
     ASYNC,         // asynchronous copies (cp.async), some tiles ahead
     PLAIN,         // through registers: loaded before the multiply-adds of a tile, stored after them
-    TEXTURE,       // as PLAIN, with loads of the read-only path, formerly the texture path (Li, Ranka, Sahni 2011)
+    TEXTURE,       // as PLAIN, but through the read-only data cache, once the texture cache (Li, Ranka, Sahni 2011)
 };
 
 // ---- memory access
@@ -115,7 +117,7 @@ __device__ __forceinline__ void commit() {
 #endif
 }
 
-// Wait for this thread's copies, except for copies of its last PENDING `commit`s.
+// Wait for this thread's copies, except those that belong to its last PENDING calls of `commit`.
 template <int PENDING>
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 800
@@ -127,7 +129,7 @@ __device__ __forceinline__ void wait() {
 
 // The layout of one operand's tile in shared memory, and the accesses of each thread to the tile. A tile has the layout
 // of global memory: lines along the contiguous dimension. K-major lines are padded, so that neighbouring lines are in
-// different banks. SPACED: all lines are padded by 32 bytes, for gemm_mma_f64.cuh.
+// different banks. With SPACED (for gemm_mma_f64.cuh), all lines are padded by 32 bytes.
 template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS, bool SPACED = false>
 struct Lines {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -141,8 +143,8 @@ struct Lines {
     static constexpr bool STRAIGHT = THREADS % ACROSS == 0;  // true if all accesses of a thread are in one column
     static_assert(LENGTH % WIDE == 0 && SIZE % WIDE == 0, "lines of whole accesses");
 
-    // Return the line (line) and the position in the line (along) of this thread's i-th access, and the distance of
-    // this access from the first access in lines (down) and in positions (across).
+    // For this thread's i-th access, return: its line (`line`), its position in the line (`along`), and its distance
+    // from the thread's first access in lines (`down`) and in positions (`across`).
     __device__ static __forceinline__ int line(int i) {
         return STRAIGHT ? threadIdx.x / ACROSS + i * (THREADS / ACROSS) : (threadIdx.x + i * THREADS) / ACROSS;
     }
@@ -159,15 +161,15 @@ struct Lines {
     }
 };
 
-// Copies the tiles of BLOCKS blocks, in order along the inner dimension. To save registers, the parameters of the
-// launch are read again at an edge.
+// Copies the tiles of BLOCKS blocks, one after the other along the inner dimension. At an edge, the sizes of the blocks
+// are read from the launch's parameters again, which saves registers.
 template <class Element, class Lines, int BLOCKS, bool LEFT>
 struct Source {
     const Block<Element> (&blocks)[BLOCKS];
     const long long leading;
     const int first;   // first row (of A) or column (of B) of the tile
     int position;      // position of the next tile along the inner dimension
-    int inner_whole;   // tiles that end here or before are complete in all blocks
+    int inner_whole;   // tiles that end at or before this position are complete in all blocks
     long long offset;  // distance from a block's start to this thread's first number in the next tile
 
     __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
@@ -234,8 +236,8 @@ private:
     }
 };
 
-// The layout of the tiles that the multiply-adds read. Sums of K-major blocks can be stored TRANSPOSED. Multiply-adds
-// then need fewer registers, but addresses and stores take more time.
+// The layout of the tiles that the multiply-adds read. Sums of K-major blocks can be stored transposed (TRANSPOSED).
+// Multiply-adds then need fewer registers, but computing addresses and storing take more time.
 template <class Lines, bool TRANSPOSED_>
 struct UsedTile {
     static constexpr bool TRANSPOSED = TRANSPOSED_, INNER = Lines::INNER && !TRANSPOSED;
@@ -244,8 +246,8 @@ struct UsedTile {
 };
 
 // One operand's tiles in shared memory. If the operand is one block, its tiles are copied STAGES - 1 tiles before their
-// use. If the operand is a sum, the tiles of all blocks are copied side by side, two tiles before their use. One tile
-// before its use, the sum is formed. Each thread adds the numbers that it copied itself, which needs no barrier.
+// use. If the operand is a sum, the tiles of all blocks are copied two tiles before their use, and added one tile
+// before it. Each thread adds the numbers that it has copied itself, so no barrier is needed in between.
 template <class Element, class Lines, int BLOCKS, int STAGES, bool TRANSPOSED, Path PATH, bool LEFT>
 struct Operand {
     static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
@@ -307,7 +309,7 @@ struct Operand {
 // ---- from registers to C
 
 // Detects an inf or NaN among all numbers that a thread stores: inf and NaN times zero are NaN, other numbers times
-// zero are zero. Numbers that are added atomically are not checked.
+// zero are zero. Numbers that are added atomically are not checked, because no thread sees the sum.
 template <class Element, bool RAISES>
 struct FiniteCheck {
     Element nothing = Element(0);
@@ -371,13 +373,14 @@ __device__ __forceinline__ void store_run(Element* q, int valid, const Pack<Elem
 template <class Element, int DEST, int PACK>
 struct Run {
     Element* at[DEST];
-    int valid[DEST];  // number of the numbers that are inside the destination
+    int valid[DEST];  // how many of the numbers are inside the destination
     Pack<Element, PACK> value[DEST];
 };
 
-// The epilogue: update all destinations with this thread's numbers `x` of the product. Each destination is read at most
-// once and written at most once. `Product::update` computes the new values. Several runs of adjacent numbers are loaded
-// before the first run is stored. The compiler itself cannot reorder them, as it must assume that runs overlap.
+// The epilogue: update all destinations with this thread's numbers `x` of the product. `Product::update` computes the
+// new values. Each destination is read at most once and written at most once. Several runs of adjacent numbers are
+// loaded before the first run is stored. The compiler cannot reorder loads and stores itself, because it must assume
+// that runs overlap.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class FiniteCheck>
 __device__ __forceinline__ void store_product(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
@@ -423,9 +426,8 @@ __device__ __forceinline__ void store_product(const Params& p, const Block<Eleme
     }
 }
 
-// The epilogue of `store_product` for SHORT products, as a loop over rows that is not unrolled: NVRTC compiles it in
-// two thirds of the time. After each row, the next row is moved to the first registers, because registers have no index
-// at run time.
+// `store_product` for products with SHORT, as a loop over rows that is not unrolled: NVRTC compiles it in two thirds of
+// the time. After each row, the next row is moved to the first registers, because registers have no index at run time.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class FiniteCheck>
 __device__ __forceinline__ void store_rows(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
@@ -512,8 +514,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     using Right = Fragment<Element, typename RightTiles::TileLayout, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
     constexpr int SUMS = LeftTiles::SUMS + RightTiles::SUMS, BLOCKS = max_of(Product::LEFT, Product::RIGHT);
-    // The sums are distributed over several steps of a tile. Then the copies for the next sums start, and have most of
-    // a tile's time to arrive. All threads synchronize in the last step.
+    // The sums are formed in the last steps of a tile, some in each step. Then the copies for the next sums start,
+    // which have most of the next tile's time to arrive. All threads synchronize in the last step.
     constexpr int LAST = S::DEPTH - 3, AT_ONCE = (SUMS + 3) / 4, FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : 0;
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
@@ -612,8 +614,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
             }
             a.read_step(left_now, next);
             b.read_step(right_now, next);
-            // The order of columns alternates from row to row. So each multiply-add shares a register with the previous
-            // multiply-add: a multiprocessor reads two registers per cycle, one from each of two banks (even and odd).
+            // A multiprocessor reads two registers per cycle, one from each of two banks (even and odd). Therefore each
+            // multiply-add shares a register with the previous multiply-add: the order of columns alternates from row
+            // to row.
 #pragma unroll
             for (int i = 0; i < S::ROWS; ++i) {
 #pragma unroll

@@ -4,9 +4,9 @@
 // Index map: a thread block computes a 32 x 32 tile. blockIdx.x numbers the tiles row by row; blockIdx.z is the product
 // of a batch. Each of 256 threads computes 2 x 2 numbers that are 16 rows and 16 columns apart.
 //
-// A piece is 32 rows of A (or columns of B) with 32 numbers of the inner dimension. Pieces in shared memory have the
-// type of the sums. The next pieces are loaded at the same time. The launch takes most of the time of a small product,
-// so the kernel has no further optimizations.
+// A piece is 32 rows of A (or columns of B) at 32 positions of the inner dimension. Shared memory holds the current
+// pieces in the type of the sums. While they are multiplied, the next pieces are loaded to registers. The launch takes
+// most of the time of a small product, so the kernel has no further optimizations.
 #pragma once
 
 #include "mirror_triangle.cuh"
@@ -30,8 +30,8 @@ constexpr int SMALL_TILE = 32, SMALL_THREADS = 256;
 // The part of dest that the kernel computes.
 enum class Part { ALL, LOWER, MIRRORED };
 
-// The numbers of an operand's pieces that one thread loads. A piece has SMALL_TILE lines along the inner dimension.
-// Neighbouring threads read adjacent numbers: along the lines, or across them.
+// The numbers of an operand's pieces that one thread loads. A piece has SMALL_TILE lines along the inner dimension. If
+// numbers of a line are adjacent in memory, neighbouring threads read along a line, otherwise across the lines.
 template <class Element>
 struct SmallPiece {
     using Stored = typename Traits<Element>::Stored;

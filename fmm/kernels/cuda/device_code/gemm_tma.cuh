@@ -1,8 +1,8 @@
 // Tiled float32 GEMM with fused sums for chips with a copy engine (TMA, sm_90 and newer). The algorithm is that of
-// gemm_simt.cuh. The main loop has almost only multiply-adds, and one launch computes several products.
+// gemm_simt.cuh. But the main loop contains almost only multiply-adds, and one launch can compute several products.
 //
-// Index map: a thread block computes one M_S x N_S tile of one task. blockIdx.x numbers the tiles task by task, and
-// then product by product of a batch. Threads and warps have the same numbers of a tile as in gemm_simt.cuh.
+// Index map: a thread block computes one M_S x N_S tile of one task. blockIdx.x numbers the tiles task by task; then
+// the next product of a batch follows. Threads and warps have the same numbers of a tile as in gemm_simt.cuh.
 //
 //   Launch      the blocks (submatrices) of A, B and C, and the tasks: the blocks that a product adds and writes
 //   SharedTile  the layout of a tile in shared memory
@@ -12,9 +12,9 @@
 //   store_...   writes a tile from shared memory to C; tasks that write the same block of C take turns
 //
 // Each stage has two barriers. `full` completes when the copies have arrived. `summed` completes when all warps have
-// formed their sums; without sums, it keeps the warps close together. Arriving at a barrier does not wait. A warp waits
-// for `summed` of a tile before it uses the tile. At this point all warps have finished the tile AHEAD tiles earlier,
-// so they have read all tiles before that tile.
+// formed their sums; without sums, it keeps the warps close together. A warp arrives at a barrier without waiting. It
+// waits for `summed` of tile t before it uses tile t. Each warp has formed these sums near the end of tile t - AHEAD.
+// So all warps have finished the tiles before tile t - AHEAD, whose memory can be filled again.
 #pragma once
 
 #include "gemm_common.cuh"
@@ -25,10 +25,10 @@ namespace fmm {
 
 // ---- parameters of a launch
 
-// A task: `tiles` tiles of one product from tile `first` on, over `steps` tiles of the inner dimension from position
-// `from` on. `left`, `right` and `dest` are the indices of the task's blocks. The factors of a sum are relative to the
-// factor of its first block. For each block of C, `turn` is the number of earlier tasks of the launch that write the
-// block, and `last` is 1 if no later task writes the block.
+// A task computes `tiles` tiles of one product; the first tile has the number `first`. Along the inner dimension, the
+// task begins at position `from` and has `steps` tiles. `left`, `right` and `dest` are the indices of the task's
+// blocks. The factor of a sum's first block is 1. For each block of C, `turn` is the number of earlier tasks of the
+// launch that write the same tiles, and `last` is 1 if no later task writes them.
 template <class Element, int LEFT, int RIGHT, int DEST>
 struct Task {
     int lefts, rights, dests, first, tiles, from, steps;
@@ -44,8 +44,8 @@ enum class Order {
 template <class Element, class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
 struct Launch {
     Map left[LEFTS], right[RIGHTS];
-    Block<Element> dest[DESTS];  // the first task that writes a block multiplies its old value by `keep`
-    unsigned* turns;  // a counter for each tile of each block of C of each product; zero before and after the launch
+    Block<Element> dest[DESTS];  // the first task that writes a block multiplies the block's old value by `keep`
+    unsigned* turns;  // for each product, a counter for each tile of each block of C; zero before and after the launch
     int* flag;                   // set to 1 if a number is inf or NaN, or may overflow or underflow; null: no check
     long long leading;           // stride of C from row to row, in elements
     long long layer;             // stride of C from product to product of a batch, in elements
@@ -73,7 +73,7 @@ struct SharedTile {
 };
 
 // One operand: the tiles of TERMS blocks side by side, and separate memory for their sum. The copy engine never writes
-// the memory of sums, so copies and the threads' stores need no synchronization.
+// to the memory of the sum, so its copies and the threads' stores need not be synchronized.
 template <class Element, class SharedTile_, int TERMS, int THREADS>
 struct TermAdder {
     static constexpr bool SUMMED = TERMS > 1;
@@ -132,9 +132,9 @@ struct Reader : Fragment<Element, SharedTile_, REGS, LANES> {
 
 enum class OldValue { NONE, SCALED, ADDED };  // the old value of a block is ignored, multiplied by `keep`, or added
 
-// A tile of C in shared memory, which overwrites the tiles of A and B. The 16-byte chunks of its rows are swizzled, so
-// that the stores of a warp use different banks. A short loop then stores complete rows to C. A long unrolled loop
-// would be slower: each thread block executes it once, and loading its instructions takes time.
+// A tile of C in shared memory; it overwrites the tiles of A and B. The 16-byte chunks of its rows are swizzled, so
+// that the stores of a warp use different banks. A short loop then stores complete rows to C. An unrolled loop would be
+// slower: each thread block executes its instructions only once, and loading them takes time.
 template <class Element, class S, class Left, class Right>
 struct StagedTile {
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element)), CHUNKS = S::WIDTH / WIDE;
@@ -144,9 +144,9 @@ struct StagedTile {
     __device__ static __forceinline__ int chunk(int row, int number) {
         return row * CHUNKS + (number ^ (Left::INNER ? row : row / WIDE) % (CHUNKS < 8 ? CHUNKS : 8));
     }
-    // Store this thread's numbers from this row and column on. The numbers are multiplied by `one`, whose value the
-    // compiler cannot see. Otherwise the compiler would keep them in adjacent registers for the vector stores, and the
-    // main loop would have register bank conflicts.
+    // Store this thread's numbers; the first one is at `row` and `col`. The numbers are multiplied by `one`, because
+    // the compiler does not know that `one` is 1. Without this product, the compiler would hold the numbers in adjacent
+    // registers for the vector stores, and the main loop would have register bank conflicts.
     template <int ROWS, int COLS>
     __device__ static __forceinline__ void store(const Element (&x)[ROWS][COLS], Element one, Element* staged, int row,
                                                int col) {
@@ -189,8 +189,8 @@ __device__ __forceinline__ void store_pack(const Element* x, Element* to, Elemen
         pack<Element, PACK>(to) = v;
 }
 
-// Store the staged tile to `q`, where the block of C has this number of rows and columns left. `wide`: 16 bytes at a
-// time.
+// Store the staged tile to `q`. From `q` on, the block of C has `rows` rows and `cols` columns. With `wide`, an access
+// moves 16 bytes.
 template <class StagedTile, OldValue OLD, class Element>
 __device__ __forceinline__ void store_block(Element* staged, Element* q, long long leading, int rows, int cols, Element factor,
                                       Element keep, bool wide) {
@@ -204,16 +204,16 @@ __device__ __forceinline__ void store_block(Element* staged, Element* q, long lo
     });
 }
 
-// Limits for `check_range`. The L2 cache adds the numbers of several tasks, and no thread sees the sums. Numbers above
-// LARGE might overflow, and sums below SMALL might be flushed to zero. The bits of positive floats have the order of
-// the floats; inf and NaN have the largest bits.
+// Limits for `check_range`. The L2 cache adds the numbers of several tasks, so no thread sees the sums. A sum of
+// numbers above LARGE could overflow, and a sum of numbers below SMALL could be flushed to zero. `check_range` compares
+// bits: those of positive floats have the same order as the floats, and inf and NaN have the largest bits.
 constexpr float LARGE = 0x1p122f, SMALL = 0x1p-100f;
 
 template <class StagedTile, class Task>
 __device__ __forceinline__ void check_range(int* flag, const Task& task, float* staged) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    unsigned most = 0, least = ~0u;  // the largest bits; the smallest bits of nonzero numbers, minus one
+    unsigned most = 0, least = ~0u;  // the bits of the largest number; the bits of the smallest nonzero number, minus 1
     StagedTile::for_each_chunk(staged, [&](const float* x, int, int) {
         const auto v = pack<float, StagedTile::WIDE>(x);
 #pragma unroll
@@ -255,8 +255,8 @@ __device__ __forceinline__ void store_blocks(const Params& p, const Task& task, 
     }
 }
 
-// Store the staged tile's numbers on and below C's diagonal, and with Triangle::FULL also their mirror. The task writes
-// one block.
+// Store the staged tile's numbers on and below C's diagonal, and with Triangle::FULL also their mirror. The task has a
+// single destination block.
 template <class StagedTile, class S, Triangle TRIANGLE, class Params, class Task, class Element>
 __device__ __forceinline__ void store_triangle_block(const Params& p, const Task& task, const Tile& tile, Element* staged) {
     const Block<Element>& block = p.dest[task.dest[0]];
@@ -302,7 +302,7 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
     constexpr int LEFT_SIZE = LEFTS * LeftTile::SIZE, STAGE = LEFT_SIZE + RIGHTS * RightTile::SIZE;
     constexpr int SUM = LeftSums::SIZE + RightSums::SIZE;  // numbers of a stage's sums
     constexpr int SUMS = LeftSums::SUMS + RightSums::SUMS, TERMS = max_of(LEFTS, RIGHTS), ENTIRE = S::DEPTH - 1;
-    // Sums are formed AHEAD tiles before their use, in the last steps of a tile, because copies can arrive late.
+    // Sums for a tile are formed AHEAD tiles earlier, in the last steps: so late copies have time to arrive.
     constexpr int AHEAD = 2, LAST = ENTIRE - 1, AT_ONCE = (SUMS + LAST - 2) / (LAST - 1);
     constexpr int FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : ENTIRE;
     constexpr int COME = FIRST - 1;  // the step in which the threads wait for the copies
@@ -344,8 +344,8 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
     for (int b = 0; b < LEFTS; ++b) left_factor[b] = task.left_factor[b];
 #pragma unroll
     for (int b = 0; b < RIGHTS; ++b) right_factor[b] = task.right_factor[b];
-    // Read the terms of the thread's i-th sum, and later write the sum, so that the reads have time to arrive. Sums of
-    // A come before sums of B.
+    // Read the terms of the thread's i-th sum, or write this sum. The main loop writes later than it reads, so that the
+    // reads have time to arrive. Sums of A come before sums of B.
     auto read_terms = [&](int i, const Element* copies, Piece* held) {
         if (i < LeftSums::SUMS)
             LeftSums::read_terms(i, copies, held);
@@ -381,8 +381,8 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
     a.clear();
     b.clear();
 
-    // Do half of a step's multiply-adds, and read the same rows for the next step. The order of columns alternates from
-    // row to row, so that each multiply-add shares a register with the previous multiply-add.
+    // Do half of a step's multiply-adds, and read the numbers of the same rows for the next step. The order of columns
+    // alternates from row to row, so that each multiply-add shares a register with the previous multiply-add.
     auto half_step = [&](int k, bool second, bool only_reads, const Element* left, const Element* right) {
         const int next = (k + 1) % S::DEPTH;
         if (!second) {
@@ -421,8 +421,9 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
     half_step(ENTIRE, false, true, left_of(0), right_of(0));
     int stage = 0, late = AHEAD % S::STAGES, free = S::STAGES - 3;
     unsigned parity = 0, late_parity = AHEAD / S::STAGES;  // phase parity of this tile, and of tile t + AHEAD
-    // An iteration starts in the middle of a step, and waits for barriers in the middle of steps. The compiler moves
-    // reads to the end of a basic block. Half a step of multiply-adds then remains before the values are used.
+    // An iteration starts in the middle of a step, and waits for barriers in the middle of steps. For the compiler
+    // moves reads to the end of a basic block, here the middle of a step: the other half of the step's multiply-adds
+    // then precedes the use of the values.
 #pragma unroll 1
     for (int t = 0; t < steps; ++t) {
         const int next_stage = stage + 1 == S::STAGES ? 0 : stage + 1;
@@ -443,8 +444,8 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
                 for (int i = 0; i < AT_ONCE; ++i) read_terms((k - FIRST) * AT_ONCE + i, copies, held[i]);
             }
             half_step(k, false, false, left, right);
-            // All warps formed this tile's sums two tiles ago, so they have read the tile before that time. The stage
-            // of that tile is filled again. The warps take turns in starting the copies.
+            // All warps formed this tile's sums during tile t - 2, so all have finished tile t - 3. Fill its stage
+            // again. The warps take turns in starting the copies.
             if (k == 0 && __builtin_expect(threadIdx.x == t % (S::THREADS / 32) * 32, 0)) {
                 if (t > 2 && t - 3 + S::STAGES < steps + AHEAD) fill(t - 3 + S::STAGES, free);
             }
@@ -482,9 +483,9 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
 
 // ---- the kernel
 
-// Compute the thread block's tile of its task. SHAPES is a bit mask of the kinds of tasks in a launch: bit i + 2 j with
-// i = 1 if B is a sum, and j = 1 if A is a sum. `memory` is shared memory: the copies and sums of every stage (later a
-// tile of C), then two barriers for each stage.
+// Compute the thread block's tile of its task. SHAPES is a bit mask of the kinds of tasks in a launch. A task has bit 2
+// j + i, where j is 1 if A is a sum, and i is 1 if B is a sum. `memory` is shared memory: the copies and sums of every
+// stage (at the end, the tile of C), then two barriers for each stage.
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, Triangle TRIANGLE,
           class Params>
 __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {

@@ -2,8 +2,9 @@
 // factor (A B + keep C).
 //
 // Index map: a thread block computes M_S x N_S tiles of C. The CLUSTER thread blocks of a cluster compute tiles below
-// each other, which form a cluster tile. Clusters are persistent: cluster c computes the cluster tiles c, c + clusters,
-// ... in the order of tile_of. Warpgroup 0 copies; each of the other M_S / 64 warpgroups multiplies 64 rows.
+// each other; together these tiles are a cluster tile. Clusters are persistent: cluster number c computes the cluster
+// tiles c, c + (number of clusters), ... in the order of tile_of. Warpgroup 0 copies; each of the other M_S / 64
+// warpgroups multiplies 64 rows.
 //
 //   Product       tensor maps of A, B and C, sizes and scalars
 //   load_tiles    one thread loads tiles of A and B to shared memory; a tile of B is multicast to both thread blocks of
@@ -11,11 +12,12 @@
 //   multiply_all  warpgroups 1 and 2 multiply from shared memory to accumulators, and write C to shared memory
 //   store_tiles   one thread for each warpgroup stores tiles from shared memory to C with the copy engine
 //
-// While one tile of C is stored, the next tile's operands are loaded and multiplied. Each stage has the barriers `full`
-// and `empty`; each warpgroup has the barriers `staged` and `sent`.
+// While one tile of C is stored, the next tile's operands are loaded and multiplied. Each stage has two barriers:
+// `full` (its tiles have arrived) and `empty` (its tiles have been used). Each multiplying warpgroup has two barriers:
+// `staged` (its part of C is in shared memory) and `sent` (its part of C has been read from shared memory).
 //
-// The kernel has no fused sums. wgmma reads B from shared memory, and the four warps of a warpgroup already use almost
-// the whole bandwidth of shared memory. Forming sums in shared memory would take longer than the product.
+// The kernel has no fused sums: wgmma reads its operands from shared memory, and uses almost the whole bandwidth of
+// shared memory. Forming sums there would take longer than the product.
 #pragma once
 
 #include "cluster.cuh"
@@ -72,8 +74,8 @@ struct Product {
 
 // ---- PTX of clusters, the copy engine and warpgroups
 
-// Arrive at a barrier of the cluster's thread block `rank`, after reading a stage. The thread has written nothing that
-// must become visible, so a small memory scope suffices. A wider scope would invalidate the L1 cache each time.
+// Arrive at a barrier of the cluster's thread block `rank`, after reading a stage. The thread has only read, so no
+// writes must become visible, and a small memory scope suffices. A wider scope would invalidate the L1 cache each time.
 __device__ __forceinline__ void arrive_remote(Barrier* barrier, int rank) {
     asm volatile(
         "{\n"
@@ -85,8 +87,8 @@ __device__ __forceinline__ void arrive_remote(Barrier* barrier, int rank) {
         : "memory");
 }
 
-// Load a tile as `load_tile` does, to the same address in each of a cluster's first COUNT thread blocks. In each of
-// these thread blocks, the barrier at the same address counts the bytes.
+// Load a tile as `load_tile` does, but into the shared memory of the cluster's first COUNT thread blocks. In each of
+// them, the tile has the same address, and the barrier at the same address counts the bytes.
 template <int COUNT>
 __device__ __forceinline__ void load_tile_multicast(void* to, const Map* map, int x, int y, int z, Barrier* barrier) {
     constexpr unsigned short ALL = (1 << COUNT) - 1;
@@ -133,9 +135,9 @@ __device__ __forceinline__ void wgmma_wait() {
 // ---- shared memory
 
 // The layout of a tile that the copy engine writes: lines of 128 bytes along the contiguous dimension. The 16-byte
-// chunks of lines are swizzled in groups of 8 lines. A K-major line is a row of A's tile or a column of B's tile. An
-// MN-major line has LINE numbers at one position of the inner dimension. The lines of these LINE numbers for all
-// positions come before the lines of the next LINE numbers.
+// chunks of lines are swizzled in groups of 8 lines. In a K-major tile, a line is a row of A's tile or a column of B's
+// tile. In an MN-major tile, a line has LINE adjacent rows of A (columns of B) at one position of the inner dimension.
+// First come the lines of the first LINE rows for all positions, then those of the next LINE rows, and so on.
 template <class Element, Along ALONG, int OUT>
 struct SwizzledTile {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -145,14 +147,14 @@ struct SwizzledTile {
     static constexpr int NEXT = INNER ? DEEP * ITEM / 16 : DEEP * 128 / 16;
     static_assert(INNER || ITEM == 2, "wgmma reads MN-major operands of 16-bit types only");
 
-    // Return the matrix descriptor of an operand. In units of 16 bytes it has the address, the distance to the next
-    // LINE numbers, and the distance to the next 8 lines; bit 62 selects the 128-byte swizzle.
+    // Return the matrix descriptor of an operand. It contains three numbers in units of 16 bytes: the address, the
+    // distance to the next LINE numbers, and the distance to the next 8 lines. Bit 62 selects the 128-byte swizzle.
     __device__ static __forceinline__ unsigned long long descriptor(const void* at) {
         const unsigned long long next = INNER ? 1 : LINE * 128 / 16, eight = 8 * 128 / 16;
         return (shared_address(at) & 0x3ffff) >> 4 | next << 16 | eight << 32 | 1ull << 62;
     }
-    // Copy PART numbers along the outer dimension of the tile, from position `from` of the tile on. This position is
-    // position `first` of the matrix.
+    // Copy PART rows of A (or columns of B). The first one is row (column) `from` of the tile, and row (column) `first`
+    // of the matrix.
     template <int PART, class Copy>
     __device__ static __forceinline__ void copy_part(Element* tile, int from, int first, int k, const Copy& copy) {
         constexpr int BOX = INNER ? PART : LINE;
@@ -176,7 +178,7 @@ struct Sizes {  // sizes of a thread block's tile; the CLUSTER thread blocks of 
     static constexpr int LINE = 128 / static_cast<int>(sizeof(Element)), DEPTH = LINE;
     static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
     static constexpr int STAGE = DEPTH * (HEIGHT + WIDTH);
-    // PART: columns of C that are in shared memory at a time
+    // PART: number of columns of C's tile that are in shared memory at a time
     static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
     static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, which are swizzled within 8");
@@ -197,7 +199,7 @@ constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRRO
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool MIRRORED<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
-// The current stage, and the parity of its barriers' phase.
+// The current stage, and the parity of the phase of its barriers.
 template <int STAGES>
 struct StageCursor {
     int stage = 0;
@@ -217,7 +219,7 @@ struct Barriers {
 // ---- roles of the warps, tile after tile
 
 struct TileStart {
-    int layer, row, col;  // product of the batch, and first row and column, of a thread block's tile
+    int layer, row, col;  // a thread block's tile: its product of the batch, its first row and its first column
 };
 
 template <class S, class Params, class Work>
@@ -265,13 +267,13 @@ struct ByFactor {
     __device__ __forceinline__ float operator()(float x) const { return factor * x; }
 };
 
-// Compiler barrier: reads of x are not moved before the wait for the wgmma instructions that write x.
+// Compiler barrier after a wait for wgmma instructions: the compiler must not move reads of x before the wait.
 __device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
-// Move the next PART numbers of x to the first registers, for a loop over parts that is not unrolled: registers have no
-// index at run time. After part i, the numbers from index PART 2^z on move to index 0, where 2^z is the largest power
-// of two that divides i + 1. So a number moves at most log2(number of parts) times.
+// Move the next PART numbers of x to the first registers. A loop over parts that is not unrolled needs this, because
+// registers have no index at run time. Let 2^z be the largest power of two that divides i + 1. After part i, the 2^z
+// parts from index PART 2^z on move to index 0. So a number moves at most log2(number of parts) times.
 template <int PART, int STEP = PART, class Number, int COUNT>
 __device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
     if constexpr (STEP < COUNT) {
@@ -283,8 +285,8 @@ __device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
     }
 }
 
-// Make the 64 x 64 submatrix on the diagonal symmetric in shared memory: the numbers below the diagonal are copied to
-// their mirror positions.
+// Make the 64 x 64 submatrix on the diagonal symmetric in shared memory: copy the numbers below the diagonal to their
+// mirror positions.
 template <class S, class Element>
 __device__ __forceinline__ void make_symmetric(Element* block, int group) {
     constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
@@ -296,8 +298,8 @@ __device__ __forceinline__ void make_symmetric(Element* block, int group) {
         if (i % 64 > i / 64) at(i / 64, i % 64) = at(i % 64, i / 64);
 }
 
-// Write a warpgroup's numbers transposed to shared memory, for the mirrored tile of C: each column becomes a line of 64
-// numbers. One stmatrix instruction transposes four matrices of 8 x 8: 16 rows and 16 columns.
+// Write a warpgroup's numbers to shared memory, transposed for the mirrored tile of C: each column becomes a line of 64
+// numbers. One stmatrix instruction transposes four 8 x 8 matrices, together 16 rows and 16 columns.
 template <class S, class Element, int COUNT>
 __device__ __forceinline__ void stage_transposed(Element* staging, const float (&sum)[COUNT], float factor) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -338,7 +340,8 @@ __device__ constexpr int pairs_at_once(int pairs) {
     return found;
 }
 
-// Add keep times the old C to x, for the thread's pairs of numbers from this row and column on. n is even.
+// Add keep times the old C to x, for all pairs of numbers of the thread; the first pair is at `row` and `col`. n is
+// even.
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
     struct alignas(2 * sizeof(Element)) Pair {
@@ -370,7 +373,7 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
     }
 }
 
-// Add a number to the entries of C's diagonal among the thread's numbers. The warpgroup's 64 x 64 submatrix on the
+// Add `shift` to those of the thread's numbers that are on C's diagonal. The warpgroup's 64 x 64 submatrix on the
 // diagonal begins at column `diagonal` of the tile.
 template <class S, int COUNT>
 __device__ __forceinline__ void add_to_diagonal(float (&x)[COUNT], float shift, int diagonal) {
@@ -385,7 +388,7 @@ __device__ __forceinline__ void add_to_diagonal(float (&x)[COUNT], float shift, 
             }
 }
 
-// Write a thread's numbers of COLUMNS columns to shared memory, from column `from` of the staged part on.
+// Write a thread's numbers of COLUMNS columns to shared memory; the first one is column `from` of the staged part.
 template <class S, int COLUMNS, class Element, class Sum, class Finished>
 __device__ __forceinline__ void stage_part(Element* staging, const Sum* sum, const Finished& finished, int from) {
     constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
@@ -517,7 +520,7 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
 // ---- the kernel
 
 // Run the roles of a warpgroup kernel. One thread initializes the barriers, which follow the numbers in `memory`. The
-// first warpgroup calls `copy` and releases registers. The other warpgroups call `multiply` and get these registers.
+// first warpgroup releases registers and calls `copy`. The other warpgroups get these registers and call `multiply`.
 template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
 __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Barrier* const full = reinterpret_cast<Barrier*>(memory + S::NUMBERS);
@@ -535,8 +538,8 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
         fence_barrier_init();
     }
     cluster_sync();
-    // The shuffle tells the compiler that the value is uniform in a warp. Dependent values then need no registers in
-    // each thread.
+    // The shuffle tells the compiler that all threads of a warp have the same value. So values that depend on it need
+    // one register for the warp, and not one for each thread.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         decrease_registers<40>();
@@ -549,8 +552,8 @@ __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy
 }
 
 // Compute all tiles of a thread block. `memory` is shared memory: a tile of A and a tile of B for every stage, then a
-// part of C for every warpgroup, then the barriers. The generated source defines `Step::multiply`, one wgmma
-// instruction, because this instruction must name all registers of a tile.
+// part of C for every multiplying warpgroup, then the barriers. `Step::multiply` is generated source, because a wgmma
+// instruction must name all its registers.
 template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
 __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = SwizzledTile<Element, LEFT, S::HEIGHT>;

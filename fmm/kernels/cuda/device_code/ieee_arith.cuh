@@ -1,8 +1,8 @@
 // Arithmetic that keeps subnormal numbers, for all kernels except those of gemm_simt.cuh.
 //
 // CuPy compiles with -ftz=true, so plain float operations flush subnormal numbers to zero. Sums of tiny numbers would
-// lose what the vendor's product keeps, and inf times a subnormal number would be NaN. These instructions keep
-// subnormals whatever the option. On the host, where tests run, plain operations keep them.
+// then be less accurate than the vendor's, and inf times a subnormal number would be NaN. The instructions of this file
+// keep subnormal numbers with any compiler option. On the host, where tests run, plain operations keep them.
 //
 // The file includes no header, so NVRTC needs no include path.
 #pragma once

@@ -1,21 +1,23 @@
-// LU factorization with partial pivoting of a panel: a tall matrix with few columns. Three kernels follow each other for
-// every block of WIDTH columns:
+// LU factorization with partial pivoting of a panel: a tall matrix with few columns. For every block of WIDTH columns,
+// three kernels run one after the other:
 //
-// factor_block: one cluster holds all rows of the block in registers. A thread has ROWS rows. Rows never move: each row has
-//     a position, and an exchange of two rows exchanges their positions. Each column needs one barrier of the cluster.
-//     Entries of L stay in shared memory until the last column: only then is the final position of each row known.
-// swap_and_solve: exchange the rows of the panel's other columns; right of the block, solve L11 X = A12. A thread has one
-//     column.
+// factor_block: factor the block itself. One cluster holds all rows of the block in registers; a thread has ROWS rows.
+//     Rows never move: each row has a position, and an exchange of two rows exchanges their positions. For each column,
+//     all thread blocks of the cluster exchange messages once. Entries of L stay in shared memory until the last
+//     column, because the final position of each row is known only then.
+// swap_and_solve: exchange the rows of the panel's other columns, and solve L11 X = A12 for the columns right of the
+//     block. A thread has one column.
 // subtract_product: A22 -= L21 U12 right of the block.
 //
-// Ties of equal magnitudes go to the first row, as in LAPACK. A NaN is the greatest magnitude.
+// If several rows have the greatest magnitude, the first of them becomes the pivot, as in LAPACK. NaN counts as the
+// greatest magnitude.
 #pragma once
 
 #include "cluster_mail.cuh"
 
 namespace fmm::lu {
 
-constexpr int NO_POSITION = 0x7fffffff;  // of a thread's row beyond the last row
+constexpr int NO_POSITION = 0x7fffffff;  // the position of a thread's rows beyond the panel's last row
 constexpr int TILE = 64, TILE_THREADS = 256, COLUMN_THREADS = 32;
 
 template <class Number>
@@ -33,7 +35,7 @@ struct Panel {
 
 // ---- the greatest magnitude
 
-struct Candidate {  // a magnitude as two integers in the order of magnitudes, and the row's position
+struct Candidate {  // a magnitude, as two integers that compare like the magnitudes, and the row's position
     int high, low, position;
 };
 
@@ -68,7 +70,7 @@ __device__ __forceinline__ Candidate best_of_warp(const Candidate& x) {
 // ---- a block of columns in one cluster
 
 template <class Number, int WIDTH>
-struct alignas(16) BestRow {  // a thread block's candidate, as a message, and the row from the pivot's column on
+struct alignas(16) BestRow {  // a thread block's candidate as a message, and its row; row[0] is in the pivot's column
     Message candidate;
     Number row[WIDTH];
 
@@ -78,18 +80,19 @@ struct alignas(16) BestRow {  // a thread block's candidate, as a message, and t
 
 template <class Number, int WIDTH, int ROWS, int THREADS>
 struct BlockMemory {
-    BestRow<Number, WIDTH> inbox[2][16];  // of all thread blocks of the cluster; two buffers are used alternately
+    BestRow<Number, WIDTH> inbox[2][16];  // received from the cluster's thread blocks; two buffers are used alternately
     BestRow<Number, WIDTH> outbox;
     MailBarrier barriers[2];
     Candidate of_warps[THREADS / 32];
     int pivots[WIDTH];
     Number upper[WIDTH][WIDTH];          // row j of U from column j on
-    Number lower[WIDTH][ROWS][THREADS];  // entries of L, of each thread's rows
+    Number lower[WIDTH][ROWS][THREADS];  // the entries of L in each thread's rows
 };
 
-// The loop over the columns is not unrolled. Registers are shifted instead: x[i][0] is always the entry in the pivot's
-// column. In each step a thread block sends its best row to all others. A buffer of the inbox is free again after two
-// steps: who sends a message of step j + 2 has those of step j + 1, which were sent after step j.
+// The loop over the columns is not unrolled. Instead, registers are shifted in each step, so that x[i][0] is always the
+// entry in the pivot's column. In each step a thread block sends its best row to all thread blocks of the cluster. Two
+// buffers of the inbox suffice. A thread block sends messages of step j + 2 only when it has received those of step
+// j + 1 from all thread blocks. They sent these messages after they had read the messages of step j.
 template <class Number, int WIDTH, int ROWS, int THREADS, int CLUSTER>
 struct BlockFactorizer {
     static constexpr int WARPS = THREADS / 32;
@@ -103,7 +106,7 @@ struct BlockFactorizer {
     Memory& memory;
     const int thread, lane, rank;
     Number x[ROWS][WIDTH];
-    int position[ROWS];  // of the row, counted from the block's first row
+    int position[ROWS];  // positions of the thread's rows, counted from the block's first row
 
     __device__ __forceinline__ BlockFactorizer(const Panel<Number>& p, Memory& memory)
         : p(p), memory(memory), thread(threadIdx.x), lane(threadIdx.x % 32), rank(cluster_rank()) {}
@@ -210,7 +213,7 @@ __device__ __forceinline__ void factor_block(const Panel<Number>& p, void* memor
 
 template <class Number, int WIDTH>
 struct SolveMemory {
-    int pivots[WIDTH], target[2 * WIDTH], source[2 * WIDTH];  // after all exchanges row `target` has what row `source` had
+    int pivots[WIDTH], target[2 * WIDTH], source[2 * WIDTH];  // the exchanges together move row `source` to `target`
     Number lower[WIDTH][WIDTH];                // L11
 };
 
@@ -241,7 +244,7 @@ __device__ __forceinline__ void swap_and_solve(const Panel<Number>& p, SolveMemo
         top[i] = p.at(memory.source[i], column);
         below[i] = p.at(memory.source[p.width + i], column);
     }
-    // A pivot's row may be in the block's first rows, so these rows are written last.
+    // A pivot's row can be one of the block's first rows. `top` is written last, because only it has their solution.
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i)
         if (i < p.width) p.at(memory.target[p.width + i], column) = below[i];
@@ -294,8 +297,8 @@ __device__ __forceinline__ void subtract_product(const Panel<Number>& p, Product
 // ---- exchanges of the rows of a whole matrix
 
 struct Exchanges {
-    const int* pivots;  // row i, counted from 0, is exchanged with row pivots[i] - origin
-    long long *target, *source;  // 2 count rows: after all exchanges row `target` has what row `source` had
+    const int* pivots;  // row i is exchanged with row pivots[i] - origin, for i from 0 to count - 1
+    long long *target, *source;  // 2 count rows: all exchanges together move row `source` to row `target`
     int count, origin;
 };
 

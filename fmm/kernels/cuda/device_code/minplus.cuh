@@ -1,15 +1,15 @@
 // Tiled products over the semirings of shortest paths: dest[i][j] is the best of old[i][j] and a[i][k] + b[k][j] for
 // all k. "Best" is the minimum or the maximum.
 //
-// Tiles are loaded as in gemm_simt.cuh: A K-major, B by rows, 16 bytes at a time, some tiles before their use. In an
-// ordinary product, a multiply-add is one instruction. Here a step is an addition and a comparison, which runs at half
-// the rate. tropical_rings.cuh has shorter sequences for two steps. The loader stores zeros beyond an edge, but zero
-// does not mean "no edge". So A's numbers beyond the end of the inner dimension are overwritten in the last tile.
-// Results beyond the other edges are never stored.
+// Tiles are loaded as in gemm_simt.cuh: 16 bytes at a time, some tiles before their use. A is K-major, and B is
+// row-major. In an ordinary product, a multiply-add is one instruction. Here a step is an addition and a comparison,
+// and comparisons run at half the rate. tropical_rings.cuh has shorter sequences for two steps. The loader stores zeros
+// beyond the edge of a matrix, but zero does not mean "no edge" of the graph. Therefore A's numbers beyond the end of
+// the inner dimension are overwritten in the last tile. Results beyond the other edges are never stored.
 //
 // Index map: as in gemm_simt.cuh, for one or two products in a launch. With ARGS the kernel also returns an argument of
-// each number: the first best k, or the last node before j on the path. For the second form, `via` holds the last nodes
-// on the paths from k to j.
+// each number: the first best k, or (with `via`) the last node before j on the path. `via` holds the last nodes on the
+// paths from k to j.
 //
 // The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
@@ -51,8 +51,9 @@ __device__ __forceinline__ void overwrite_tail(typename Ring::Element* tile, int
 template <class Ring, bool ARGS, int ROWS, int COLS>
 struct BestNumbers {
     using Element = typename Ring::Element;
-    // True if the steps of a tile are a loop that is not unrolled. With arguments a step has several times the
-    // instructions. Unrolled, all steps would take the compiler twice the time and not fit in the instruction cache.
+    // True if the loop over the steps of a tile is not unrolled. With arguments, a step has several times as many
+    // instructions: unrolled, the loop would take twice the time to compile, and would not fit in the instruction
+    // cache.
     static constexpr bool LOOPS = ARGS;
     Element c[ROWS][COLS];
     int arg[ARGS ? ROWS : 1][ARGS ? COLS : 1];
@@ -83,7 +84,7 @@ struct BestNumbers {
             Now::take_two(c[i][j], a, b, x, y);
         }
     }
-    // Return true if all best numbers of this warp are negative. They then remain negative.
+    // Return true if all best numbers of this warp are negative. From then on they remain negative.
     __device__ __forceinline__ bool all_negative() const {
         int signs = -1;
 #pragma unroll

@@ -1,9 +1,10 @@
 // Complete a matrix that is its own adjoint in one pass. The kernel writes the lower triangle of dest = alpha source +
-// beta dest, and its mirror in the upper triangle: conjugated for complex numbers, with a real diagonal.
+// beta dest, and its mirror in the upper triangle. The mirror of complex numbers is conjugated, and their diagonal is
+// real.
 //
 // Index map: a thread block processes one tile on or below the diagonal. Tiles are numbered row by row (lower_tile).
-// Shared memory holds the tile, which is written a second time, transposed, to its mirror position. Neighbouring
-// threads read and write adjacent numbers. If source is dest itself, the lower triangle is only read.
+// The tile is also stored in shared memory, and from there written transposed to its mirror position. So neighbouring
+// threads read and write adjacent numbers both times. If source is dest itself, the lower triangle is only read.
 #pragma once
 
 #include "block_sums.cuh"
@@ -22,8 +23,9 @@ struct TriangleMirror {
 
 constexpr int MIRROR_THREADS = 256;
 
-// The compile-time variant of the kernel. IN_PLACE: source is dest. TAKES: alpha is not zero, and source is read. ADDS:
-// beta is not zero, and the old dest is added. FULL: the upper triangle is written too. FLAG: the flag is raised.
+// The compile-time variant of the kernel. IN_PLACE: source is dest. TAKES: alpha is not zero, so source is read. ADDS:
+// beta is not zero, so the old dest is added. FULL: the upper triangle is written too. FLAG: an inf or NaN raises the
+// flag.
 template <bool IN_PLACE, bool TAKES, bool ADDS, bool FULL, bool FLAG>
 struct MirrorVariant {
     static constexpr bool in_place = IN_PLACE, takes = TAKES, adds = ADDS, full = FULL, flag = FLAG;

@@ -1,4 +1,4 @@
-// The flag of one stream and its counters. A kernel raises the flag to tell later kernels that C has an inf or NaN.
+// The flag of one stream, and its counters. A kernel raises the flag if C has an inf or NaN; later kernels read it.
 //
 // The file includes no header, so NVRTC needs no include path.
 #pragma once

@@ -1,13 +1,11 @@
-// Recomputation with the classical algorithm, for a result of a fast algorithm that has an inf or NaN.
+// Recompute a product with the classical algorithm, if the result of a fast algorithm has an inf or NaN.
 //
-// A fast algorithm spreads one inf or NaN over whole submatrices. Its sums can overflow even if the classical product
-// is finite. Every kernel that writes C raises a flag when it stores an inf or NaN. After the plan's launches, this
-// kernel reads the flag. If the flag is down, the kernel returns at once. If the flag is up, the kernel recomputes the
-// product with the classical algorithm, so C has inf and NaN at the positions where the vendor's product has them. The
-// host does not wait: a later call reads a count in host memory.
-//
-// `recompute_product` recomputes products of the types that recompute_tiled.cuh does not support. `scan` raises the flag for
-// results of kernels that do not raise the flag themselves.
+// A fast algorithm spreads one inf or NaN over whole submatrices, and its sums can overflow even if the classical
+// product is finite. Therefore kernels that write C raise a flag when they store an inf or NaN. `recompute_product`
+// runs after the plan's launches, for types that recompute_tiled.cuh does not support. If the flag is down, it returns
+// at once. If the flag is up, it recomputes the product, so that C has inf and NaN at the positions where the vendor's
+// product has them. The host does not wait: a later call reads a count in host memory. `scan` raises the flag for
+// kernels that do not raise it themselves.
 //
 // Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers. Each of 16 x 16
 // threads computes EACH x EACH numbers that are 16 rows and 16 columns apart.
@@ -46,8 +44,8 @@ __device__ __forceinline__ Real conjugate(Real x) { return x; }
 template <class Real>
 __device__ __forceinline__ Complex<Real> conjugate(Complex<Real> x) { return {x.re, mul(Real(-1), x.im)}; }
 
-// Return alpha times a sum plus beta times the old value. The multiplication by alpha = 1 is not omitted, since cuBLAS
-// does it too: it changes complex numbers with an inf or NaN.
+// Return alpha times a sum plus beta times the old value. A multiplication by alpha = 1 changes complex numbers with an
+// inf or NaN. cuBLAS does not omit it, so this function does not either.
 template <class Element, class Number>
 __device__ __forceinline__ Number updated(const ClassicalParams& p, Number sum, long long r, long long s) {
     using Stored = typename Traits<Element>::Stored;
@@ -63,7 +61,7 @@ constexpr int THREADS = SIDE * SIDE;
 constexpr int DEPTH = 16;  // numbers of the inner dimension in shared memory at a time
 
 // Load a tile of an operand to shared memory as tile[inner][outer], where outer is a row of A or a column of B. Numbers
-// beyond the operand's edge are zero. `conjugates`: nonzero to conjugate the numbers.
+// beyond the operand's edge are zero. If `conjugates` is not zero, the numbers are conjugated.
 template <class Element, int TILE, class Number>
 __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
                                       long long outer, long long outers, long long inner, long long inners,
@@ -102,7 +100,7 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
         fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k, p.conjugates[0]);
         fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k, p.conjugates[1]);
         __syncthreads();
-        // Positions beyond k are skipped. Multiplying their zeros is correct but takes time if k is small.
+        // Positions beyond k are skipped: multiplying their zeros would only take time.
         const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;
         for (int d = 0; d < depth; ++d) {
             Number l[EACH], r[EACH];
@@ -139,7 +137,7 @@ __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
     finish_recompute(p.slot, p.count);
 }
 
-// Raise the flag if C has an inf or NaN, after a kernel that does not raise the flag, such as a vendor GEMM.
+// Raise the flag if C has an inf or NaN. Used after kernels that do not raise the flag themselves, as a vendor GEMM.
 template <class Element>
 __device__ __forceinline__ void scan(const ClassicalParams& p) {
     using Stored = typename Traits<Element>::Stored;

@@ -1,7 +1,7 @@
-// Recomputation of a product with the tiled kernel of gemm_simt.cuh, if the flag is up.
+// Recompute a product with the tiled kernel of gemm_simt.cuh, if the flag is up.
 //
-// The thread blocks are all resident at a time. Thread block b computes the tiles b, b + gridDim.x, ... If the flag is
-// down, which is the usual case, all thread blocks return at once.
+// All thread blocks are resident at the same time. Thread block b computes the tiles b, b + gridDim.x, ... If the flag
+// is down, which is the usual case, all thread blocks return at once.
 #pragma once
 
 #include "gemm_simt.cuh"
@@ -10,8 +10,8 @@
 
 namespace fmm {
 
-// A float32 number whose arithmetic keeps subnormal numbers although CuPy compiles with -ftz=true. So inf times a
-// subnormal number is inf and not NaN. `Times` is a product that is not computed yet: an addition that follows becomes
+// A float32 number with operators that keep subnormal numbers, although CuPy compiles with -ftz=true. So inf times a
+// subnormal number is inf and not NaN. `Times` is a product that is not computed yet: product and addition then become
 // one fused multiply-add.
 struct SubnormalFloat {
     float x;

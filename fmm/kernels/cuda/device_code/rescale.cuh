@@ -1,4 +1,4 @@
-// Exact scaling by powers of two: one kernel finds exponents of rows or columns, another kernel scales rows and
+// Exact scaling by powers of two. One kernel finds the exponents of rows or columns, another kernel scales rows and
 // columns.
 //
 // The exponent e of a line (a row or column) is stored as a number of the matrix's type. The largest magnitude of the
@@ -78,12 +78,13 @@ struct LineExponents {
     long long line_step, along_step;  // elements from one line to the next, and from one number of a line to the next
     long long lines, length;
     Exponents shifts;   // exponents that scale the numbers of a line: number i is multiplied by 2^shifts[i]
-    Exponents against;  // if not null, exponents to subtract from the result, and half of the difference is stored
+    Exponents against;  // if not null: half the difference between the line's exponent and this exponent is stored
     void* dest;
     long long dest_step;
 };
 
-// Find the exponent of each line. LINES_ADJACENT: true if the same number of the next line is adjacent in memory.
+// Find the exponent of each line. LINES_ADJACENT is true if numbers at the same position of neighbouring lines are
+// adjacent in memory.
 template <class Element, bool LINES_ADJACENT>
 __device__ __forceinline__ void line_exponents(const LineExponents& p) {
     using Stored = typename Traits<Element>::Stored;

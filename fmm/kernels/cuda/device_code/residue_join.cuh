@@ -3,12 +3,13 @@
 // Floating-point types are scaled back.
 //
 // Let M be the product of all moduli p_i, and r_i the residues of an integer x with |x| < M / 2. Then x = sum r_i w_i -
-// q M. The weight w_i is 1 modulo p_i and 0 modulo the other moduli. q is the quotient of the sum by M, rounded to an
-// integer. The quotient is never near the middle of two integers.
+// q M. The weight w_i is 1 modulo p_i and 0 modulo the other moduli. q is the quotient (sum r_i w_i) / M, rounded to an
+// integer. Rounding is safe, because x / M, the distance of the quotient from q, is clearly less than 1/2.
 //
-//   join           float64 and float32: the weights and M are split into pieces of few bits, so that the sums of a
-//                  piece are exact in float64. Complex numbers: for each modulus, the sum of the residues of C+ and
-//                  C- gives the real part, and their difference the imaginary part (the weights contain 1/2 and 1/(2j)).
+//   join           float64 and float32: the weights and M are split into pieces of few bits, so that the sums over each
+//                  piece are exact in float64. Complex numbers: each modulus has two residues, of re + j im and of
+//                  re - j im. Their sum gives the real part, and their difference the imaginary part (the weights
+//                  contain 1/2 and 1/(2j)).
 //   join_integers  integers: all sums are computed modulo 2^64, and the result is truncated to the type's bits
 //
 // Index map: a thread computes COLS adjacent numbers in a row of every block of C. With two levels, the blocks of a
@@ -54,7 +55,7 @@ struct Join {
     double up, down;            // 2^b and 2^-b, for pieces of b bits
     double inverse;             // 2^(b (PIECES - 1)) / M
     double product[MAX_PIECES];  // the pieces of M, the highest bits first
-    double weights[COMPONENTS<Element>][20][MAX_PIECES];  // of the real part, and of the imaginary part
+    double weights[COMPONENTS<Element>][20][MAX_PIECES];  // weights of the real part, then of the imaginary part
 };
 
 template <class Element>
@@ -69,7 +70,7 @@ struct JoinIntegers {
 
 __device__ constexpr int min_of(int x, int y) { return x < y ? x : y; }
 
-// Compiler barrier: loads in front of the barrier are issued before the code behind it.
+// Compiler barrier: all loads before the barrier are issued before the code that follows the barrier.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
 template <int VALUE_>
@@ -77,9 +78,9 @@ struct Number {
     static constexpr int VALUE = VALUE_;
 };
 
-// The position of COLS adjacent numbers in a row of every block of C, and loads of their residues. With two levels, the
-// thread's blocks are in block PART of the outer level. Neighbouring warps compute the other three blocks of the outer
-// level, and read much of the same data.
+// The position of a thread's numbers (COLS adjacent numbers in a row of every block of C), and loads of their residues.
+// With two levels, the thread's blocks are in block PART of the outer level. Neighbouring warps compute the other three
+// blocks of the outer level, and read much of the same data.
 template <class Sums, int LEVELS, int COLS, int PART, int PLANES = 1>
 struct OutputBlock {
     static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
@@ -108,9 +109,9 @@ struct OutputBlock {
     // Return the coefficient of a product of the outer level in block PART.
     __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::result_sign(product, PART) : 1; }
 
-    // Compute the sums of residues modulo SOME moduli, from modulus i on, in each of the modulus's planes. All loads are
-    // issued before the first residue is used. `use` is called with the number of the modulus, the block, the column, and
-    // the sums of residues.
+    // Compute the sums of residues for SOME moduli, the first of which has the number i, in all planes of each modulus.
+    // All loads are issued before the first residue is used. `use` is called with the number of the modulus, the block,
+    // the column, and the sums of residues.
     template <int SOME, class Use>
     __device__ __forceinline__ void read(int i, const Use& use) const {
         const signed char* const planes = from + i * (PLANES * OUTER * INNER * next);
@@ -150,7 +151,7 @@ struct OutputBlock {
     __device__ __forceinline__ int first(int b, int cols) const { return at + (LEVELS == 2 ? PART % 2 * 2 + b % 2 : b % 2) * cols; }
 };
 
-// Compute the sums of residues modulo all COUNT moduli, several moduli at a time, so that many loads are in flight.
+// Compute the sums of residues for all COUNT moduli, several moduli at a time, so that many loads are in flight.
 template <int LEVELS, int COUNT, int PLANES, class Here, class Use>
 __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 / PLANES : LEVELS == 1 ? 4 / PLANES : 1);
@@ -159,7 +160,8 @@ __device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
     if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
 }
 
-// Call `work` with the block PART of the outer level that this warp computes; with fewer than two levels, with 0.
+// Call `work` with the number of the block of the outer level that this warp computes; 0 if there are fewer than two
+// levels.
 template <int LEVELS, class Work>
 __device__ __forceinline__ void for_each_part(const Work& work) {
     if constexpr (LEVELS < 2) {
@@ -195,7 +197,7 @@ __device__ __forceinline__ void store_run(Element* to, const Element (&x)[COLS],
 
 // ---- float64 and float32
 
-// Return x 2^e, rounded once; in the subnormal range it may be rounded twice.
+// Return x 2^e. The result is rounded at most once, or twice if it is subnormal.
 __device__ __forceinline__ double scaled_by(double x, int e) {
     if (abs(e) <= 1000) return x * power_of_two(e);
     const int first = max(min(e, 1000), -1000), second = max(min(e - first, 1000), -1000), third = e - first - second;
@@ -208,8 +210,8 @@ __device__ __forceinline__ double as_double(int x) {
     return __longlong_as_double(bits) - (0x1p52 + 0x1p31);
 }
 
-// Return the integer that the sums of the pieces represent, minus q M. The last piece has weight 1. The result is exact
-// below 2^53 and otherwise rounded about once.
+// Return the integer that the sums over the pieces represent, minus q M. The unit of the last piece is 1. The result is
+// exact below 2^53, and otherwise rounded about once.
 template <int PIECES, class Element>
 __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join<Element>& p) {
     const double q = rint((sum[0] + sum[1] * p.down) * p.inverse);
@@ -223,7 +225,8 @@ __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Jo
     return high + low;
 }
 
-// Combine the residues of the planes of one modulus: themselves, or for complex numbers their sum and difference.
+// Combine the residues of one modulus's planes. Real numbers: do nothing. Complex numbers: compute the sum and the
+// difference of both residues.
 __device__ __forceinline__ void combine_planes(int (&)[1]) {}
 __device__ __forceinline__ void combine_planes(int (&x)[2]) {
     const int sum = x[0] + x[1];

@@ -1,18 +1,20 @@
 // Byte planes of a product by residues: each plane has the residues of an operand modulo one of up to 20 moduli.
-// Operands are integers, or float64 and float32 numbers x that are scaled and rounded to integers x 2^e of up to 2^62.
-// Complex numbers become Gaussian integers re + i im, with two planes for each modulus: the residues of re + j im and of
-// re - j im, where j^2 = -1 modulo p.
+// Floating-point operands are first scaled and rounded to integers x 2^e of at most 2^62. Complex numbers become
+// Gaussian integers re + i im, with two planes for each modulus p: the residues of re + j im and of re - j im, where
+// j^2 = -1 modulo p.
 //
-//   measure  Floating-point types: compute the 2-norm of each line along the inner dimension, rounded up, and from the
-//            norm an exponent e. Then no entry of the integer product exceeds half of the product of all moduli, since
-//            |sum a b| <= |a| |b| (Cauchy-Schwarz). All types: MN-major operands are transposed at the same time.
+//   measure  Floating-point types: for each row of A and each column of B, compute an upper bound of the 2-norm, and
+//            from it an exponent e. With e, no entry of the integer product exceeds half of the product of all moduli,
+//            since |sum a b| <= |a| |b| (Cauchy-Schwarz). All types: MN-major operands (contiguous along the outer
+//            dimension) are transposed at the same time.
 //   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
 //            store the residues of these sums modulo each modulus.
 //
-// Index map: in measure_lines, GROUP threads process a line. In measure_and_transpose, a cluster of 8 thread blocks
-// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
+// A line is a row of A or a column of B, so lines run along the inner dimension. Index map: in measure_lines, GROUP
+// threads process a line. In measure_and_transpose, a cluster of 8 thread blocks processes 64 lines. In split_both, a
+// thread processes four adjacent numbers of every block.
 //
-// Planes are K-major. The length of a line is a multiple of 16 bytes; lines are padded with zeros.
+// Planes are K-major: lines are contiguous. They are padded with zeros to a multiple of 16 bytes.
 #pragma once
 
 #include "cluster.cuh"
@@ -37,7 +39,7 @@ template <class Real>
 constexpr bool SCALED<Complex<Real>> = true;
 
 template <class Element>
-constexpr int COMPONENTS = 1;  // real numbers in an element: 2 for complex numbers. This is also the planes for a modulus.
+constexpr int COMPONENTS = 1;  // real numbers in an element: 2 for complex numbers; also the planes for a modulus
 template <class Real>
 constexpr int COMPONENTS<Complex<Real>> = 2;
 
@@ -47,7 +49,7 @@ __device__ __forceinline__ Real component(Real x, int) { return x; }
 template <class Real>
 __device__ __forceinline__ Real component(Complex<Real> x, int part) { return part ? x.im : x.re; }
 
-// The positions of all lines that a cluster measures and transposes together. A square of them fits in shared memory.
+// The number of lines that a cluster measures and transposes together. A square of this side fits in shared memory.
 template <class Element>
 constexpr int POSITIONS = sizeof(Element) == 16 ? 32 : 64;
 
@@ -61,8 +63,8 @@ struct Operand {
     long long layer;      // numbers from one product of a batch to the next
     long long pitch;       // numbers from one line of `transposed` to the next
     double top;           // upper bound of scaled norms
-    int lines, length;    // lines run along the inner dimension
-    int layers;
+    int lines, length;    // number of lines, and numbers in a line
+    int layers;           // number of products of a batch
     int blocks;           // number of thread blocks of this operand
     int block_lines, block_length;  // size of a plane; with levels of a fast scheme this is the size of a block
 };
@@ -71,8 +73,8 @@ struct Operand {
 
 __device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((e + 1023ll) << 52); }
 
-// A sum of squares without overflow and underflow: the squares of large, usual and small numbers are summed separately
-// (Blue's algorithm).
+// A sum of squares that neither overflows nor underflows: large, usual and small numbers are scaled differently, and
+// their squares are summed separately (Blue's algorithm).
 struct Squares {
     double large, usual, small;
 
@@ -153,7 +155,7 @@ __device__ __forceinline__ Four<Element> load_four(const Element* line, int at, 
     return v;
 }
 
-// ---- measure: lines along the inner dimension
+// ---- measure: operands that are contiguous along the inner dimension
 
 __device__ __forceinline__ double sum_of_warp(double x) {
 #pragma unroll
@@ -187,7 +189,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
     if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
 }
 
-// ---- measure: lines along the outer dimension
+// ---- measure and transpose: operands that are contiguous along the outer dimension
 
 // The lines that a cluster processes, and the part of their length that this thread block processes.
 template <class Element>
@@ -209,7 +211,7 @@ struct Strip {
     }
 };
 
-// Transpose a 4 x 4 matrix of bytes. Each row and each column is a word.
+// Transpose a 4 x 4 matrix of bytes. A word holds a row, and after the transposition a column.
 __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsigned (&column)[4]) {
     const unsigned a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     const unsigned c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
@@ -323,10 +325,10 @@ struct Split {
     Operand<Element> left, right;
     typename SplitModulus<Element>::Type moduli[20];
     int count;
-    int conjugates[2];  // for A and for B: nonzero if conjugated; its planes re - j im then come before re + j im
+    int conjugates[2];  // for A and for B: nonzero if it is conjugated; planes of re - j im then come first
 };
 
-// Loads of four adjacent integers from any block of an operand, at the thread's position in the block.
+// Loads four adjacent numbers as integers, at the thread's position in any block of an operand.
 template <class Element, bool WIDE>
 struct Blocks {
     const Operand<Element>& p;
@@ -353,8 +355,8 @@ struct Blocks {
     }
 };
 
-// Store the residues of four adjacent numbers. Planes of re - j im follow planes of re + j im at the distance `between`;
-// `conjugated` exchanges them.
+// Store the residues of four adjacent numbers. The plane of re - j im follows the plane of re + j im at the distance
+// `between`; if `conjugated`, their order is reversed.
 __device__ __forceinline__ void store_residues(const Modulus& m, const unsigned long long (&x)[1][4], signed char* to, long long, bool) {
     *reinterpret_cast<unsigned*>(to) =
         low_bytes(m.of_biased(x[0][0]), m.of_biased(x[0][1]), m.of_biased(x[0][2]), m.of_biased(x[0][3]));

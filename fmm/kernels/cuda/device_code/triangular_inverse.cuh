@@ -1,5 +1,6 @@
-// Inverses of the blocks on the diagonal of a triangular matrix. A thread block has one block in shared memory, and inverts
-// it in place: each warp inverts one small block, then two neighbours become one block of twice the side:
+// Invert the blocks on the diagonal of a triangular matrix. A thread block has one block in shared memory, and inverts
+// it in place. First each warp inverts one small block on its diagonal. Then the inverses of two neighbours give the
+// inverse of a block of twice the side, until the whole block is inverted:
 //
 //     inverse of [[A, 0], [C, B]] = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
 #pragma once
@@ -30,7 +31,8 @@ struct BlockInverter {
         : p(p), block(reinterpret_cast<Rows>(memory)), product(reinterpret_cast<Products>(memory + SIDE * (SIDE + 1))),
           thread(threadIdx.x) {}
 
-    // An upper block is read, and its inverse written, as its transpose, so that both cases are lower triangles.
+    // An upper block is transposed when it is read, and again when its inverse is written. So only lower triangles are
+    // inverted.
     __device__ __forceinline__ void read(long long start) {
         for (int t = thread; t < SIDE * SIDE; t += THREADS) {
             const int row = t / SIDE, column = t % SIDE, i = p.is_lower ? row : column, k = p.is_lower ? column : row;
@@ -64,7 +66,7 @@ struct BlockInverter {
         for (int i = 0; i < SMALL; ++i) block[first + i][first + lane] = x[i];
     }
 
-    // Complete the inverses of blocks of 2 `side` rows.
+    // Compute the inverses of blocks of 2 `side` rows from the inverses of blocks of `side` rows.
     __device__ __forceinline__ void double_side(int side) {
         const int tiles = side / TILE, pair = thread / (tiles * tiles), tile = thread % (tiles * tiles);
         const int down = tile / tiles * TILE, across = tile % tiles * TILE, first = 2 * pair * side, second = first + side;
@@ -114,10 +116,10 @@ __device__ __forceinline__ void invert_blocks(const DiagonalBlocks<Number>& p, N
     inverter.write(start);
 }
 
-// ---- larger blocks, by products among pairs of blocks
+// ---- larger blocks: products of pairs of neighbouring blocks
 
 struct BlockSteps {
-    long long row, column, pair, block;  // pairs of blocks of `side` rows in each block
+    long long row, column, pair, block;  // elements to the next row, column, pair of blocks of `side` rows, and block
 };
 
 template <class Number>

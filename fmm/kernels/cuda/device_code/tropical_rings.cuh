@@ -2,8 +2,8 @@
 // sum.
 //
 // A ring defines the type of its numbers and the number for "no edge" (`none`, the zero of the semiring). It also
-// defines how the sum of two numbers updates the best number, and how a number is stored. A sum that is NaN is never
-// the best. The instructions keep subnormal numbers, although CuPy compiles with -ftz=true.
+// defines how the sum of two numbers updates the best number so far, and how a number is stored. A sum that is NaN is
+// never the best. The instructions keep subnormal numbers, although CuPy compiles with -ftz=true.
 //
 // The file includes no CUDA header, so NVRTC needs no include path.
 #pragma once
@@ -57,7 +57,7 @@ inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
 FMM_BEST(least, "min")
 FMM_BEST(greatest, "max")
 
-// Definitions that most rings use: two steps are done one after the other.
+// Definitions that most rings use. Here `take_two` does two steps one after the other.
 template <class Ring, class Number>
 struct StepByStep {
     using Element = Number;
@@ -70,7 +70,7 @@ struct StepByStep {
     __device__ static __forceinline__ Number stored(Number x) { return x; }
 };
 
-// float32 numbers; the smallest sum is the best, or with GREATEST the greatest sum.
+// float32 numbers. The best sum is the smallest one, or the greatest one with GREATEST.
 template <bool GREATEST>
 struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ float none() { return GREATEST ? -infinite() : infinite(); }
@@ -84,18 +84,18 @@ struct Floats : StepByStep<Floats<GREATEST>, float> {
     }
 };
 
-// Nonnegative float32 numbers. Their bits as integers have the same order, and Hopper finds the minimum of three
-// integers with one instruction. So two steps take three instructions instead of four. The bits of NaN are above those
-// of inf.
+// Nonnegative float32 numbers. Their bits, as integers, have the same order as the numbers, and Hopper finds the
+// minimum of three integers with one instruction. So two steps take three instructions instead of four. The bits of NaN
+// are larger than those of inf, so NaN is never the best.
 struct NonnegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(min(min(bits(add(a, b)), bits(add(x, y))), bits(c)));
     }
 };
 
-// float32 numbers while the best sum is negative: only negative sums are better. As unsigned integers, the bits of
-// negative numbers are above all other bits, and the smallest number has the largest bits. The NaN of a sum is
-// positive.
+// float32 numbers while the best sum is negative: only negative sums can be better. As unsigned integers, the bits of
+// negative numbers are larger than all others, and the smallest number has the largest bits. A sum that is NaN has a
+// positive sign, so it is never the best.
 struct NegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = number(max(max(unsigned(bits(add(a, b))), unsigned(bits(add(x, y)))), unsigned(bits(c))));
@@ -118,8 +118,8 @@ struct Doubles : StepByStep<Doubles<GREATEST>, double> {
     __device__ static __forceinline__ void take(double& c, double a, double b) { c = best(c, a + b); }
 };
 
-// Nonnegative integers. "No edge" is the largest signed integer N, and 2 N is still an unsigned integer. So a sum above
-// N does not overflow and loses against N: saturation needs no instruction.
+// Nonnegative integers. "No edge" is the largest signed integer N, and 2 N fits in an unsigned integer. So a sum above
+// N does not overflow, and N is better than the sum: no instruction is needed to saturate sums.
 template <unsigned NONE, class Ring>
 struct NaturalNumbers : StepByStep<Ring, unsigned> {
     __device__ static __forceinline__ unsigned none() { return NONE; }
@@ -138,8 +138,8 @@ struct NaturalPairs : NaturalNumbers<0x7fff7fff, NaturalPairs> {
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
 };
 
-// Integers of either sign with magnitude at most LIMIT. "No edge" plus any such integer is above every sum of two such
-// integers, and twice "no edge" fits in 32 bits.
+// Integers of either sign with magnitude at most LIMIT. "No edge" plus such an integer is larger than any sum of two
+// such integers, and twice "no edge" fits in 32 bits.
 struct Integers : StepByStep<Integers, int> {
     static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
     __device__ static __forceinline__ int none() { return NONE; }
