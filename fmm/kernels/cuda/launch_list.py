@@ -17,12 +17,12 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# An address in a launch's parameters is an offset from one of these bases. Matrices are in A, B, C and the workspace
-# ("W"). Kernels raise the flag for an inf or NaN in C. Two more bases are the host's count of recomputed products, and
-# the counters of one launch. ADDEND is one more base, for an addend outside C.
+# Every address in a launch's parameters is an offset from a base. Matrices are in A, B, C and the workspace ("W"), and
+# in ADDEND if the addend is outside C. FLAG is the flag that kernels raise for an inf or NaN in C. HOST_COUNT is the
+# number of recomputed products, in host memory. COUNTERS are the counters of one launch.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
-MAX_PARAMETER_BYTES = 4096  # largest size in bytes of a kernel's parameter that every driver accepts
+MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
@@ -176,7 +176,7 @@ class LaunchList:
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def step_labels(self) -> tuple[str, ...]:
-        """Return the labels of the steps in order; equal consecutive labels share one line with their number."""
+        """Return the labels of the steps in order; n consecutive equal labels become one text, "n x label"."""
         return tuple(_label_lines(self.steps))
 
 

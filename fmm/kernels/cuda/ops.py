@@ -154,7 +154,7 @@ class TriangleOutput:
 
 @dataclass(frozen=True)
 class PreparedOperands:
-    """The operands of a product that are already converted to the leaf's form, such as float16 planes."""
+    """Which operands of a product are already converted to the leaf's form, for example to float16 planes."""
 
     prepared_matrix: Literal["A", "B"] | None = None  # the matrix that fmm.prepare has converted
     written_by_sums: frozenset[OperandSide] = frozenset()  # operands that preceding sums write in the leaf's form
@@ -353,7 +353,7 @@ class MirrorOp:
 class MirroredGemm:
     """A product that writes a lower triangle, and the mirror operation that then writes the upper triangle.
 
-    Some leaves have one kernel that writes both triangles.
+    select.py replaces both by one product if the leaf has a kernel that writes both triangles.
     """
 
     product: GemmOp  # may write any values above the diagonal
@@ -372,9 +372,9 @@ class MirroredGemm:
 
 
 def mirrored_gemm(op: object, source: DeviceView, mirror: MirrorOp) -> MirroredGemm | None:
-    """Combine a product and the in-place mirror after the product into one operation.
+    """Return one operation for a product and the mirror that follows the product.
 
-    Return None unless `op` is one product that writes the same lower triangle that the mirror reads.
+    Return None unless `op` is a single product whose lower triangle the mirror copies in place to the upper triangle.
     """
     if not (
         isinstance(op, GemmOp)

@@ -98,8 +98,8 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
     if recomputes:
-        # If a plan is one GEMM and its leaf saves no multiplications, its inf and NaN are in the same entries as the
-        # vendor's.
+        # A plan that is one GEMM and saves no multiplications needs no scan: its inf and NaN are in the same entries as
+        # the vendor's.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(plan, problem, scanned, target, addend)
         steps += recomputing
@@ -162,8 +162,8 @@ def _recompute_steps(
     )
     if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
-    # In the recomputed C, rounding makes the triangles differ and leaves small imaginary parts on the diagonal: mirror
-    # C again.
+    # Mirror C again: after the recomputation, the triangles differ by rounding, and the diagonal has small imaginary
+    # parts.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
@@ -401,7 +401,7 @@ class LaunchRecorder:
     # ---- products whose kernels form sums
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Record a product and the sums that use the product as one launch, as a step table defines."""
+        """Record one launch that computes a product and the sums that use the product, as in a step table."""
         factors, reads, writes = (
             [self.submatrix(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)

@@ -1,7 +1,7 @@
 """Select the kernels of each recorded operation on a chip: fmm's kernels with tile sizes, or calls of the vendor.
 
-Selection happens once, when a plan is recorded. The player of a launch list only launches. This module also writes the
-label of each launch, which `explain` prints. The table `LEAF_SELECTORS` has one function for each leaf.
+Kernels are selected once, when a plan is recorded. The player, which runs the launch list, selects nothing. This module
+also writes the label of each launch, which `explain` prints. The table `LEAF_SELECTORS` has one function for each leaf.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
 def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the steps of the leaf `f16x3`.
 
-    The first of these three that can run is used: fmm's kernel, the vendor's product of float16 planes, the vendor's
-    float32 product.
+    There are three ways: fmm's kernel, the vendor's product of float16 planes, and the vendor's float32 product. The
+    first of them that can run is used.
     """
     if own := select_f16x3_kernel(op, target):
         return own
@@ -279,9 +279,9 @@ def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunc
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
-    """Return the operations; sums before a batch of f16x3 products are changed to write float16 planes.
+    """Return the operations, in which sums directly before a batch of f16x3 products now write float16 planes.
 
-    The sums of blocks of A and the sums of blocks of B directly precede the batch that multiplies them.
+    Of the two operations before the batch, one forms the sums of A's blocks and the other the sums of B's blocks.
     """
     changed: list[Any] = list(ops)
     separate = not target.chip.has_warpgroups

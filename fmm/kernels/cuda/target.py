@@ -18,7 +18,7 @@ ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # alignment in bytes of t
 
 
 def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """Return the largest power of two that divides each address, at most the power in ALLOCATOR_ALIGNMENT."""
+    """Return for each address the largest power of two that divides it, but at most 256 as in ALLOCATOR_ALIGNMENT."""
     most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
         return ALLOCATOR_ALIGNMENT
