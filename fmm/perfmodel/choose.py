@@ -501,6 +501,9 @@ def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration
         return f"the fastest plan with {limit}: {best.time:.3f} of the vendor's time ({calibration.source})"
     if not any(c.beats_vendor for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
+        if least >= 1:
+            what = f"no plan can win: the margin for this shape is {least:.3g} times the vendor's time"
+            return f"{what} ({calibration.source})"
         return f"no plan is predicted to take at most {1 - least:.3f} of the vendor's time ({calibration.source})"
     if fastest.plan == best.plan or not fastest.beats_vendor:
         return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"

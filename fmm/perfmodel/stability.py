@@ -229,6 +229,14 @@ class _ErrorGrowths(NamedTuple):
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 
+def is_error_measured(plan: Plan) -> bool:
+    """Return True if the plan's expected error growth is the largest measured error, in the Frobenius norm.
+
+    The errors of leaves that emulate are measured; the error of a bilinear level is a root mean square by the model.
+    """
+    return plan.leaf_use.leaf.emulates and not any(level.bilinear for level in plan.levels)
+
+
 def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
     """Return the variance of a plan's error as a multiple of the vendor's variance, computed from the leaf outwards.
 

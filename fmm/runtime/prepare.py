@@ -29,6 +29,7 @@ from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime import devices
+from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import (
     Decision,
     check_runnable,
@@ -474,7 +475,8 @@ def _check_required_plan(
     if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
-    decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
+    model = calibration_in_force(problem, limits, replace(device, probe=None))  # a plan that was passed needs no probe
+    decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host, calibration=model)
     return decision, launches_on_device(plan, problem, device, True)
 
 

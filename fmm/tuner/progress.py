@@ -74,7 +74,8 @@ class ProgressBar:
 
     def show_sample(self, stage: str, elapsed: float) -> None:
         self._last = stage, elapsed
-        self.bar.n = self._before + min(elapsed, self._planned)
+        # tqdm warns if n exceeds the total, which --time-limit may make smaller than the planned seconds
+        self.bar.n = min(self._before + min(elapsed, self._planned), self.bar.total)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
         left = f"about {duration_text(self.bar.total - self.bar.n)} left"
         others = [gain for dtype, gain in self._gain_lines.items() if dtype not in self._so_far]

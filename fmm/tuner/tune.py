@@ -89,7 +89,8 @@ class InvalidOptionError(ValueError):
 def run_tune(options: argparse.Namespace) -> int:
     """Run the tuning that the options describe, and return an exit code.
 
-    The exit code is 2 for invalid arguments, 1 if a section was not written, and 130 after Ctrl-C.
+    The exit code is 0 if fmm.matmul can use the result of at least one element type. It is 1 if no element type has a
+    usable result or a file cannot be written, 2 for invalid arguments, and 130 after Ctrl-C.
     """
     try:
         jobs = list(_tuning_jobs(options))
@@ -303,7 +304,8 @@ def run_jobs(
 ) -> int:
     """Run the jobs in turn; return an exit code, and store each element type's last result in `results` for --json.
 
-    At the end print one table for each device, with the reason for each element type without a usable result.
+    At the end print one table for each device, with the reason for each element type without a usable result. The
+    exit code is 1 only if no element type has a usable result: a rejected type is decided as without a tuning.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
@@ -340,7 +342,7 @@ def run_jobs(
         for (_, dtype), why in lacking.items():
             if why and not code:
                 print(f"fmm-tune: {dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
-    return code or int(any(lacking.values()))
+    return code or int(bool(lacking) and all(lacking.values()))
 
 
 def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], seconds: float) -> bool:

@@ -7,6 +7,7 @@ from math import ceil, sqrt
 
 import pytest
 
+import fmm
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -16,6 +17,8 @@ from fmm.perfmodel.predict import LeafTerm, quick_prediction
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import SHOWN_CANDIDATES, decide_by_model
+from fmm.runtime.matmul import decide_without_arrays
+from tests.support import devices
 
 A100, H200 = datasheet_calibration("A100"), datasheet_calibration("H200")
 TWO_AT_A_TIME = with_concurrent_products(cpu_calibration(2), 2)
@@ -101,6 +104,21 @@ def test_a_decision_has_the_terms_of_its_plan_and_of_the_vendor() -> None:
     time = next(c.time for c in decision.candidates if c.plan == decision.plan)
     assert chosen / vendor == pytest.approx(time)
     assert pickle.loads(pickle.dumps(decision)).terms == decision.terms
+
+
+def test_a_passed_plan_has_the_terms_of_the_model() -> None:
+    plan = Plan.parse("strassen.batched.pad16 > vendor")
+    chosen = decide_without_arrays(Problem(8192, 8192, 8192, "float64"), Limits(1 << 40), devices.H200)
+    passed = decide_without_arrays(Problem(8192, 8192, 8192, "float64"), Limits(1 << 40), devices.H200, plan)
+    assert [terms.prediction.plan for terms in passed.terms] == [plan, VENDOR]
+    assert passed.terms[1] == chosen.terms[1], "the vendor's product by the same model"
+    by_hand = [seconds_by_hand(terms) for terms in passed.terms]
+    assert by_hand == pytest.approx([terms.prediction.predicted_seconds for terms in passed.terms])
+    assert f"predicted: {plan} {by_hand[0]:.4g} s, vendor {by_hand[1]:.4g} s (each term: " in str(passed)
+    assert [x.prediction.plan for x in fmm.plan(2000, 2000, 2000, plan="winograd > vendor").terms] == [
+        Plan.parse("winograd > vendor"),
+        VENDOR,
+    ]
 
 
 def test_the_text_of_a_decision_lists_few_candidates() -> None:

@@ -27,9 +27,9 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem, recurring_call_seconds, required_margin
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
 from fmm.perfmodel.level_bounds import NO_LEVEL_BOUND, count_levels
-from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
+from fmm.perfmodel.predict import Prediction, is_b_column_major, is_slow_on_column_major_b, quick_prediction
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
-from fmm.perfmodel.stability import error_bound_text, expected_error_growth
+from fmm.perfmodel.stability import error_bound_text, expected_error_growth, is_error_measured
 from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions import online
@@ -101,16 +101,24 @@ class Decision:
 
     @property
     def terms(self) -> tuple[PredictionTerms, ...]:
-        """The terms of the predicted times of the plan and of the vendor's product; empty if the model did not decide.
+        """The terms of the predicted times of the plan and of the vendor's product; empty without a model.
 
-        `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and unit.
+        The model is that of the decision, also if the caller passed the plan; an entry decides without a model. `print`
+        shows the terms as the formula of docs/model.md, with each amount of work, rate and unit.
         """
         calibration = self.calibration
-        if calibration is None:
+        return tuple(prediction_terms(x, calibration) for x in self._predictions) if calibration else ()
+
+    @property
+    def _predictions(self) -> tuple[Prediction, ...]:
+        """The predictions of the plan and of the vendor's product; predict now what the decision did not compare."""
+        calibration, problem = self.calibration, self.problem
+        if calibration is None or problem is None:
             return ()
-        chosen = {c.plan: c.prediction for c in self.candidates if c.plan in (self.plan, VENDOR)}
-        plans = [plan for plan in dict.fromkeys((self.plan, VENDOR)) if plan in chosen]
-        return tuple(prediction_terms(chosen[plan], calibration) for plan in plans)
+        known = {c.plan: c.prediction for c in self.candidates}
+        plans = [x for x in dict.fromkeys((self.plan, VENDOR)) if calibration.find_rate(x.rate_name(problem.dtype))]
+        ranked = ranking_problem(problem, calibration.batches)
+        return tuple(known.get(plan) or quick_prediction(plan, ranked, calibration) for plan in plans)
 
     @property
     def workspace(self) -> int:
@@ -141,14 +149,14 @@ class Decision:
         else:
             lines += [self._expected_error_line(notes)]
             lines += [f"bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
-        if self.candidates:
-            lines += ["", *self._candidate_lines()]
+        if self.candidates or self.calibration:
+            lines += ["", *self._candidate_lines(), *self._predicted_lines()]
         return "\n".join(lines)
 
     def _level_lines(self) -> list[str]:
         """Return the line with the number of levels and the measured crossovers that bound it; none without bounds."""
         calibration, problem = self.calibration, self.problem
-        if calibration is None or problem is None or problem.writes_triangle:
+        if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
         bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
         side = calibration.bounding_side(problem)
@@ -160,6 +168,8 @@ class Decision:
 
     def _candidate_lines(self) -> list[str]:
         """Return lines with the predicted times of the fastest candidates, the plan and the vendor."""
+        if not self.candidates:
+            return []
         shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
         times = [f"{c.time:.3f}" for c in shown]
         width = max(5, *map(len, times))
@@ -167,20 +177,21 @@ class Decision:
         lines += [f"  {time:>{width}}  {c.plan}{self._exceeded_limit(c)}" for time, c in zip(times, shown, strict=True)]
         if len(shown) < len(self.candidates):
             lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
-        if self.calibration:
-            seconds = {c.plan: c.prediction.predicted_seconds for c in shown}
-            plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
-            parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
-            nominal = " by nominal rates (only ratios are meaningful)"
-            rates = nominal if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
-            lines += [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
+
+    def _predicted_lines(self) -> list[str]:
+        """Return the line with the predicted seconds of the plan and of the vendor's product; none without a model."""
+        parts = ", ".join(f"{x.plan} {x.predicted_seconds:.4g} s" for x in self._predictions)
+        if not parts or self.calibration is None:
+            return []
+        nominal = " by nominal rates (only ratios are meaningful)"
+        rates = nominal if self.calibration.source == BUILT_IN_SOURCE_TEXT else ""
+        return [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
 
     def _expected_error_line(self, notes: Iterable[str]) -> str:
         """Return the line with the expected error growth and the origin of the growth (measured, or by the model)."""
-        growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
-        text, origin = format_error_growth(growth), " (root mean square, by the model)"
-        if is_measured and self.plan.leaf_use.leaf.emulates:
+        text, origin = format_error_growth(self.error_growth), " (root mean square, by the model)"
+        if is_error_measured(self.plan):
             text, origin = f"at most {text}", " (the largest measured error, in the Frobenius norm)"
         line = ", ".join([f"expected error: {text} times the vendor's", *notes])
         return line if self.plan == VENDOR else f"{line}{origin}"

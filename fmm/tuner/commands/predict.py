@@ -32,7 +32,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.perfmodel.prediction_terms import prediction_terms
-from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.stability import expected_error_growth, is_error_measured
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
@@ -289,10 +289,16 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
+        "error_basis": _error_basis(candidate.plan),
         "margin": candidate.margin,
         "margin_of_shape": margin_parts(candidate.plan, problem, calibration)[1],
         "exceeds": _exceeded_limits(candidate, limits),
     }
+
+
+def _error_basis(plan: Plan) -> str:
+    """Return the basis of a plan's expected error: `vendor` (1 by definition), `measured` or `model`."""
+    return "vendor" if plan == VENDOR else "measured" if is_error_measured(plan) else "model"
 
 
 def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
@@ -309,6 +315,13 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
         "workspace": candidate.fits_workspace(limits.workspace),
     }
     return [name for name, keeps in kept.items() if not keeps]
+
+
+def _error_text(candidate: dict[str, Any]) -> str:
+    """Return the expected error growth of a plan, and whether the error was measured or is the model's."""
+    growth, basis = format_error_growth(candidate["error_growth"]), candidate["error_basis"]
+    texts = {"measured": f"at most {growth} (the largest measured error)", "model": f"{growth} (by the model)"}
+    return texts.get(basis, growth)
 
 
 def _margin_text(candidate: dict[str, Any]) -> str:
@@ -330,7 +343,7 @@ def _decision_text(found: dict[str, Any]) -> str:
         "memory traffic of sums and of products' operands": format_bytes(best["traffic"]),
         "starts of products and sums (a batch counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
-        "error growth, at most": format_error_growth(best["error_growth"]),
+        f"expected error, as a multiple of {found['library']}'s": _error_text(best),
         "margin by which the plan must win": _margin_text(best),
     }
     lines = [
@@ -357,9 +370,11 @@ def _runners_up_table(rows: Sequence[dict[str, Any]]) -> TextTable:
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
         numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
-        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), format_error_growth(row["error_growth"])
+        growth = format_error_growth(row["error_growth"]) + "*" * (row["error_basis"] == "measured")
+        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), growth
         cells.append((*numbers, *sizes, row["dominant"], row["plan"], exceeds))
     columns = ["seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"]
     if not any(row["exceeds"] for row in rows):
         columns, cells = columns[:-1], [row[:-1] for row in cells]
-    return make_table("runners-up, by estimated time", columns, cells)
+    legend = " (error: *, measured; others, by the model)"
+    return make_table(f"runners-up, by estimated time{legend}", columns, cells)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import ConfigError, JsonValue, read_thresholds
 from fmm.dtypes import DTYPES, FLOAT_TYPES
 from fmm.tuner.commands.config_file import (
@@ -24,6 +25,11 @@ from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.summary import SectionText, TypeSummary, thresholds_of_types
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
+
+NO_CONFIG_NOTE = (
+    "fmm-tune: {}: there is no config; `fmm-tune` writes one. Until then fmm uses the models that ship, which follow, "
+    "and for other GPUs the datasheet; it probes a CPU in each process"
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,11 +62,9 @@ def run_show(options: argparse.Namespace) -> int:
     if named is not None and str(named) in DTYPES:  # `fmm-tune show float32`; ./float32 is a file
         named, shown = None, [str(named), *shown]
     path = output_path(named)
-    if named is None and not path.exists():
-        raise ConfigError(
-            f"{path}: there is no config; `fmm-tune` writes one. Until then fmm probes a CPU in each process, and uses "
-            "the shipped models or the datasheet of a GPU"
-        )
+    if named is None and not path.exists() and is_config_in_force(SHIPPED_CONFIG):
+        print(NO_CONFIG_NOTE.format(path), file=sys.stderr)
+        path = SHIPPED_CONFIG
     found = required_sections(path)
     if missing := [dtype for dtype in shown if dtype not in {name for _, name, _ in found}]:
         raise ConfigError(f"{path} has no section of {', '.join(missing)}")

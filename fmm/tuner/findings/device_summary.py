@@ -313,11 +313,12 @@ class DeviceSummary:
         """Yield each failure as element type and reason: of this run, of the section, of its leaves."""
         for x in self.types:
             used = x.summary.used if x.summary else None
-            if why := self.failures.get(x.dtype):
-                yield x.dtype, why
-            elif used and used.tuned.diagnostics:
+            why = self.failures.get(x.dtype)
+            if used and used.tuned.diagnostics:
                 instead = fallback_model_text(used.tuned.identity, x.dtype)
-                yield x.dtype, f"rejected, {used.tuned.diagnostics[0]} ({instead} is used; {IDLE_ADVICE})"
+                yield x.dtype, f"rejected, {why or used.tuned.diagnostics[0]} ({instead} is used; {IDLE_ADVICE})"
+            elif why:
+                yield x.dtype, why
             elif used and used.failed:
                 yield x.dtype, f"{_first_plan_names(used.failed)} failed"
             elif x.summary and (skipped := x.summary.skipped_leaves):

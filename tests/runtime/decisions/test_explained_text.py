@@ -11,7 +11,8 @@ import fmm
 from fmm.kernels.plans.explain import plan_rows
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.matmul import decide_without_arrays
@@ -81,6 +82,14 @@ def test_candidates_that_the_limits_forbid_are_marked() -> None:
 def test_the_time_that_a_plan_needs_is_given_as_the_table_has_it() -> None:
     reason = fmm.plan(512, 512, 512).reason
     assert re.match(r"no plan is predicted to take at most 0\.\d{3} of the vendor's time \(", reason), reason
+
+
+def test_a_margin_above_the_vendors_time_is_no_negative_time() -> None:
+    for side, margin in ((16, "15.7"), (32, "3.94"), (64, "1.01")):
+        reason = choose(Problem(side, side, side, "tf32"), datasheet_calibration("H100"), Limits(LARGE)).reason
+        assert reason.startswith(f"no plan can win: the margin for this shape is {margin} times the vendor's time ("), (
+            reason
+        )
 
 
 def test_a_matrix_times_a_stack_is_decided_as_it_is_explained(host_plans: list[Plan]) -> None:

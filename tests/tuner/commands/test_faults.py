@@ -583,7 +583,7 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
 
 
 def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
-    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After the other types' first passes, before anything is refined, and going on where it was."""
     seen: list[tuple[str, str, bool]] = []
@@ -599,7 +599,11 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     assert seen == [*first, ("float32", "default", False), ("float64", "default", False)]
     fake.chip = None
     seen.clear()
-    assert main(["--output", str(tmp_path)]) == 1 and len(seen) == 4  # on a CPU nothing is compiled
+    assert main(["--output", str(tmp_path)]) == 0 and len(seen) == 4  # on a CPU nothing is compiled
+    lacking = capsys.readouterr().err.splitlines(keepends=True)[-1]
+    assert lacking.startswith("fmm-tune: float32: no result that fmm.matmul can use: the time limit was reached")
+    monkeypatch.setattr(commands_tune, "tune_job", lambda *_: JobResult(0, "the time limit was reached", 2.0))
+    assert main(["--output", str(tmp_path)]) == 1, "no type has a usable result"
 
 
 @pytest.mark.parametrize("missing", commands_tune.REQUIRED_PACKAGES)

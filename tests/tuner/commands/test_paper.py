@@ -22,7 +22,7 @@ from fmm.config import files, identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.explain import format_bytes
+from fmm.kernels.plans.explain import format_bytes, format_error_growth
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
@@ -262,6 +262,23 @@ def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     assert row["tflops"] == pytest.approx(problem.flops / exact.predicted_seconds / 1e12)
 
 
+def error_line(plan: dict[str, Any]) -> str:
+    growth = format_error_growth(plan["error_growth"])
+    texts = {"vendor": growth, "model": f"{growth} (by the model)"}
+    texts["measured"] = f"at most {growth} (the largest measured error)"
+    return f"expected error, as a multiple of cuBLAS's: {texts[plan['error_basis']]}"
+
+
+def test_measured_errors_are_told_from_modelled_ones(run: Run) -> None:
+    found = predicted(run, "4096", "4096", "4096", "float32", "h200")
+    bases = {row["plan"]: row["error_basis"] for row in (found["chosen"], *found["runners_up"])}
+    assert bases["f16x3"] == bases["residues(8) > bytes"] == "measured"
+    assert bases["strassen.batched.pad16 > f16x3"] == "model" and bases["vendor"] == "vendor"
+    lines = run("predict", "4096", "--dtype", "float32", "--device", "h200").splitlines()
+    (row,) = (line for line in lines if line.endswith("  residues(8) > bytes"))
+    assert "  0.020*  " in row and error_line(found["chosen"]) in lines
+
+
 @pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
 def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, run: Run) -> None:
     found = predicted(run, m, k, n, dtype, name)
@@ -273,7 +290,7 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
         f"time: {best['seconds']:.4g} s\nspeedup over cuBLAS: {best['speedup']:.2f}\n",
         f"memory traffic of sums and of products' operands: {format_bytes(best['traffic'])}\n",
         f"starts of products and sums (a batch counts as one): {best['launches']}\n",
-        f"workspace: {format_bytes(best['workspace'])}\nerror growth, at most: {best['error_growth']:.1f}\n",
+        f"workspace: {format_bytes(best['workspace'])}\n{error_line(best)}\n",
         f"not in the model: {found['leaves_out']}",
     ):
         assert part in text

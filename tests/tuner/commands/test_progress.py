@@ -65,6 +65,18 @@ def test_what_has_a_second_go_is_planned_for() -> None:
     assert line.total == 200.0, "the limit"
 
 
+def test_the_bar_ends_at_the_time_limit() -> None:
+    """tqdm warns if the bar's value exceeds its total."""
+    line = Line(total=60.0)
+    bar = ProgressBar(line, limit=60.0)
+    for dtype in ("float32", "float64"):
+        bar.set_remaining_seconds(0.0)
+        bar.begin_element_type(f"{dtype} (default):", 50.0)
+        bar.show_sample("search", 49.0)
+        assert line.n <= line.total
+    assert line.n == line.total == 60.0 and line.rest == "about 0 s left"
+
+
 def test_no_gain_is_no_text() -> None:
     slow_sums = {"stream": 1e5, "margin": 0.02, "rate": {"flops": 1e12, "fill": 0.0, "pipe": 0.0}}
     nothing = (

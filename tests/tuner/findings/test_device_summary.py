@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,23 @@ def test_a_measured_crossover_of_the_vendor_leaves_the_row_of_emulated_products(
     (_, vendor), (name, emulated) = summary.recursion.rows
     assert vendor[2:5] == (SummaryCell("2,500", True), SummaryCell("3,000"), SummaryCell("4,000"))
     assert name.strip() == "emulated" and emulated[2:5] == (SummaryCell("9,000"), SummaryCell("9,500"), SummaryCell())
+
+
+def test_without_a_config_show_prints_the_shipped_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    assert main(["show"]) == 0
+    printed = capsys.readouterr()
+    assert (
+        printed.err.startswith(f"fmm-tune: {files.default_path()}: there is no config;")
+        and printed.err.count("\n") == 1
+    )
+    assert printed.out.count("speedup, n =") == len(files.read_config(SHIPPED_CONFIG)) and "not read" not in printed.out
+    assert main(["show", "float32", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["dtype"] for row in rows} == {"float32"} and {row["tuned"]["effort"] for row in rows} == {"shipped"}
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "none.json"))  # then no other config is read
+    assert main(["show"]) == 1 and "there is no config" in capsys.readouterr().err
