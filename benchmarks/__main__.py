@@ -40,7 +40,7 @@ BENCHMARKS = {
     "thin": "benchmarks.thin",
     "regret": "benchmarks.regret",
     "replay": "benchmarks.replay",
-    "compare": "benchmarks.compare_tunings",
+    "agreement": "benchmarks.agreement",
     "shipped": "benchmarks.shipped",
     "papers": "benchmarks.papers.command",
     # checks and pages

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare_tunings
+from benchmarks import agreement
 from fmm.config import files, reader
 from fmm.tuner.cli import main
 from tests.support import ROOT
@@ -50,5 +50,5 @@ def test_the_name_of_a_datasheet_finds_the_tuning_of_such_a_card(
 
 def test_two_cards_have_nothing_to_compare(configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (configured({key: name}) for key, name in NAMES.items())
-    assert compare_tunings.main([str(small), str(large)]) == 1
+    assert agreement.main([str(small), str(large)]) == 1
     assert "the configs have no device and type in common" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare_tunings
-from benchmarks.compare_tunings import SHOWN_DIFFERENCES, main
+from benchmarks import agreement
+from benchmarks.agreement import SHOWN_DIFFERENCES, main
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_ERROR_GROWTH_LIMIT, Limits, default_error_growth_limit
@@ -26,7 +26,7 @@ H200, H200_KEY = Path(__file__).parents[2] / "results" / "nvidia-h200", "cuda-9.
 
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_tunings, "SIDES", SIDES)
+    monkeypatch.setattr(agreement, "SIDES", SIDES)
 
 
 def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:

@@ -1,4 +1,4 @@
-"""Compare two tunings of one device: `python -m benchmarks compare CONFIG CONFIG`.
+"""Compare two tunings of one device: `python -m benchmarks agreement CONFIG CONFIG`.
 
 Over a grid of shapes, the command prints how many choices are equal, how much time the other choices lose by
 each model, and whether the two tunings found the same thresholds.
@@ -230,17 +230,17 @@ def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> Comp
 
 def main(arguments: Sequence[str]) -> int:
     """Compare two configs; return 1 if they choose differently beyond the noise, or share no device and type."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks agreement", description=__doc__)
     parser.add_argument("configs", nargs=2, type=Path, metavar="CONFIG")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
         found = list(_section_agreements(*(output_path(path) for path in options.configs)))
     except (ConfigError, OSError) as error:
-        print(f"benchmarks compare: {error}", file=sys.stderr)
+        print(f"benchmarks agreement: {error}", file=sys.stderr)
         return 1
     if not found:
-        print("benchmarks compare: the configs have no device and type in common", file=sys.stderr)
+        print("benchmarks agreement: the configs have no device and type in common", file=sys.stderr)
         return 1
     choices_agree, thresholds_agree = all(a.holds for a in found), all(a.thresholds_agree for a in found)
     if options.json:
