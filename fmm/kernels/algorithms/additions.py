@@ -2,9 +2,8 @@
 
 Every value of a program has a number. Values 0 to `inputs` - 1 are the inputs of the program. Every line defines the
 next value as a linear combination of earlier values. `outputs` lists the numbers of the values that the program
-returns. The CPU executes programs on panels of matrices. The cost model counts the lines of programs. The symbolic
-proof executes programs on symbols. The CUDA generator prints programs as source code. The programs are the only
-description of a scheme's sums.
+returns. A program is the only description of a scheme's sums: the CPU executes it on panels of matrices, the symbolic
+proof executes it on symbols, the cost model counts its lines, and the CUDA generator prints it as source code.
 """
 
 from __future__ import annotations
@@ -56,16 +55,15 @@ class AdditionProgram:
 
 
 def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program with one line for each output and no shared sums: the form in which papers print a scheme."""
+    """Return a program with one line for each output and no shared sums, as papers print schemes."""
     return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program that computes common sums once, by greedy elimination of the most frequent pair of terms.
 
-    Greedy elimination of pairs is deterministic, but does not always find the smallest number of additions. For the
-    shipped schemes, the number of additions is the number known from the literature: 15 for Winograd's variant, 18 for
-    Strassen's scheme.
+    Greedy elimination is deterministic, but does not always find the smallest number of additions. For the shipped
+    schemes it finds the numbers of the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
@@ -88,7 +86,7 @@ def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int,
             for y in values[i + 1 :]:
                 counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Of equally frequent pairs, take the pair with the lowest numbers: this rule always gives a scheme the same
+    # If several pairs are equally frequent, take the pair with the lowest numbers, so that a scheme always has the same
     # program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
@@ -107,14 +105,14 @@ def integral_as_int(c: Coefficient) -> Coefficient:
 def _complete_program(
     outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]
 ) -> AdditionProgram:
-    """Add a line for each output that is not equal to an input or an earlier line; return the complete program."""
+    """Return the complete program: add a line for each output that is neither an input nor the value of a line."""
     done = list(lines)
     names: list[int] = []
     for terms in outputs:
         if len(terms) == 1 and next(iter(terms.values())) == 1:
             names.append(next(iter(terms)))
             continue
-        # If a line begins with a positive term, no negation is needed to compute the line.
+        # Positive terms come first: a line that begins with a positive term is computed without a negation.
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
@@ -124,8 +122,7 @@ def _complete_program(
 def chain_programs(
     first: Sequence[AdditionProgram], second: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return one program that runs the programs in `first`, then the programs in `second` on the outputs of
-    `first`.
+    """Return one program that runs the programs in `first`, and then those in `second` on the outputs of `first`.
 
     The result has the inputs of all programs in `first`, and the outputs of all programs in `second`.
     `wiring[j][i] = (p, o)` means that input i of second[j] is output o of first[p].
@@ -146,7 +143,7 @@ def chain_programs(
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     """Return the program with every line moved directly before the first line that uses its value.
 
-    In the new order of lines, fewer values exist at a time.
+    In this order, fewer values exist at a time.
     """
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
@@ -183,8 +180,8 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """Return the program that computes alpha * output + beta * old for each output of `program`.
 
-    For each output, the returned program has one more input: the old value of the output. If `program` joins A B from
-    products, the returned program computes C = alpha A B + beta C.
+    If beta is not 0, the returned program has one more input for each output: the output's old value. For example, if
+    `program` computes the blocks of A B from products, the returned program computes C = alpha A B + beta C.
     """
     if (alpha, beta) == (1, 0):
         return program
@@ -201,10 +198,10 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 
 
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
-    """Return the program with zeros for absent inputs, without unwanted outputs, and without unused lines.
+    """Return the program in which absent inputs are zero; unwanted outputs and unused lines are removed.
 
-    Every input keeps its number, so the caller's list of arrays stays valid. If an output becomes zero, a line without
-    terms defines the output.
+    Every input keeps its number, so the caller's list of arrays stays valid. A line without terms defines an output
+    that becomes zero.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
     lines: list[Terms] = []

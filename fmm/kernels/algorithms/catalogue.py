@@ -1,8 +1,8 @@
 """The catalogue of schemes: names, permutations of the sizes, and compositions.
 
-A scheme is a file in schemes/, or a text that a user registered. If a scheme's name ends in its sizes m, k, n (hk223),
-the scheme also defines schemes for the other orders of the sizes. Compositions are written `strassen^2` and
-`strassen*hk223`. When a scheme is read, the Brent equations prove that the scheme multiplies matrices.
+A scheme is a file in schemes/, or a text that a user registered. If its name ends in its sizes m, k, n (hk223), the
+catalogue also has schemes for the other orders of the sizes (hk232, hk322), which are derived from it. Compositions are
+written `strassen^2` and `strassen*hk223`. When a scheme is read, the Brent equations prove that it multiplies matrices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each scheme with the forms of plans in which the scheme is a candidate.
+    """Yield the name of each scheme, and the forms of plans in which the scheme is a candidate.
 
     Skip files with an invalid line `consider`.
     """
@@ -95,7 +95,7 @@ def scheme(expression: str) -> Scheme:
 
 
 def canonical_expression(expression: str) -> str:
-    """Return a composition's text without spaces, and with equal neighbours as a power: `strassen^2*hk223`."""
+    """Return a composition's text without spaces, where a power replaces equal neighbours: `strassen^2*hk223`."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
         name, _, power = part.partition("^")
@@ -124,7 +124,7 @@ def _read_scheme(name: str) -> Scheme:
     return found
 
 
-# Dict: order of the sizes m, k, n in the new scheme -> (True if the scheme is transposed first, number of rotations).
+# How a scheme is derived for another order of the sizes: order -> (True to transpose first, number of rotations).
 _SIZE_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),
@@ -147,14 +147,14 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <k,n,m> that follows from <m,k,n> by rotating A, B, C in the trilinear sum A_ij B_jl C_li."""
+    """Return the scheme <k,n,m> that follows from <m,k,n>: the sum of A_ij B_jl C_li remains if A, B, C are rotated."""
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
     return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the rows of coefficients in the order of the transposed grid; each block of a grid has one row."""
+    """Return the rows of coefficients, one for each block of a grid, in the order of the transposed grid."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 

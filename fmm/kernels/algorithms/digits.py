@@ -1,27 +1,29 @@
 """Products by digits: exact products of integer matrices, computed by a CPU's BLAS as products of float matrices.
 
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
-Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. A and
-B are therefore cut into small digits, and every digit has a floating-point matrix, called a plane. BLAS multiplies
-planes over blocks of the inner dimension, with at most `inner` terms in a block.
+Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. To
+satisfy it, the entries of A and B are cut into small digits. All digits with the same index form a floating-point
+matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS multiplies planes block
+by block.
 
-Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
-read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits. Let o_i be
-the offset of digit i: the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all
-digits but the last. The bits of x + H are cut at the offsets. Digit i is the field of w_i bits at o_i, minus 2^(w_i -
-1). The magnitude of digit i is at most 2^(w_i - 1). The bits above the last offset are the last digit. The sum of all
-digits, weighted by 2^(o_i), is x modulo 2^bits. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1,
-and at most 2^(bits - 1 - o).
+Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
+read as the signed integer with the same bits.)
 
-Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity. The identity is
-a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits give nine products of
-digits. Products with a weight of 2^64 or more vanish modulo 2^64. With digits of 22, 20 and 22 bits, the products a_1
-b_2, a_2 b_1 and a_2 b_2 vanish. The remaining products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2
-b_0. The products a_0 b_2 and a_2 b_0 have equal weights. If the planes of a_0 and a_2 are adjacent, and also the planes
-of b_2 and b_0, one BLAS call of twice the inner length computes a_0 b_2 + a_2 b_0. Three digits by three digits
-therefore need five products. Over any field, a product of two polynomials modulo x^3 needs at least five products.
-Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a
-product.
+Digits are signed. Digit i of x has w_i bits and the offset o_i, the sum of the widths of all lower digits. Let H be the
+sum of 2^(w_i - 1) 2^(o_i) over all digits except the last. The bits of x + H are cut at the offsets. Digit i is the
+field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most 2^(w_i - 1). The last digit is all bits from
+the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o). The sum of all digits,
+weighted by 2^(o_i), is x modulo 2^bits.
+
+Two digits by two digits, (a_0 + 2^w a_1) (b_0 + 2^w b_1), need three products instead of four by Karatsuba's identity:
+a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.
+
+Three digits by three digits would be nine products of digits. For 64-bit integers, digits of 22, 20 and 22 bits are
+chosen. Then a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64. Five products remain:
+a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The last two have equal weights: if the planes of a_0
+and a_2 are adjacent, and also those of b_2 and b_0, one BLAS call of twice the inner length computes a_0 b_2 + a_2 b_0.
+Fewer than five products are impossible for polynomials modulo x^3 over a field. Residues would need seven products
+modulo primes of 21 bits, because they must determine all 128 + log2 k bits of a product.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ from functools import lru_cache
 from typing import Final, Literal
 
 RealType = Literal["float32", "float64"]
-# width in bits of the largest integers that the type represents exactly
+# all integers of at most this number of bits are exact in the type
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
 # time of a product of planes of this type, relative to float64
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# Adding a product of planes to C takes as long as ADDITION_COST_IN_TERMS more terms of the inner dimension.
+# The time to add a product of planes to C, in terms: the product itself takes the time of k terms of an inner dimension
+# k.
 ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
@@ -63,7 +66,7 @@ class OperandPlanes:
 
 @dataclass(frozen=True)
 class PlaneProduct:
-    """One BLAS product: weight * sum of A[left + i] B[right + i] over i < count, where A[p] is plane p of A."""
+    """One BLAS call: weight times the sum of A[left + i] B[right + i] for i < count, where A[p] is plane p of A."""
 
     left: int
     right: int
@@ -86,7 +89,7 @@ class DigitProducts:
         return sum(p.count for p in self.products)
 
     def max_inner_length(self, left: int, right: int, bits: int) -> int:
-        """Return the largest inner dimension for which products of planes are exact; 0 if no product is exact.
+        """Return the largest inner dimension for which all products of planes are exact; 0 if there is none.
 
         `left` and `right` are the largest magnitudes in A and B.
         """
@@ -113,7 +116,7 @@ def _cut_one_operand(width: int, digits: int, left: bool) -> DigitProducts:
 def _two_digit_product(bits: int) -> DigitProducts:
     """Return the product of two digits by two digits modulo 2^bits.
 
-    The product of the upper digits is a multiple of 2^bits and is left out.
+    The product of the upper digits is a multiple of 2^bits, so it is not computed.
     """
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
@@ -123,7 +126,7 @@ def _two_digit_product(bits: int) -> DigitProducts:
 
 
 def _karatsuba_product(left: int, right: int) -> DigitProducts:
-    """Return the product modulo 2^64 of operands with `left` and `right` digits (2 or 3), by Karatsuba's identity."""
+    """Return the product modulo 2^64 of an A of `left` digits and a B of `right` digits (2 or 3) by Karatsuba."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
     y: tuple[DigitSum, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
@@ -146,7 +149,7 @@ def _karatsuba_product(left: int, right: int) -> DigitProducts:
 
 
 def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
-    """Yield the candidate products modulo 2^bits, given the largest magnitudes in A and in B."""
+    """Yield the candidates for products modulo 2^bits; `left` and `right` are the largest magnitudes in A and B."""
     yield DigitProducts("float32")
     yield DigitProducts("float64")
     for digits in (2, 3):
@@ -162,7 +165,7 @@ def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[Digi
 
 @lru_cache(maxsize=1024)
 def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest exact product modulo 2^bits, and the inner length of the product's blocks.
+    """Return the fastest exact product modulo 2^bits, and the largest inner length of one BLAS call.
 
     `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of A B.
     """
@@ -181,5 +184,5 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
 
 
 def safe_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product that is exact for all integers of `bits` bits, and the inner length of its blocks."""
+    """Return the fastest product that is exact for all integers of `bits` bits, and the inner length of a BLAS call."""
     return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -1,38 +1,38 @@
 """Residues: products of integer matrices, computed modulo pairwise coprime moduli (Chinese remainder theorem).
 
 Let M be the product of pairwise coprime moduli p_1, ..., p_r. If M > 2 bound, the residues modulo p_1, ..., p_r
-determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. If both
-magnitudes are also at most `bound`, the two integers differ by at most 2 bound < M, so the integers are equal. Let C =
-A B with |a| <= 2^x, |b| <= 2^y and inner dimension k. Then the magnitude of every entry of C is at most k 2^(x + y).
+determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. Two
+integers of magnitude at most `bound` differ by at most 2 bound < M, so they are equal if their residues are equal. For
+C = A B with |a| <= 2^x, |b| <= 2^y and inner dimension k, `bound` is k 2^(x + y).
 
 The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p_i, and let e_i be the inverse of M_i
 modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore
-has the same residues as c, and c = s - q M for an integer q. The sum of all c_i w_i / M is q + c / M. Rounding this sum
-gives q, if |c / M| is less than 1/2 by a margin larger than the rounding errors of the sum. `moduli_count_for_bound`
-requires M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the rounding errors of the sum are below 2^-29.
-Proof: the sum has at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of
-residues below 2^12. The additions therefore round by at most 48^2 2^12 2^-53.
+has the same residues as c, and c = s - q M for an integer q. Since s / M = q + c / M, rounding s / M gives q, if
+|c / M| is less than 1/2 by a margin larger than the error of the computed s / M. `moduli_count_for_bound` requires
+M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M is below 2^-29. Proof: the sum has at
+most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of residues below 2^12.
+The additions therefore round by at most 48^2 2^12 2^-53.
 
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.
 
-Integer types keep only the lowest 64 bits of a product. For integer types, s - q M may be computed modulo 2^64 from w_i
-and M modulo 2^64, because reduction commutes with sums and products. Unsigned integers are read as signed integers with
-the same bits; the values differ by a multiple of 2^bits.
+Integer types keep only the lowest 64 bits of a product. For them, s - q M can be computed modulo 2^64, from w_i and M
+modulo 2^64. Unsigned integers are read as signed integers with the same bits: the values differ by a multiple of
+2^bits.
 
 The moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127) for the tensor cores of GPUs. The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,
 Uchino, Imamura, 2025).
 
-Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli are
-those whose prime factors are all 1 modulo 4; then an integer j has j^2 = -1 modulo p. For Gaussian integers A = Ar + i
-Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B- likewise. Modulo p, the map i -> j respects
-sums and products, because j^2 = -1; so does the map i -> -j. Therefore C+ = A+ B+ and C- = A- B- are the images of C =
-A B, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). 2 and j have inverses modulo p, since p is odd and j (-j) = 1.
-Both parts of C are integers with known residues, and are reconstructed as above. The weights of Cr contain the factors
-1 / 2, the weights of Ci the factors 1 / (2j): the sums of c_i w_i have c_i = C+ + C- for Cr, and c_i = C+ - C- for Ci.
-The parts of C are bounded like real products: |sum a b| <= |a| |b| holds for complex vectors and their 2-norms.
-Conjugating an operand exchanges its planes A+ and A-.
+Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). Their moduli
+have only prime factors that are 1 modulo 4: for such a modulus p there is an integer j with j^2 = -1 modulo p. For
+Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B- likewise. Modulo
+p, the map i -> j respects sums and products, because j^2 = -1, and so does the map i -> -j. Therefore they map C = A B
+to C+ = A+ B+ and C- = A- B-, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). Here 2 and j have inverses modulo p,
+since p is odd and j (-j) = 1. So the residues of both parts of C are known, and the parts are reconstructed as above.
+The factors 1 / 2 and 1 / (2j) are part of the weights: c_i is C+ + C- in the sum for Cr, and C+ - C- in the sum for Ci.
+The parts of C are bounded like real products, because |sum a b| <= |a| |b| also holds for complex vectors and their
+2-norms. Conjugating an operand exchanges its planes A+ and A-.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _all_moduli(for_complex: bool = False) -> tuple[int, ...]:
 
 
 def has_imaginary_unit(modulus: int) -> bool:
-    """Return True if the modulus is odd and an integer j has j^2 = -1: all prime factors are 1 modulo 4."""
+    """Return True if the modulus is odd and has an integer j with j^2 = -1: all its prime factors are 1 modulo 4."""
     return modulus % 2 == 1 and any((j * j + 1) % modulus == 0 for j in range(modulus))
 
 
 def imaginary_unit(modulus: int) -> int:
-    """Return the smallest j with j^2 = -1 modulo a modulus that `has_imaginary_unit`."""
+    """Return the smallest j with j^2 = -1 modulo this modulus, for which `has_imaginary_unit` must be True."""
     return next(j for j in range(modulus) if (j * j + 1) % modulus == 0)
 
 
@@ -80,7 +80,7 @@ def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
 
 
 def moduli_count_for_bound(bound: int) -> int:
-    """Return the number of moduli that determine integers of magnitude up to `bound`, with ROUNDING_MARGIN."""
+    """Return how many moduli determine integers of magnitude up to `bound`; their product includes ROUNDING_MARGIN."""
     needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
     for count, modulus in enumerate(_all_moduli(), 1):
         modulus_product *= modulus

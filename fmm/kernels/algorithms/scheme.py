@@ -19,13 +19,13 @@ import numpy as np
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
 
-# Factor by which the rounding of a level's additions increases the error. (On short products, the measured error is 1 %
-# above the growth predicted without this factor.)
+# Factor by which the rounding of a level's additions increases the error. It is fitted: without it, the error measured
+# on short products is 1 % above the predicted growth.
 ADDITIONS_ERROR_FACTOR = 1.02
 
 
 class SchemeError(ValueError):
-    """An error: a scheme is unknown or malformed, or does not compute A B."""
+    """Raised if a scheme is unknown or malformed, or does not compute A B."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SchemePrograms:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A scheme <m,k,n;r>. Rows of u, v and w are the blocks of A, B and C in row-major order; columns are products.
+    """A scheme <m,k,n;r>. Rows of u, v and w stand for the blocks of A, B and C, row by row; columns for products.
 
     `factors` are the schemes of a composition; for any other scheme, `factors` is empty.
     """
@@ -79,7 +79,7 @@ class Scheme:
     def addition_programs(self) -> SchemePrograms:
         """Return the programs of the additions, with common sums computed once.
 
-        In a composed scheme, the additions of its schemes run one after the other.
+        The program of a composed scheme runs the additions of one factor after the other.
         """
         if self.factors:
             return _composed_programs(self.factors)
@@ -129,10 +129,10 @@ class Scheme:
     def error_growth(self) -> float:
         """Return the expected error of one level, as a multiple of the classical product's error.
 
-        The estimate assumes random entries of equal magnitude. The error of a sum of length k is assumed to grow like k
-        (its variance like k^2), independently in each product. Under these assumptions, the variance of block c of C is
-        sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2, as a multiple of the classical product's variance. The estimate ignores
-        the rounding of the additions, the smaller errors of blocked sums, and structure in the data.
+        The estimate assumes random entries of equal magnitude, and that the error of a sum of length k grows like k
+        (its variance like k^2), independently in each product. Then the variance of the error of block c of C is
+        sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 times the classical product's. The estimate ignores the rounding of the
+        additions, the smaller errors of blocked sums, and structure in the data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -142,8 +142,8 @@ class Scheme:
     def error_growth_blocked_sums(self) -> float:
         """Return the error growth for blocked sums, as a CPU's BLAS computes them, averaged over the blocks of C.
 
-        BLAS computes short sums first, and then adds the results of the short sums. With blocked sums, the error of a
-        sum of length k grows like sqrt(k).
+        BLAS computes short sums first, and then adds their results. The error of such a blocked sum of length k grows
+        like sqrt(k).
         """
         if self.factors:
             return prod(f.error_growth_blocked_sums for f in self.factors)
@@ -155,9 +155,9 @@ class Scheme:
         """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
         If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
-        a variance like k^3. The entries of a product's operand are proportional to the sum of the coefficients that
-        form the operand. The result is 1.22 for Strassen's scheme, and 0.5 for Winograd's, where the sums of blocks
-        cancel the mean of the entries.
+        a variance like k^3. If an operand of a product is a sum of blocks, its entries are proportional to the sum of
+        the blocks' coefficients. The result is 1.22 for Strassen's scheme. It is 0.5 for Winograd's, because the sums
+        of blocks cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.error_growth_one_sign for f in self.factors)
@@ -178,7 +178,7 @@ class Scheme:
 
     @property
     def _block_variances(self) -> list[Fraction]:
-        """Return the variance of each block of C, if each product of two scalar entries has the variance 1."""
+        """Return the variance of the error of each block of C, if products of two entries have errors of variance 1."""
         left, right = _column_square_sums(self.u), _column_square_sums(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
@@ -271,9 +271,9 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 def _compose_splits(
     first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms outer sums at every inner position, and then inner sums for every outer product.
+    """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
 
-    An inner position is the place of a block within a block of the outer grid.
+    The outer sums are formed at every inner position, that is, for each block within a block of the outer grid.
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
@@ -295,7 +295,10 @@ def _compose_joins(
 
 
 def _blocks_by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
-    """Return the row-major block indices of the composed grid, sorted by inner position, then by outer block."""
+    """Return the row-major indices of all blocks of the composed grid, sorted by inner position, then by outer block.
+
+    The inner position of a block is its place within its block of the outer grid.
+    """
     columns = outer[1] * inner[1]
     return [
         (i * inner[0] + s) * columns + j * inner[1] + t

@@ -1,4 +1,4 @@
-"""The text form of a scheme: lines of the head, products M1, M2, ..., and blocks of C.
+"""Read the text form of a scheme: a head of named values, products M1, M2, ..., and the blocks of C.
 
 When a text is read, the Brent equations prove the scheme. An example:
 
@@ -56,7 +56,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a dict from each word of the head to its value, and a dict from left sides of equations to right sides."""
+    """Return two dicts: word of the head -> its value, and left side of an equation -> its right side."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -79,7 +79,7 @@ def _read_factors(name: str, equation: str) -> tuple[str, str]:
 
 
 def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
-    """Return a dict from the index of a block to its coefficient in a sum of blocks."""
+    """Return a sum of blocks as a dict: index of a block -> its coefficient."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):

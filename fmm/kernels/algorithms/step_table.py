@@ -1,14 +1,13 @@
-"""Step tables: sequences of block operations, in the order printed in papers, as data.
+"""Step tables: sequences of block operations, in the order in which papers print them, as data.
 
 A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
 and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
 product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
-with `fringe unequal` is correct even if blocks differ by one row or column. Tables without `fringe unequal` run on
-padded blocks.
+with `fringe unequal` is correct even if blocks differ by one row or column. Other tables run on padded blocks.
 
-Reading a step table proves that the table computes A B on blocks of equal size. For unequal blocks, the tests prove the
-shipped tables, and the first use proves a user's table. Lowering computes the sizes of a table's blocks. The walk, the
-cost model and the symbolic proof use the lowered steps.
+When a step table is read, it is proved that the table computes A B on blocks of equal size. For unequal blocks, the
+tests prove the shipped tables, and the first use proves a user's table. Lowering a table computes the sizes of its
+blocks; the walk, the cost model and the symbolic proof use the lowered steps.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove these shipped tables; a user's process
-# spends no time on the proof.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove them for unequal blocks, so that a user's
+# process spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
@@ -37,7 +36,7 @@ TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
 class StepTableError(ValueError):
-    """An error: a step table or a kernel of a table is unknown, malformed or wrong."""
+    """Raised if a step table or a kernel of a table is unknown, malformed or wrong."""
 
 
 # ---- kernels
@@ -45,7 +44,10 @@ class StepTableError(ValueError):
 
 @dataclass(frozen=True)
 class TableKernel:
-    """A named operation on blocks: an optional product of two formal blocks, and elementwise assignments in order."""
+    """A named operation on blocks: an optional product of two blocks, and elementwise assignments in order.
+
+    `formals` are the names of the kernel's parameters (formal blocks), for which each call gives blocks or temporaries.
+    """
 
     name: str
     formals: tuple[str, ...]
@@ -58,10 +60,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return each formal block that the assignments read before they first write the block.
-
-        The result does not include the operands of the kernel's product.
-        """
+        """Return each formal block whose old value the assignments read, without the operands of the product."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -84,7 +83,7 @@ class TableKernel:
 
     @cached_property
     def write_dependencies(self) -> tuple[tuple[int, ...], ...]:
-        """Return, for each written block, the indices of the program inputs that determine the block's new value."""
+        """Return, for each written block, the indices of the program inputs on which its new value depends."""
         return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.addition_program.coefficient_matrix())
 
     @property
@@ -98,7 +97,7 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, TableKernel]:
-    """Return a dict from names to the kernels of step_tables/kernels.txt."""
+    """Return the kernels of step_tables/kernels.txt by name."""
     lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.read_text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_table_kernel, filter(None, lines))}
 
@@ -152,7 +151,7 @@ class TableStep:
 
     @cached_property
     def blocks_by_formal(self) -> dict[str, str]:
-        """Return a dict from the kernel's formal blocks to the blocks or temporaries of this call."""
+        """Return the block or temporary of this call for each formal block of the kernel."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
@@ -196,7 +195,7 @@ class StepTable:
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """Return a dict from the name of each kernel to the number of its calls, in the order of first calls."""
+        """Return the number of calls of each kernel by its name, in the order of first calls."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
@@ -240,7 +239,7 @@ class TableKernelCall(NamedTuple):
 
 
 class ParsedTable(NamedTuple):
-    """The parsed lines of a table: a dict from words of the head to values, and the calls of kernels in order."""
+    """The parsed lines of a table: the values of the head by their words, and the calls of kernels in order."""
 
     head: Mapping[str, str]
     calls: tuple[TableKernelCall, ...]
@@ -251,7 +250,7 @@ def parse_table_lines(
 ) -> ParsedTable:
     """Return a table's head and its calls of kernels; raise StepTableError for any other line.
 
-    The table's head must have all words in `required_words`, and may have words in `optional_words`.
+    The table's head must have all words in `required_words`, and can have words in `optional_words`.
     """
     head: dict[str, str] = {}
     calls: list[TableKernelCall] = []
@@ -282,7 +281,7 @@ def step_from_call(call: TableKernelCall) -> TableStep:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepTableError for undeclared or unused blocks, reads before writes, and writes to A or B."""
+    """Raise StepTableError for a block that is undeclared, unused, read before it is written, or a written input."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
@@ -316,13 +315,13 @@ def _check_step(step: TableStep, declared: set[str], inputs: set[str], written: 
 
 # ---- the bilinear algorithm of a step table
 
-# A linear combination of blocks of A, of blocks of B, or of products: a dict from names to coefficients.
+# A linear combination of blocks of A, of blocks of B, or of products: name -> coefficient.
 BlockCombination = Mapping[str, Fraction]
 
 
 @lru_cache(maxsize=64)
 def table_scheme(table: StepTable) -> Scheme:
-    """Return the scheme that a step table computes. The steps are executed on linear combinations of block names."""
+    """Return the scheme that a step table computes, by executing the steps on linear combinations of block names."""
     m, k, n = table.size
     grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
     a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
@@ -396,7 +395,7 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each step table with the forms of plans in which the table is a candidate.
+    """Yield the name of each step table, and the forms of plans in which the table is a candidate.
 
     Skip files with an invalid line `consider`.
     """

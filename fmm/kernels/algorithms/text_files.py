@@ -1,8 +1,8 @@
-"""Algorithms in text form: the files of a folder, the texts that users register, and their line `consider`.
+"""Algorithms in text form: the files of a folder, and the texts that users register.
 
-The line `consider` lists the forms of plans in which an algorithm is a candidate (fmm.perfmodel.candidates). A file
-without the line `consider` has the forms DEFAULT_PLAN_FORMS. An algorithm with `consider nothing` is never a candidate;
-only a plan that a caller writes can use the algorithm.
+An optional line `consider` of a text lists the forms of plans in which the algorithm is a candidate
+(fmm.perfmodel.candidates). Without this line, the forms are DEFAULT_PLAN_FORMS. An algorithm with `consider nothing` is
+never a candidate; it is used only if a caller writes a plan with it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from fmm.kernels.registry import RowRegistry
 
 DEFAULT_PLAN_FORMS = ("nested", "one pass")
-FORM_ABOVE_CANDIDATES = "above"  # form of plans: a level above a candidate that needs too much workspace
-FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"  # form of plans: as "above", for a level of a kind without options
-FORM_SEARCH_ONLY = "searched"  # form of plans: a candidate in the tuner's search, but not in the model's choice
+FORM_ABOVE_CANDIDATES = "above"  # the algorithm is a level above a candidate that needs too much workspace
+FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"  # as "above", for a kind of level that has no options
+FORM_SEARCH_ONLY = "searched"  # the algorithm is a candidate in the tuner's search, but not in the model's choice
 PLAN_FORM_NAMES = (
     *DEFAULT_PLAN_FORMS,
     "outer",
@@ -56,7 +56,7 @@ class RegisteredText(NamedTuple):
 class AlgorithmTexts:
     """The texts of algorithms: the .txt files of a folder, named without the suffix, and registered texts.
 
-    The folder may hold one file without an algorithm: `except_for` is the name of this file.
+    `except_for` is the name of a file in the folder that holds no algorithm.
     """
 
     def __init__(self, folder: str, algorithm_kind: str, except_for: str = "") -> None:
