@@ -1,7 +1,7 @@
 """Find the kernel that NumPy's OpenBLAS runs, and warn if the kernel is for an older processor.
 
-OpenBLAS chooses its kernel when NumPy loads OpenBLAS. The environment variable OPENBLAS_CORETYPE forces a kernel, and
-OPENBLAS_L2_SIZE sets the size of the kernel's blocks. A build of OpenBLAS may also lack the kernel for a new processor.
+OpenBLAS chooses a kernel for the processor when NumPy loads OpenBLAS. There are two causes of a wrong kernel: the
+environment variable OPENBLAS_CORETYPE forces it, or this build of OpenBLAS has no kernel for a new processor.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SLOWDOWN_TEXTS = {("AVX2", "AVX-512"): "about half the speed"}
 
 @lru_cache(maxsize=1)
 def slow_kernel_warning() -> str:
-    """Return a warning if OpenBLAS runs a kernel for an older type of processor, else an empty string.
+    """Return a warning if OpenBLAS runs a kernel for an older type of processor.
 
-    The result is also empty if the kernel or the processor's instruction set is unknown.
+    Otherwise, or if the kernel or the processor's instruction set is unknown, return an empty string.
     """
     return kernel_warning_text(openblas_kernel(), processor_flags(), os.environ.get("OPENBLAS_CORETYPE", ""))
 

@@ -1,17 +1,17 @@
 """Compute sums in compiled loops that load and store every element once. The compiler is llvmlite, a part of Numba.
 
-NumPy adds two arrays in each call. The terms of a longer sum therefore pass through the cache repeatedly, and each
-cache line of a result is fetched before NumPy writes the line. This module compiles a schedule of elementwise calls to
-one LLVM function. The LLVM function loads a 64-byte cache line of each array, computes in registers, and stores the
-results. Results that start on cache lines and exceed the caches are stored directly to memory. The operations have the
-same order as in NumPy, so the results are equal to NumPy's bit for bit.
+NumPy adds two arrays in each call. A sum of more terms therefore passes through the cache repeatedly, and each cache
+line of a result is fetched before it is written. This module compiles a schedule of elementwise calls to one LLVM
+function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results. Results
+that are larger than the caches, and aligned to cache lines, are stored directly to memory. The operations have the same
+order as in NumPy, so the results equal NumPy's bit for bit.
 
-Real and imaginary parts of a complex matrix are loaded together and separated in registers, and combined again before a
-store.
+If a sum uses both the real and the imaginary parts of a complex matrix, both are loaded together, separated in
+registers, and combined again before a store.
 
-NumPy still computes small sums, sums with complex coefficients, and sums of arrays with any other gaps within a row. If
-little address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet. Without enough memory,
-LLVM would abort the process.
+NumPy still computes small sums, sums with complex coefficients, and sums of other arrays that are not contiguous within
+a row. If little address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet, because LLVM
+would abort the process if it ran out of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmm.kernels.cpu.sum_schedule import CallSchedule
 
 CACHE_LINE_BYTES = 64
 MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
-MIN_STREAMED_BYTES = 4 << 20  # smallest number of bytes of the results for which stores bypass the caches
+MIN_STREAMED_BYTES = 4 << 20  # stores bypass the caches if the results have at least this number of bytes
 BYTES_PER_TASK = 1 << 20  # number of bytes of a result that one task writes
 LLVM_ADDRESS_BYTES = 512 << 20  # address space in bytes that must be free before LLVM starts or compiles
 REAL_PART_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
@@ -44,7 +44,7 @@ _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls in one rectangle; no tasks if NumPy must run the calls."""
+    """Return tasks that run the schedule's calls in the rectangle `window`; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
         return []
@@ -74,7 +74,10 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
 
 
 def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
-    """Return pairs of slots: the real and the imaginary parts of one complex matrix, both read or both written."""
+    """Return the pairs of slots that hold the real and the imaginary parts of one complex matrix.
+
+    Both slots of a pair are read, or both are written.
+    """
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
     return tuple(
@@ -159,11 +162,10 @@ def _compiler_engine() -> tuple[Any, Any]:
 def compiled_function(
     schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs = ()
 ) -> Callable[..., None]:
-    """Return a compiled function that runs the schedule.
+    """Return a compiled function that runs the schedule; raise MemoryError if LLVM lacks address space.
 
-    The function's arguments are the number of rows, the number of elements in a row, and two arrays. The two arrays
-    hold the address and the row stride in bytes of each used slot, in order. MemoryError is raised if LLVM lacks
-    address space.
+    The function's arguments are the number of rows, the number of elements in a row, and two arrays: the addresses of
+    the used slots, and their row strides in bytes.
     """
     from llvmlite import binding
 
@@ -258,7 +260,7 @@ class _SumFunction:
                 self._emit_store(both, places[slot])
 
     def _emit_address(self, slot: int, start: Any, index: Any, kind: Any) -> Any:
-        """Return the address of a slot's cache line or element; real and imaginary parts share one address."""
+        """Return the address of a slot's cache line or element; a complex matrix has one address for both parts."""
         build, parted = self.builder, slot in self.other
         offset = build.mul(index, self._ir_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
@@ -266,7 +268,7 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Load a slot's cache line or element; for the real or imaginary part of a complex matrix, load both."""
+        """Load a slot's cache line or element; if the slot is one part of a complex matrix, load both parts."""
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
@@ -275,7 +277,7 @@ class _SumFunction:
         return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """Return a vector with these elements of two cache lines; `order` holds the indices of the elements."""
+        """Return a vector of elements of two cache lines; `order` holds their indices."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)

@@ -1,13 +1,13 @@
 """Compute exact integer products on the CPU: BLAS multiplies planes of digits, and products are added modulo 2^bits.
 
 fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
-(submatrices), which limits the memory of the planes. The planes of a block of A and of B are written in panels of rows
-and multiplied in tiles. The products of a tile are added to C immediately. If BLAS can be limited to one thread, each
-worker multiplies and adds its own tile. Otherwise BLAS uses all threads for one product at a time. Between two
-products, the workers share the work on the panels.
+(submatrices), which limits the memory of the planes. The workers write the planes of a block of A and a block of B,
+panel by panel (a panel is a band of rows). The planes are multiplied tile by tile, and each product is added to C
+immediately. If BLAS can be limited to one thread, each worker multiplies and adds its own tile. Otherwise BLAS uses all
+threads for one product at a time, and the workers then add the product to C panel by panel.
 
-A product of bool matrices uses `or` and `and`. One float32 product suffices, because a rounded sum of zeros and ones is
-zero only if all terms are zero.
+The product of bool matrices (`or` of `and`) is one float32 product, because a rounded sum of zeros and ones is zero
+only if all terms are zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
-PLANE_DEPTH = 4096  # largest total number of columns of A's planes in memory, and of rows of B's planes
+PLANE_DEPTH = 4096  # largest number of columns of all A's planes in memory together, and of rows of all B's planes
 TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
 PANEL_BYTES = 256 * 1024  # bytes of a panel: the band of rows that one task splits or adds
@@ -42,7 +42,7 @@ TilePart = tuple[slice, slice]
 
 
 def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
-    """Return the workspace in bytes for the planes and tiles of a product of any type; a batch reuses the workspace."""
+    """Return the bytes of workspace for planes and tiles, enough for any type; all products of a batch share them."""
     rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(
@@ -54,7 +54,7 @@ def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: ThreadGroup) -> None:
-    """Compute dest = left right modulo 2^bits, or the logical product of bool; `memory` is the workspace."""
+    """Compute dest = left right modulo 2^bits, or the logical product for bool; `memory` is the workspace."""
     if not left.size or not right.size:
         dest.fill(0)
         return
@@ -75,7 +75,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
 
 
 def describe_digits(dtype: str, k: int) -> str:
-    """Return text for `explain` about the products of this type, when the magnitude of the numbers is unknown."""
+    """Return the text of `explain` about products of this type; the magnitude of the numbers is not known yet."""
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
@@ -162,7 +162,10 @@ class _BlockedProduct:
 
 
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
-    """Yield the tiles of a block: bands of rows, equally many for each thread; bands of columns for few rows."""
+    """Yield the tiles of a block: bands of rows, or bands of columns if there are few rows.
+
+    Every thread gets the same number of tiles.
+    """
     high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
@@ -174,7 +177,7 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
 
 
 def _equal_part_length(side: int, max_length: int) -> int:
-    """Return the length of a part if a side is divided into equal parts that are at most `max_length` long."""
+    """Return the length of the parts if a side is divided into the fewest equal parts of at most `max_length`."""
     return -(-side // -(-side // max_length)) if side else 1
 
 

@@ -66,7 +66,7 @@ def execute_plan(
 class ArrayMachine(DefaultMachine):
     """The machine that runs a walk on arrays.
 
-    The leaves of this machine do not add to C, so every sum is a separate step. Products run one after the other,
+    Its leaves only overwrite their result, so every addition to C is a separate step. Products run one after the other,
     unless the backend runs products concurrently.
     """
 

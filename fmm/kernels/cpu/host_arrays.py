@@ -1,6 +1,6 @@
 """Provide the workspace of a call on the CPU, and NumPy's own product functions as they were when fmm was imported.
 
-Every module of fmm that multiplies with NumPy imports `dot`, `inner` and `matmul` from this module. If a user sets
+Every module of fmm that multiplies with NumPy imports `dot`, `inner` and `matmul` from this module. Otherwise, after
 `numpy.matmul = fmm.matmul`, a call of `numpy.matmul` inside fmm would call fmm again.
 """
 
@@ -26,8 +26,7 @@ def aligned_block(nbytes: int) -> Array:
 class Arena:
     """The workspace of one call: a single array of bytes, allocated like a stack.
 
-    The products of a level reuse the same memory, because the first access to fresh pages takes longer than the
-    additions.
+    All products of a level use the same memory, because the first access to new pages takes longer than the additions.
     """
 
     def __init__(self, memory: Array, dtype: np.dtype[Any]) -> None:

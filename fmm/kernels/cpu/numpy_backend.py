@@ -1,4 +1,7 @@
-"""Run a plan's steps with NumPy, on as many threads as BLAS uses: numpy.matmul, and sums in panels that fit a cache."""
+"""Run a plan's steps with NumPy: products by numpy.matmul, and sums in panels that fit in a cache.
+
+Sums use as many threads as BLAS.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of one array's panel. Panels of this size fit in a third-level cache, for all arrays of a sum together. Smaller
-# panels would fit in a second-level cache, but measurements showed that threads then spend their time waiting for the
-# GIL.
+# Bytes of a panel, the part of an array that is processed at once. The panels of all arrays of a sum fit in a
+# third-level cache together. Smaller panels would fit in a second-level cache, but in measurements the threads then
+# spent their time waiting for the GIL.
 PANEL_BYTES = 256 * 1024
 # Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024
@@ -38,7 +41,7 @@ class NumpyBackend:
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Call the function that checks A and B; this backend checks before any product."""
+        """Check A and B by calling `check` at once, before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
@@ -69,14 +72,14 @@ class NumpyBackend:
             self.multiply(leaf, left, right, dest)
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-        """Compute the lower triangle of a product with BLAS; `leaf` is ignored."""
+        """Compute the lower triangle of a product with BLAS, whatever the leaf."""
         self.with_progress_report(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Compute a step's sums; arrays in `reads` that are smaller than the results count as padded with zeros."""
+        """Compute a step's sums; missing numbers of arrays in `reads` that are smaller than the results are zero."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
@@ -86,7 +89,7 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            # for example, the last element of a 2 x 2 result is neither in a 2 x 1 array nor in a 1 x 2 array
+            # no array is written here: for example, of a 2 x 1 and a 1 x 2 array, neither has the element (1, 1)
             if not any(wanted):
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
@@ -110,7 +113,7 @@ def _covers_window(x: Array, window: Window) -> bool:
 
 
 def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
-    """Yield rectangles in which each array has either all elements or no element."""
+    """Yield rectangles that each array covers either completely or not at all."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
         sorted({0, *(min(x.shape[axis], side) for x in (*reads, *writes))}) for axis, side in ((0, rows), (1, cols))
@@ -120,7 +123,7 @@ def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterato
 
 
 def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
-    """Yield the panels of a region; panels are wider than tall, so that NumPy's inner loops are long."""
+    """Yield the panels of a region, which are wide rather than tall, so that NumPy's inner loops are long."""
     elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
     width = cols if cols <= 2 * MIN_PANEL_COLUMNS else -(-cols // max(cols // MIN_PANEL_COLUMNS, 1))
@@ -161,7 +164,10 @@ ZERO_EXPONENT = -(1 << 20)  # exponent that stands for the number zero
 
 
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
-    """Compute the exponents of lines, or scale lines by exponents; lines of symbols have exponent 0."""
+    """Compute the exponents of lines (rows or columns), or scale lines by exponents.
+
+    Lines of symbols (in symbolic proofs) have the exponent 0.
+    """
     if isinstance(step, LineExponents):
         dest[0, :] = 0 if dest.dtype == object else _line_exponents(step, reads)
     elif dest.dtype == object:

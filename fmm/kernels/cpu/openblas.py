@@ -1,7 +1,7 @@
 """Control the threads of NumPy's OpenBLAS, and find its syrk and herk.
 
-`single_threaded_blas` temporarily limits BLAS to the calling thread, so that two products can run concurrently. The
-limit applies to the whole process, so products in other threads use one thread meanwhile. Only one call of fmm sets the
+`single_threaded_blas` temporarily limits each BLAS product to the thread that calls BLAS, so that two products can run
+concurrently. The limit applies to the whole process, also to products of other threads. Only one call of fmm sets the
 limit at a time.
 """
 
@@ -27,7 +27,7 @@ OWN_THREADS_MODE = 1
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """The OpenBLAS that numpy.matmul calls: the functions that return and limit OpenBLAS's number of threads."""
+    """The OpenBLAS that numpy.matmul calls: `count` returns its number of threads, and `limit` sets this number."""
 
     count: Callable[[], int]
     limit: Callable[[int], object]
@@ -44,7 +44,10 @@ def paused_blas_threads() -> int:
 
 @contextmanager
 def single_threaded_blas(count: int) -> Iterator[bool]:
-    """Limit BLAS to the calling thread if BLAS uses `count` threads now, and yield True; else yield False."""
+    """Limit BLAS to one thread for each product, and yield True; yield False if this is impossible.
+
+    It is possible if BLAS uses `count` threads now, and if no other call of fmm limits BLAS.
+    """
     global _paused_threads
     library, lock = loaded_openblas(), _lock.now
     if library is None or not lock.acquire(blocking=False):
@@ -114,7 +117,7 @@ def _numpy_blas_library() -> ctypes.CDLL | None:
 
 @after_fork_in_child
 def _restore_threads_after_fork() -> None:
-    """Restore the number of BLAS threads in a forked child, where the parent's calls do not run."""
+    """Restore the number of BLAS threads in a forked child, because the parent's calls do not run there."""
     global _paused_threads
     if _paused_threads and (library := loaded_openblas()) is not None:
         library.limit(_paused_threads)

@@ -1,12 +1,12 @@
 """Run two products of a plan concurrently: each step is a task that starts as soon as its inputs are ready.
 
 Each product runs on one thread. So a memory-bound sum runs concurrently with a compute-bound product, and no BLAS
-thread spins during a sum. The walk appends the tasks to a queue in their serial order. Dependencies are derived from
-the memory that the tasks read and write, so the plan can reuse temporaries as in a serial run.
+thread spins during a sum. The walk appends the tasks to a queue in the order of a serial run. The queue derives
+dependencies from the memory that the tasks read and write, so the plan can reuse temporaries as in a serial run.
 
-Worker threads walk the plan and run the tasks, because no signal handler interrupts a worker thread.
-`threading.Condition` is Python code: an exception of a signal handler inside this code could leave the condition's lock
-locked forever.
+Worker threads walk the plan and run the tasks, because no signal handler interrupts a worker thread. Elsewhere, an
+exception of a signal handler could leave the lock of a `threading.Condition` locked forever, because
+`threading.Condition` is Python code.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 CONCURRENT_PRODUCTS = 2  # number of concurrent products; a plan has too few products to keep more threads busy
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # smallest number of flops of a whole product for which concurrent tasks are faster
 MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level's products and the next level's sums
-# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B. If the check
-# fails, little work is wasted.
+# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B, because
+# little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
 MIN_PART_ROWS = 384  # smallest number of rows in a part of a product; BLAS packs the other operand for each part
-# products are cut at multiples of this number of rows (whole tiles of BLAS), so that rounding does not change
+# Products are divided at multiples of this number of rows, which are whole tiles of BLAS. So the parts round as the
+# whole product does.
 PART_ROW_UNIT = 192
 
 
 @dataclass(eq=False)
 class PlanTask:
-    """A task of a plan: arrays to read and write, the work, and the unfinished tasks that must end before it starts."""
+    """A task of a plan: the arrays that it reads and writes, its work, and the unfinished tasks that it waits for."""
 
     reads: Sequence[Array]
     writes: Sequence[Array]
@@ -87,7 +88,8 @@ ByteSpan = tuple[int, int, Array]
 def _byte_span(x: Array) -> ByteSpan:
     """Return the address of the array's first byte, the address after its last byte, and the array.
 
-    Few pairs of arrays have overlapping spans, and only these pairs are compared element by element.
+    Spans are compared first, because this is fast. Only the few pairs of arrays whose spans overlap are compared
+    element by element.
     """
     low = high = x.__array_interface__["data"][0]
     if not x.size:
@@ -148,7 +150,7 @@ class TaskQueue:
         retry_until_done(self._wake_all)
 
     def record_failure(self, error: BaseException) -> None:
-        """Record an error and start no more tasks; adding a task or waiting for the end raises the first error."""
+        """Record an error, so that no more tasks start; the walk and the caller then raise the first error."""
         self.error = self.error or error
         retry_until_done(self._wake_all)
 
@@ -177,11 +179,10 @@ class TaskQueue:
             return None
 
     def _pick_ready_task(self) -> PlanTask | None:
-        """Return the first task whose inputs are ready, or None.
+        """Return the first task that waits for no other task; None if there is none.
 
-        While another worker runs a sum, a ready product is preferred, because two sums compete for memory and the GIL.
-        If a product is the only ready task, the product is divided into two parts, and another worker can compute the
-        second part.
+        While another worker runs a sum, a product is preferred, because two sums compete for memory and the GIL. If a
+        product is the only ready task, it is divided into two parts, so that another worker can compute the second.
         """
         ready = [task for task in self.waiting if not task.after]
         if not ready:
@@ -214,12 +215,12 @@ class TaskQueue:
 
 @dataclass(frozen=True)
 class ConcurrentBackend(NumpyBackend):
-    """A NumPy backend that adds the steps of a plan to a task queue, from which workers run the steps."""
+    """A NumPy backend that adds the steps of a plan to a task queue; workers run the tasks of the queue."""
 
     queue: TaskQueue
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Add a check of A and B to the queue; large products wait for the check, sums and small products do not."""
+        """Add a check of A and B to the queue; only large products wait for the check."""
         task = PlanTask(reads, (), check)
         self.queue.add_task(task)
         self.queue.check = task
@@ -296,20 +297,20 @@ def _running_queue(
 
 
 # ---- the times of sums and products
-# Only this code times sums for the tuner and the probe. Sums are timed within a plan, because a concurrent product
-# changes the time of a sum: the sum has one thread only, and the product uses part of the cache.
+# The tuner and the probe time sums by this code only. Sums are timed within a plan, because the product that runs at
+# the same time changes the time of a sum: the sum has one thread only, and the product uses part of the cache.
 
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`); a second on only one of two threads counts as 0.5."""
+    """Seconds of products and of all other steps (`sums`); a second on one of two threads counts as half a second."""
 
     sums: float = 0.0
     products: float = 0.0
 
 
 def measure_step_times(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
-    """Run the steps of a product with `flops` flops on `count` threads, like fmm.matmul; return the steps' times."""
+    """Run the steps of a product with `flops` flops on `count` threads as fmm.matmul does; return their times."""
     return run_on_worker(partial(_measure_steps, count, flops, steps))
 
 

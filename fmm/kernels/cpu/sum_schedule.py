@@ -1,8 +1,8 @@
 """Schedule a program of sums as elementwise calls on numbered array slots.
 
-All calls run on one panel of the arrays before the first call runs on the next panel. Slot numbers count the reads
-first, then the writes, then scratch panels. In-place sums stay correct: a write into memory that a call
-reads happens after the last such call.
+A panel is the part of an array that is processed at once: all calls run on one panel before the first call runs on the
+next. A slot is the index of an array: the reads first, then the writes, then scratch panels. In-place sums stay
+correct: a call that overwrites memory comes after all calls that still read this memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schedule_calls(
 
 
 class _ScheduleBuilder:
-    """A builder of one program's calls: the builder processes the program line by line and reuses scratch panels."""
+    """Builds the calls of one program, line by line; scratch panels are reused."""
 
     def __init__(
         self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
@@ -76,7 +76,7 @@ class _ScheduleBuilder:
         return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
-        """Schedule a final copy of an input to an output, from a scratch copy if a sum overwrites the input."""
+        """Schedule a final copy of an input to an output; if a sum overwrites the input, first copy it to scratch."""
         source = value
         if value in self.overwritten:
             source = self._take_scratch()
@@ -139,7 +139,7 @@ class _ScheduleBuilder:
         return self.next_scratch - 1
 
     def _free_after_last_use(self, value: int, line: int) -> None:
-        """Free a scratch panel after the last line that reads the panel, unless a final copy still needs the panel."""
+        """Free a value's scratch panel if this line is the last to read it and no final copy needs it."""
         slot = self.slot[value]
         copied = any(call.first == slot for call in self.finally_)
         if slot >= self.first_scratch and self.last_use[value] == line and not copied:
@@ -147,5 +147,5 @@ class _ScheduleBuilder:
 
 
 def scalar_coefficient(c: Coefficient) -> float | complex:
-    """Return a coefficient as a Python scalar: a Python scalar times a float32 array stays float32."""
+    """Return a coefficient as a Python scalar, so that its product with a float32 array is float32."""
     return c if isinstance(c, complex) else float(c)

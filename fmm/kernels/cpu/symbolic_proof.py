@@ -1,9 +1,9 @@
 """Prove plans by running them on symbols that do not commute: each entry of AB must be exact.
 
-The arrays hold polynomials: sums of words such as a01*b12. The same executor and the same schedules process polynomials
-and numbers. New temporaries hold None, so reading unwritten memory raises an error. All rows and columns of a block are
-processed alike, and so are all rows and columns of a block's fringe. Therefore one row and one column of a block and of
-its fringe suffice, and the sizes 2 and 3 in each dimension represent all sizes.
+The arrays hold polynomials: sums of words such as a01*b12. The same code runs plans on polynomials and on numbers. New
+temporaries hold None, so reading unwritten memory raises an error. All rows and columns of a block are processed alike,
+and so are all rows and columns of a block's fringe. Therefore a proof needs only one row and one column of a block and
+of its fringe: the sizes 2 and 3 in each dimension represent all sizes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
 
 
 def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
-    """Return a text about the first wrong entry of the plan's alpha A B + beta C for this size; None without errors."""
+    """Return a text about the first entry of alpha A B + beta C that the plan computes wrong; None if all are right."""
     a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()

@@ -37,9 +37,9 @@ THREAD_VARIABLES = (
 
 # Largest number of threads for sums. Sums are memory-bound and share the GIL, so more threads are not faster.
 MAX_SUM_THREADS = 8
-# Size of NumPy's iterator buffer during sums. NumPy copies operands whose rows are shorter than the buffer (8192
-# elements by default) into the buffer, even without a cast. With these copies, sums of blocks take two to three times
-# as long. With the smallest buffer, NumPy does not copy.
+# Size of NumPy's iterator buffer during sums: the smallest possible. NumPy copies operands into the buffer if their
+# rows are shorter than the buffer (8192 elements by default), even without a cast. With these copies, sums of blocks
+# take two to three times as long.
 NUMPY_BUFFER_ELEMENTS = 16
 # Interruptible tasks run in turns of about TURN_SECONDS seconds; a signal handler can run between turns. A turn has at
 # most MAX_TURN_GROWTH times as many tasks as the previous turn.
@@ -52,9 +52,9 @@ Job = Callable[[], None]
 class ThreadGroup:
     """A group of `count` threads that runs independent tasks; each thread that is free takes the next task.
 
-    BLAS threads spin for 0.1 seconds after a product, so a worker may get only half the time of a processor. If each
-    thread had an equal share of the tasks, all other threads would wait for the slow worker. If no second thread can
-    start, the calling thread runs all tasks.
+    The tasks are not divided equally in advance: BLAS threads spin for 0.1 seconds after a product, so a worker can get
+    only half the time of a processor, and all others would wait for it. If no second thread can start, the calling
+    thread runs all tasks.
     """
 
     count: int
@@ -87,8 +87,8 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
     try:
         _run_queue(queue)
     finally:
-        # A share that has not started is cancelled. An error must not reach the caller while another thread still
-        # writes.
+        # Cancel the shares that have not started, and wait for the others: an error must not reach the caller while
+        # another thread still writes.
         for share in shares:
             retry_until_done(share.cancel_or_wait)
     for share in shares:
@@ -113,7 +113,7 @@ def _run_queue(queue: deque[Job]) -> None:
 
 
 class WorkerShare:
-    """A job of one worker; a caller can cancel the job until the job starts."""
+    """A job of one worker; a caller can cancel it until it starts."""
 
     def __init__(self, job: Job) -> None:
         self.work, self.claim, self.ended = job, [True], allocate_lock()
@@ -174,7 +174,7 @@ def _acquire_workers(count: int) -> list[Worker]:
 
 
 def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
-    """Give the worker a share of the work; the share is listed first, so that the caller always waits for the share."""
+    """Give the worker a share of the work, after adding it to `shares`, so that the caller always waits for it."""
     share = WorkerShare(task)
     shares.append(share)
     try:
@@ -196,7 +196,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
 
 
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
-    """Exclude the caller's processor for workers, because Linux often wakes workers on the caller's processor."""
+    """Forbid workers the caller's processor, because Linux often wakes them there, where they would wait."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -208,7 +208,10 @@ def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
 
 
 def _pin_to_processors(workers: Sequence[Worker]) -> None:
-    """Pin each worker to a processor if there are as many processors as workers; Linux is slow to spread threads."""
+    """Pin each worker to its own processor if there are as many processors as workers.
+
+    Linux itself distributes threads over the processors too slowly.
+    """
     if not sys.platform.startswith("linux"):
         return
     try:

@@ -1,10 +1,10 @@
 """Compute products A A^H on the CPU: one triangle by BLAS's syrk or herk, then the other triangle as a mirror image.
 
-NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls the syrk and herk of NumPy's OpenBLAS, with the
-same BLAS threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes the
-whole product.
+NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls the functions of this OpenBLAS, which then use
+the same BLAS threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes
+the whole product.
 
-`hermitian_product` is for complex matrices with few rows.
+`hermitian_product` computes products of complex matrices with few rows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fmm.kernels.plans.sums import Mirror, Place
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
-# Number of rows that one task mirrors, and largest number of columns of a tile. Each cache line of a tile stays in the
-# cache until the line is completely written.
+# Number of rows that one task mirrors, and largest number of columns of a tile. The tile is so small that each of its
+# cache lines stays in the cache until the line is completely written.
 MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
-# Smallest number of complex multiply-adds for which computing one triangle in panels is faster than the whole product.
+# From this number of complex multiply-adds on, computing one triangle in panels is faster than the whole product.
 MIN_TRIANGLE_WORK = 1 << 19
 
-UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # a placeholder, because the arrays are passed as arguments
+UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the place of a `Mirror` whose arrays are passed as arguments
 MIRROR_IN_PLACE = Mirror(UNNAMED_PLACE, UNNAMED_PLACE)
 
 RankUpdateFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
@@ -87,7 +87,7 @@ def _is_row_major(x: Array) -> bool:
 
 
 def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
-    """Return a row-major factor from two mutually adjoint matrices; None if neither is row-major."""
+    """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
     if _is_row_major(left):
         return GramFactor(left, False)
     return GramFactor(right, True) if _is_row_major(right) else None
@@ -218,12 +218,12 @@ def above_diagonal(rows: int) -> Array:
 # ---- exactly Hermitian products of a complex matrix with few rows and its adjoint
 #
 # NumPy's whole product is not exactly Hermitian. Therefore the lower triangle is computed in panels of rows, and each
-# panel is mirrored while the panel is in a cache. With few columns, most of the time is spent on writing the result.
-# BLAS's herk and a separate mirror step take longer, because the result passes through the caches three times.
+# panel is mirrored while it is in a cache. If the inner dimension is short, writing the result takes most of the time.
+# herk of BLAS and a separate mirror step take longer, because the result then passes through the caches three times.
 
 
 def needs_panels(side: int, inner: int) -> bool:
-    """Return True if the product is computed in panels of one triangle instead of as a whole."""
+    """Return True if one triangle of the product is computed in panels, False if the whole product is computed."""
     return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
 
@@ -254,7 +254,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
 def _write_in_panels(left: Array, right: Array, out: Array) -> None:
     """Write the product in panels; if a panel fails, write the whole product with numpy.matmul and raise the error.
 
-    One C function writes all panels, so no signal handler runs between panels.
+    One C function runs all steps, so no signal handler runs between two panels.
     """
     with np.errstate(all="ignore"):  # BLAS's syrk does not report overflow, and this code does not either
         try:

@@ -2,15 +2,16 @@
 
 Python runs signal handlers in the main thread, between two bytecodes. Therefore an exception of a handler (Ctrl-C) can
 interrupt Python code anywhere, even in a `finally` block or just after a lock is acquired. Work that must not stop
-halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call of a C
-function, during which no handler runs. When a handler raises its exception, the task has not started or is complete, as
-with NumPy's own product.
+halfway runs on a worker thread. The caller hands the task over and waits for its end in a single call of a C function,
+during which no handler runs. So when a handler raises its exception, the task either has not started or is complete.
+NumPy's own product behaves in the same way.
 
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.
 
-An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a thread is still inside a product.
-Therefore `wait_for_tasks_at_exit` waits for the tasks of daemon threads. Python itself waits for all other threads.
+An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a worker is still in a product.
+Therefore `wait_for_tasks_at_exit` waits for the workers that run tasks of daemon threads. Python itself waits for all
+other threads, and so for their tasks.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Worker:
     def start(idle: bool = False) -> Worker:
         """Start and return a worker; if `idle`, any caller may give jobs to the worker.
 
-        `threading.Thread.start` is not used, because it would wait forever for a thread that lacks memory to start.
+        `threading.Thread.start` is not used: it would wait forever if the new thread lacked the memory to start.
         """
         if _failed_start_times and time.monotonic() - _failed_start_times[-1] < RETRY_AFTER_SECONDS:
             raise NoThreadError("a new thread did not start a moment ago")
@@ -116,7 +117,7 @@ class Worker:
                 job = self.inbox.get()
                 job()
             job = _do_nothing  # frees the job's arrays before the next job comes
-        # Before Python 3.13, `threading._active` keeps every thread that the threading module did not start.
+        # Before Python 3.13, `threading._active` never forgets a thread that the threading module did not start.
         getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
@@ -125,7 +126,7 @@ def _do_nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Return True to the first thread that claims a job (to run or cancel the job), and False to later threads."""
+    """Return True to the first thread that claims a job, and False to all others; only the first runs or cancels it."""
     try:
         return claim.pop()
     except IndexError:
@@ -135,7 +136,7 @@ def try_claim(claim: list[bool]) -> bool:
 def retry_until_done(step: Callable[[], object]) -> None:
     """Repeat a call until it does not raise MemoryError.
 
-    On a worker thread, a call that opens a lock or waits for a lock can fail only with MemoryError.
+    MemoryError is the only exception of a call that opens a lock, or waits for a lock, on a worker thread.
     """
     while True:
         try:
@@ -150,7 +151,7 @@ def retry_until_done(step: Callable[[], object]) -> None:
 
 @lru_cache(maxsize=1)
 def _python_lock_functions() -> Any:
-    """Return CPython's C library with the lock functions, which release the GIL; None in any other interpreter."""
+    """Return CPython's C library with its lock functions, which release the GIL; None in any other interpreter."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p
@@ -164,8 +165,8 @@ def _python_lock_functions() -> Any:
 class UninterruptibleGate:
     """A lock that is closed at first and opened once; a thread waits for the opening without running signal handlers.
 
-    `wait` and `open` are C functions. The `acquire` method of a Python lock would be interrupted by an exception of a
-    signal handler. Gates are reused. Only the gate of an interrupted task is not reused; its few bytes are never freed.
+    `wait` and `open` are C functions. In the `acquire` method of a Python lock, signal handlers would run, and could
+    raise. Gates are reused, except the gate of an interrupted task; its few bytes are never freed.
     """
 
     def __init__(self) -> None:
@@ -196,9 +197,9 @@ _unused_gates: list[UninterruptibleGate] = []  # closed gates for later tasks
 def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], object]] = ()) -> ResultT:
     """Run `work` on a worker thread, where no signal handler can interrupt the work, and return the result.
 
-    `last` is a list of functions that `work` may change. When `work` has ended, the caller's thread calls the functions
-    in `last` before any signal handler runs; each should be a C function. If no thread can be started, nothing is
-    called and NoThreadError is raised.
+    `last` is a list of functions, to which `work` can add. When `work` has ended, the caller's thread calls these
+    functions before any signal handler runs; each should be a C function. If no thread can be started, nothing is
+    called, and NoThreadError is raised.
     """
     if is_worker_thread():
         try:
@@ -214,7 +215,7 @@ def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], objec
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """Call the functions in order from one C function; if all are C functions, no signal handler runs in between."""
+    """Call the functions in order by one C function; if they are C functions too, no signal handler runs in between."""
     deque(map(call, list(steps)), maxlen=0)
 
 
@@ -258,8 +259,8 @@ class CallerTask(Generic[ResultT]):
     def hand_over_and_wait(self) -> bool:
         """Give the task to an idle worker, wait until the task has ended, and call the functions in `last`.
 
-        A single C function hands over, waits and calls the functions in `last`, so no signal handler runs meanwhile.
-        Return False if no worker is idle; nothing has started in this case.
+        A single C function does all three, so no signal handler runs meanwhile. Return False, without having started
+        anything, if no worker is idle.
         """
         hand_task_over = map(call, map(call, (_idle_inboxes.pop,)), (self,))
         wait_for_end = map(call, (self.gate.wait,))
@@ -340,8 +341,8 @@ after_fork_in_child(_running_tasks.clear)
 def wait_for_tasks_at_exit() -> None:
     """Wait for the running tasks of daemon threads, and prevent their later tasks from starting.
 
-    OpenBLAS's exit function would otherwise wait forever for a thread that has missed the signal to end. Python has
-    already waited for all threads except daemon threads. Exit functions that run later may still use the workers.
+    Otherwise, OpenBLAS's exit function could wait forever for a thread that has missed the signal to end. Python has
+    already waited for all threads that are no daemons. Exit functions that run later can still use the workers.
     """
     _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)
     end = time.monotonic() + MAX_EXIT_WAIT_SECONDS
