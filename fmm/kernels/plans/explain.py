@@ -1,4 +1,4 @@
-"""Tables of plans: for each level, the product, the operations, and the memory of temporaries."""
+"""Print plans as tables: for each level, its product, its operations, and the memory of its temporaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fmm.problem import Shape
 
 
 class PlanRow(NamedTuple):
-    """One row of a plan's table. The next row shows the largest product of this row's level."""
+    """One row of a plan's table, about one level. The next row is about the largest product of this level."""
 
     level: str
     problem: str  # size of the product, m x k x n
@@ -33,8 +33,10 @@ class PlanRow(NamedTuple):
 
 
 def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:
-    """Return a plan's table as aligned text, with totals in the last line. The table depends on `dtype` for
-    integers only."""
+    """Return a plan's table as aligned text, with totals in the last line.
+
+    Only the tables of integer products depend on `dtype`.
+    """
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in plan_rows(plan, m, k, n, itemsize, params, dtype):
         lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))
@@ -58,7 +60,8 @@ def plan_rows(
 ) -> Iterator[PlanRow]:
     """Yield a row for each level, the outermost level first.
 
-    Each row shows the largest product of the previous row. The temporaries of all rows add up to the plan's workspace.
+    Each row is about the largest product of the previous row. The temporaries of all rows add up to the plan's
+    workspace.
     """
     name: str
     remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
@@ -88,7 +91,7 @@ def plan_rows(
 def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
 
-    The first row has all `nbytes` of memory.
+    The first row contains the memory of all rows, `nbytes`.
     """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")

@@ -1,7 +1,7 @@
-"""Launches of a fused level: groups of products that share a launch, concurrent streams, and variants of kernels.
+"""Order the products of a fused level: which products share a launch, and which launches run on concurrent streams.
 
-Products may run in any order, if no two products write the same block of C at the same time. (See Huang, Yu,
-van de Geijn 2020, section 3.3.) The coefficients W of a scheme determine the blocks that a product writes.
+Products may run in any order, if no two of them write the same block of C at the same time (Huang, Yu, van de Geijn
+2020, section 3.3). The coefficients W of a scheme determine the blocks that a product writes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ BlockSet = frozenset[int]  # indices of blocks of C
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
     """Return the launches of a fused level by stage and stream.
 
-    Without options, all launches are on one stream. With `streams`, launches are on two streams. With `atomic`,
-    products add to C atomically, and run on up to MAX_STREAMS streams.
+    Without options, each product is a launch, and all launches are on one stream. With `streams`, launches are on two
+    streams. With `atomic`, products add to C atomically, and run on up to MAX_STREAMS streams. With `variants`, a
+    launch computes several products that use the same variant of the kernel.
     """
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
@@ -49,9 +50,9 @@ def count_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
 
 
 def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
-    """Return groups of products with equal numbers of touched blocks; each group is one launch.
+    """Return groups of products that use the same variant of the kernel; each group is one launch.
 
-    Without atomic updates, no two products of a group write the same block of C.
+    Without `atomic`, no two products of a group write the same block of C.
     """
     groups: list[list[int]] = []
     for p in range(scheme.rank):
@@ -72,8 +73,8 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with one launch on each stream; the two launches write different blocks. Another launch joins a
-    stream if the launch shares no block with the other stream, and if the other stream is not shorter.
+    A stage begins with one launch on each stream; the two launches write different blocks. A further launch is added to
+    a stream if it writes no block that the other stream writes, and if the stream is not longer than the other.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -97,9 +98,9 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
         yield (tuple(tasks[i] for i in left),)
 
 
-# ---- variants: products with equal numbers of touched blocks of A, B and C use one compiled kernel
+# ---- variants: one compiled kernel for all products that use equal numbers of blocks of A, of B and of C
 
-OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product reads or writes
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product uses
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
@@ -123,7 +124,7 @@ _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, numb
 
 
 def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
-    """Return three counts: how many blocks of A, of B and of C a product reads or writes."""
+    """Return how many blocks of A, of B and of C a product uses."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 

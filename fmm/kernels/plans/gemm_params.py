@@ -1,6 +1,6 @@
 """The parameters of a product other than its sizes and types.
 
-This module does not import plans, so that kernels can import this module.
+This module does not import plans, so that modules of kernels can import it.
 """
 
 from __future__ import annotations

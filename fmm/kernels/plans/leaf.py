@@ -1,7 +1,9 @@
 """Leaves: the kernels that multiply below all levels of a plan. Each leaf is a row of a registry.
 
 The text of a leaf consists of its name, a number for numbered leaves, options, and an operand order: `vendor`, `lt3`,
-`tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row. No code parses the name of a leaf.
+`tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row; none is read from its name.
+
+A Gram product, such as a matrix times its adjoint, is its own adjoint. So only one triangle of it must be computed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Final, Literal
 from fmm.kernels.plans.level import Level, PlanError
 from fmm.kernels.registry import RowRegistry, clear_on_registration
 
-OperandOrder = Literal["inner", "outer"]  # dimension along which both operands of a leaf product are contiguous
+OperandOrder = Literal["inner", "outer"]  # both operands of a leaf product are contiguous along this dimension
 OPERAND_ORDERS: Final[tuple[OperandOrder, ...]] = ("inner", "outer")
 HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
 HostProductWithScratchFunction = Callable[
@@ -28,11 +30,11 @@ PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]  # layout(it
 
 @dataclass(frozen=True)
 class LeafOption:
-    """An option of a leaf: a word that may follow the leaf's name in a plan's text."""
+    """An option of a leaf: a word that can follow the leaf's name in a plan's text."""
 
     name: str
     types: tuple[str, ...] = ()  # types that the leaf multiplies with this option; empty: all types of the leaf
-    fused: bool = True  # True if the last level above a leaf with this option may be fused
+    fused: bool = True  # True if the last level above a leaf with this option can be fused
     searched: bool = False  # True if the tuner's search tries the option; the model's candidates have no options
 
 
@@ -42,31 +44,26 @@ def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A kernel that multiplies, and its properties. Devices are `cpu` and `cuda`; types are names of fmm.dtypes.
-
-    A Gram product, such as a matrix times its adjoint, is its own adjoint, so a leaf needs to compute only one triangle
-    of C.
-    """
+    """A kernel that multiplies, and its properties. Devices are `cpu` and `cuda`; types are names of fmm.dtypes."""
 
     name: str
     meaning: str  # description for users
     devices: tuple[str, ...]
 
     # Fields on the types that the leaf multiplies.
-    types: tuple[str, ...]  # types that the leaf multiplies below levels of any kind
+    types: tuple[str, ...]  # types that the leaf multiplies, also below levels of any kind
     # types for which the leaf forms sums inside its products, for fused levels and step tables
     types_with_sums: tuple[str, ...] = ()
     types_alone: tuple[str, ...] = ()  # further types that the leaf multiplies in plans without levels
     # further types that the leaf multiplies below levels that only cut A, B and C into blocks
     types_in_blocks: tuple[str, ...] = ()
 
-    # Fields on Gram products: the leaf may compute only one triangle of a Gram product.
+    # Fields on Gram products, and the ways in which the leaf can compute one triangle.
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
-    loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
+    loose_triangles: tuple[str, ...] = ()  # types with such a kernel that may write any numbers in the other triangle
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
-    # Up to `whole_product_rows` rows, a GPU computes a batch of Gram products faster as whole products than as
-    # triangles.
+    # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products than as triangles.
     whole_product_rows: int = 0
 
     # Fields on one product by the leaf.
@@ -74,27 +71,27 @@ class Leaf:
     launches: int = 1  # number of launches or library calls of one product
     scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
     typed_scratch: TypedScratchFunction | None = None  # function in place of `scratch` if the bytes depend on the type
-    host_product: HostProductFunction | None = None
-    # Function in place of `host_product` for a leaf with scratch memory and threads of its own.
+    host_product: HostProductFunction | None = None  # function that multiplies on the CPU; None: numpy.matmul
+    # Function in place of `host_product` for a leaf that needs scratch memory and starts its own threads.
     host_product_with_scratch: HostProductWithScratchFunction | None = None
 
     # Fields on the leaf's text in a plan.
     orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
-    numbers: int = 0  # a number from 0 to `numbers` - 1 follows the name; 0: no number follows the name
-    # Groups of options in the order of the text. A plan names at most one option of each group.
+    numbers: int = 0  # for numbered leaves, a number from 0 to `numbers` - 1 follows the name; 0: not numbered
+    # Groups of options, in the order in which a text names them. A text names at most one option of each group.
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
     # Fields on the conditions under which the leaf is a candidate.
     candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
-    # The leaf is a candidate only if no side of the product is longer than `longest`; 0: no limit. The leaf's rate was
-    # measured for sides up to `longest`.
+    # The leaf is a candidate only if no side of the product is longer than `longest`, because its rate is measured for
+    # such sides only; 0: no limit.
     longest: int = 0
-    # The forms of plans that may end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
+    # The forms of candidates that end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
     # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
-    tried: int = 4  # of a numbered leaf, the numbers 0 to `tried` - 1 are candidates
+    tried: int = 4  # for numbered leaves: only the numbers 0 to `tried` - 1 are candidates
 
     # Fields on the error of the leaf.
     # True if the leaf saves multiplications: an inf or NaN can then appear where the vendor's product has none
@@ -108,23 +105,23 @@ class Leaf:
     checks_entries: bool = False
 
     # Fields on the preparation of operands before the product.
-    # `prepared_layout` returns the offset and the bytes of the prepared data behind an operand. `prepared_layout` is
-    # None for a leaf without prepared data.
+    # Function that returns the offset and the bytes of the prepared data behind an operand; None for a leaf that
+    # prepares nothing.
     prepared_layout: PreparedLayoutFunction | None = None
     prepared_by_sums: bool = False  # True if the sums of a batched level can write prepared operands
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # Factor by which the predicted time is multiplied. For a leaf without a rate of its own: time as a multiple of the
-    # vendor's time.
+    # Factor of the predicted time. If the leaf has no rate of its own, this is its time as a multiple of the vendor's.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
     # True if thread blocks occupy every multiprocessor to the end of the product, so that no sums run concurrently
     fills_device: bool = False
 
-    only_below_levels: bool = False  # True if the leaf multiplies only as part of a level that one leaf runs
-    # For a row that represents a level with everything below the level: the level, and the name of the last leaf.
+    # A leaf can run a level together with everything below it, such as `residues(14) > bytes`.
+    only_below_levels: bool = False  # True if the leaf multiplies only inside such a leaf, as `bytes` does
+    # For such a leaf: the level, and the name of the last leaf (`bytes`).
     level: Level | None = None
     end: str = ""
 
@@ -140,7 +137,7 @@ class Leaf:
 
     @property
     def displayed_name(self) -> str:
-        """Return the leaf's names without options, as messages list them: `lt0 to lt31`."""
+        """Return the leaf's name or names without options, as messages print them: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
@@ -168,7 +165,7 @@ class Leaf:
 
     @property
     def all_uses(self) -> Iterator[LeafUse]:
-        """Yield a LeafUse for every text of the leaf in a plan; texts without an operand order come first."""
+        """Yield a LeafUse for every text of the leaf in a plan; those without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
             for number in numbers:
@@ -176,7 +173,7 @@ class Leaf:
                     yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)
 
     def workspace_bytes(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
-        """Return the bytes of workspace for a batch of `count` products; a number has `itemsize` bytes."""
+        """Return the bytes of workspace for a batch of `count` products of numbers with `itemsize` bytes."""
         return self.typed_scratch(itemsize, m, k, n, count) if self.typed_scratch else self.scratch(m, k, n, count)
 
 
@@ -200,7 +197,7 @@ class LeafUse:
     def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
         """Return the types that the leaf multiplies with its options.
 
-        With `sums_inside`, the result has only the types for which the leaf's kernel can form sums.
+        With `sums_inside`, return only the types for which the leaf's kernel can form sums.
         """
         multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
         for option in self._named_options:
@@ -209,7 +206,7 @@ class LeafUse:
 
     @property
     def can_fuse_last_level(self) -> bool:
-        """Return True if the last level above the leaf may be fused."""
+        """Return True if the last level above the leaf can be fused."""
         return self.leaf.can_compute_sums and all(option.fused for option in self._named_options)
 
     @property
@@ -219,10 +216,10 @@ class LeafUse:
 
 @dataclass(frozen=True)
 class LeafFamily:
-    """A family of leaves: each leaf runs one level of a certain kind, together with everything below the level.
+    """A family of leaves: each leaf runs one level of a certain kind together with everything below this level.
 
-    `leaves` returns a row for each level. In lists of leaves, the rows replace the leaf `end`, which is the last leaf
-    of all levels of the family.
+    `leaves` returns a row for each leaf. All of them end in the same last leaf, `end`, and replace `end` in lists of
+    leaves.
     """
 
     name: str
@@ -257,7 +254,7 @@ def leaf_names() -> tuple[str, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def plan_leaves() -> tuple[Leaf, ...]:
-    """Return the rows of all leaves at the end of plans, including the rows of levels that one leaf runs."""
+    """Return the rows of all leaves in which a plan can end, including the leaves of families."""
     rows: list[Leaf] = []
     for leaf in LEAVES:
         rows += [] if leaf.only_below_levels else [leaf]
@@ -268,7 +265,7 @@ def plan_leaves() -> tuple[Leaf, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """Return a dict from texts to leaves: the ends of plans, and the leaves at the ends of families."""
+    """Return the leaves by their texts: the leaves in which a plan can end, and the last leaves of families."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
     return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 
@@ -289,12 +286,12 @@ def leaf_of_option(text: str) -> LeafUse:
 
 
 def leaf_option_text(use: LeafUse) -> str:
-    """Return the text of this leaf in a level's option: the short text, if `leaf_of_option` accepts a short text."""
+    """Return the text of this leaf in a level's option: the short text if there is one (see `leaf_of_option`)."""
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
 def valid_leaves_text() -> str:
-    """Return a sentence that lists all leaves that a plan may name."""
+    """Return a sentence that lists all leaves that a plan can name."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"

@@ -1,9 +1,8 @@
 """Levels of a plan: the properties of one level, and the registry of the kinds of levels.
 
-A level replaces a product by smaller products and by sums around these products. Each kind of level is a module of
-plans/levels/ that registers a LevelKind. The kind parses the texts of its levels, and lists the levels that are
-candidates. The base class Level holds properties that plans and the model read. fmm.kernels.plans.lower computes the
-steps of a level.
+A level replaces a product by smaller products and by sums around them. Each kind of level is a module of plans/levels/
+that registers a LevelKind. The kind parses the texts of its levels, and lists the levels that are candidates. The base
+class Level has the properties that plans and the model read. fmm.kernels.plans.lower computes the steps of a level.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused"
 
 
 class PlanError(ValueError):
-    """An error: a plan's text is invalid, or the plan cannot run on the given problem."""
+    """Raised if a plan's text is invalid, or if the plan cannot run on the given problem."""
 
 
 class LevelCut(NamedTuple):
-    """The number of parts of m, of k and of n, for a level with steps that depend only on the block sides."""
+    """How a level cuts m, k and n into parts, for levels whose steps depend only on the sides of the blocks."""
 
     parts: tuple[int, int, int]
     # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
@@ -62,8 +61,8 @@ class Level(ABC):
     text: str  # the level's text in a plan
 
     # Fields on the products that replace one product.
-    # `products` is the largest number of products in place of one product. `products` is 1 if the number of products
-    # depends on the sizes and the level saves no multiplications.
+    # The largest number of products that replace one product; 1 if this number depends on the sizes and the level saves
+    # no multiplications.
     products: int
     depth: int = 1  # levels of recursion
     splits: bool = True  # True if the level's products are smaller than the problem
@@ -78,13 +77,13 @@ class Level(ABC):
 
     # Fields on Gram products, where C is its own adjoint.
     for_gram: bool = False  # True if the level cuts Gram products only
-    # True if the level's steps leave the upper triangle of C unchanged, provided that the leaf leaves the upper
-    # triangle unchanged
+    # True if the level's steps leave the upper triangle of C unchanged, provided that the leaf does so too
     keeps_upper_triangle: bool = True
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    number_below: Literal["same", "real", "byte"] = "same"  # kind of numbers that the level's products multiply
+    # Numbers that the level's products multiply: of the same type, of the real type of a complex type, or bytes.
+    number_below: Literal["same", "real", "byte"] = "same"
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     # factor by which the level increases the expected error; the growth of `bilinear` is a further factor
@@ -95,7 +94,7 @@ class Level(ABC):
     # Fields on the order of products and sums.
     traversal: Traversal | None = None
     tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
-    takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C; otherwise a further pass updates C
+    takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C, False if another pass updates C
     # True if some sums are computed inside the products, provided that the leaf can form sums
     sums_inside: bool = False
     # Description of the level for a kernel that forms all sums inside the products; else None.
@@ -117,20 +116,20 @@ class Level(ABC):
 
     @property
     def shallower_level(self) -> Level | None:
-        """Return the level with one level of recursion less; None if no recursion is left."""
+        """Return the level with one recursion less; None if no recursion would be left."""
         return None
 
     def with_conjugation(self, a: bool, b: bool) -> Level | None:
         """Return the level that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
 
-        The result is None if the operands must be conjugated before the product.
+        Return None if the level cannot do this: the operands must then be conjugated before the product.
         """
         return None
 
     # ---- numbers below the level
 
     def dtype_below(self, dtype: str) -> str:
-        """Return the type of the level's products, in a product of `dtype`."""
+        """Return the type of the level's products if the level computes a product of type `dtype`."""
         if self.number_below == "byte":
             return BYTE_TYPE.name
         real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
@@ -151,7 +150,7 @@ class Level(ABC):
 
     @property
     def is_complex_split(self) -> bool:
-        """Return True if the level only separates real and imaginary parts: its products have the problem's sides."""
+        """Return True if the level only separates real and imaginary parts, so that its products have equal sizes."""
         return self.number_below == "real" and self.bilinear is None
 
     # ---- how products run
@@ -163,7 +162,7 @@ class Level(ABC):
 
     @property
     def stream_count(self) -> int:
-        """Return the number of products that may run at a time; each stream has its own temporaries below the level."""
+        """Return the number of products that can run at a time; each stream has its own temporaries below the level."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
     @property
@@ -206,13 +205,13 @@ class Level(ABC):
 
 
 class CandidateLevel(NamedTuple):
-    """A level that is a candidate of the model, and the forms of its plans (fmm.perfmodel.candidates)."""
+    """A level that the model considers, and the forms of plans with this level (fmm.perfmodel.candidates)."""
 
     text: str
     forms: tuple[str, ...]
     products: int
     lean: bool = False  # True if the level needs little workspace, and comes last in the list of candidates
-    above: bool = False  # True if the level changes the type of numbers, and may precede every plan for the new type
+    above: bool = False  # True if the level changes the type of numbers, and can be above any plan for the new type
 
 
 def _no_candidates() -> Iterable[CandidateLevel]:
@@ -252,6 +251,6 @@ def parse_level(text: str) -> Level:
 
 
 def unknown_algorithm_error(name: str) -> PlanError:
-    """Return the error for a name that no kind of level has. The message lists the valid names."""
+    """Return the error for a name that belongs to no kind of level; its message lists the valid names."""
     valid = ", ".join(word for kind in LEVEL_KINDS for word in kind.words())
     return PlanError(f"unknown algorithm {name!r}; valid: {valid}")

@@ -1,7 +1,8 @@
 """Lowering: compute the steps of a plan's first level from the plan and the sizes of a product.
 
-LevelWithSteps is the interface of levels for lowering, for the model's quick counts, and for explain. `lower_level` is
-the main function: it returns the steps of a level together with the steps for alpha, beta and Gram products.
+The class LevelWithSteps defines the methods of a level that lowering, the model's quick counts and explain call.
+`lower_level` is the main function: it returns the steps of a level together with the steps for alpha, beta and Gram
+products.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cu
 class Footprint(NamedTuple):
     """A quick estimate of a level's products and sums, as if all its blocks were equal.
 
-    The model ranks plans with footprints, in microseconds. An element is a number of the level's own type.
+    The model uses footprints to rank plans within microseconds. An element is a number of the level's own type.
     """
 
     products: float  # number of products
@@ -58,20 +59,20 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """Return True if all inner plans with levels give equal steps; only the plan of the products differs."""
+        """Return True if the steps are the same for all inner plans with levels, except the plan of the products."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the memory needs of A B, if the plan `inner` computes the products.
 
-        The result is None if the memory needs must be counted from the steps.
+        Return None if the memory needs must be counted from the steps.
         """
         return None
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
         """Return the footprint of A B, if the plan `inner` computes the products.
 
-        The result is None if the model must count the steps. Raise PlanError for sides that the level cannot cut.
+        Return None if the model must count the steps. Raise PlanError for sides that the level cannot cut.
         """
         return None
 
@@ -88,8 +89,7 @@ class LevelWithSteps(Level):
 class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs together with everything below the level.
 
-    The model counts the steps of the level, and explain prints the steps. A walk never executes the steps of a level
-    that one leaf runs.
+    Its steps are only counted by the model and printed by explain. A walk never executes them.
     """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class LevelInLeaf(LevelWithSteps):
     ) -> LevelSteps:
         """Return the steps of a product of numbers of `itemsize` bytes. The leaf of `plan` is this level.
 
-        `dtype` may be omitted if the number of bytes determines the steps.
+        `dtype` can be omitted if `itemsize` determines the steps.
         """
 
     @abstractmethod
@@ -119,10 +119,10 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     return level if isinstance(level, LevelInLeaf) else None
 
 
-# A leaf without alpha and beta computes A B in bands of rows, so the scratch memory of the leaf stays small. A band has
-# about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core,
-# bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %. Bands of 512 rows increase
-# the time by 14 %, bands of 1024 rows by 2 %.
+# A leaf without alpha and beta computes A B in bands of rows, so that the scratch memory for A B stays small. A band
+# has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core,
+# bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %, bands of 512 rows by 14 %,
+# and bands of 1024 rows by 2 %.
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 
@@ -163,8 +163,8 @@ def lower_leaf_level(
 ) -> LevelSteps | None:
     """Return the steps of a level that one leaf runs, for counts and explain.
 
-    The result is None for a plan with other levels, and for a leaf without a level. The result is also None for a Gram
-    product: one triangle of a Gram product counts as one operation.
+    Return None if the plan has other levels, if the leaf runs no level, or for a Gram product: one triangle of it
+    counts as one operation.
     """
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
@@ -175,7 +175,7 @@ def lower_leaf_level(
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf without alpha and beta.
 
-    A scratch matrix as large as C would take more memory than the scratch of one band.
+    All bands use the same scratch memory, which is smaller than C.
     """
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
     program = updating_program(COPY_PROGRAM, alpha, beta)

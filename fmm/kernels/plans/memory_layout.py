@@ -13,9 +13,9 @@ def round_up(x: int, unit: int) -> int:
 def leading_dimension(cols: int, itemsize: int, avoid_cache_conflicts: bool = True) -> int:
     """Return the number of elements from one row of a temporary to the next: whole cache lines.
 
-    With `avoid_cache_conflicts`, the distance from one row to the next is no multiple of 4 KiB. Rows at multiples of 4
-    KiB share cache sets, so the rows of a panel evict each other from the cache. On a GPU rows are not spaced: spaced
-    rows slow products of float64 and bfloat16 by 3 %, and products of TF32 by 10 %.
+    With `avoid_cache_conflicts`, a cache line is added if the distance from one row to the next would be a multiple of
+    4 KiB. At such distances, all rows share the same cache sets and evict each other. On a GPU no line is added: it
+    would slow down products of float64 and bfloat16 by 3 %, and products of TF32 by 10 %.
     """
     line = max(ALIGN_BYTES // itemsize, 1)
     padded = -(-cols // line) * line
@@ -23,9 +23,9 @@ def leading_dimension(cols: int, itemsize: int, avoid_cache_conflicts: bool = Tr
 
 
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes of a temporary: the larger number of the row-major and the column-major layout.
+    """Return the bytes of a temporary, enough for the row-major and for the column-major layout.
 
-    With the larger number, a plan's workspace does not depend on the operands' layouts.
+    So a plan's workspace does not depend on the layouts of the operands.
     """
     elements = max(rows * leading_dimension(cols, itemsize), cols * leading_dimension(rows, itemsize))
     return -(-elements * itemsize // ALIGN_BYTES) * ALIGN_BYTES

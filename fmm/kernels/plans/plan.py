@@ -4,11 +4,10 @@ The text form joins levels and leaf by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-One leaf may run a level together with everything below the level, as in `residues(14) > strassen > bytes`. The leaf's
-text includes the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
+One leaf can run a level together with everything below it, for example `residues(14) > strassen > bytes`. The text of
+such a leaf contains the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
 
-The kinds of levels define the texts of levels (fmm.kernels.plans.levels). The rows of leaves define the texts of leaves
-(fmm.kernels.leaves).
+The texts of levels are defined in fmm.kernels.plans.levels, and the texts of leaves in fmm.kernels.leaves.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ MAX_TEXT_LENGTH = 1000  # largest number of characters in a plan's text: enough 
 class Plan:
     """A plan of a product: levels from the outermost inwards, and the leaf that multiplies below the last level.
 
-    `leaf` may also be the text of a level that one leaf runs with everything below the level. If `levels` contain a
-    level that one leaf runs, this level and all later levels move into the text of the leaf.
+    If one leaf runs a level together with everything below it, `leaf` is the text of this level and of all that is
+    below. The constructor also accepts such a level in `levels`: it then moves the level, and all later levels, into
+    the text of the leaf.
     """
 
     levels: tuple[Level, ...] = ()
@@ -46,7 +46,7 @@ class Plan:
         self._check_order_of_levels()
 
     def _move_into_leaf(self) -> None:
-        """Move the first level that one leaf runs, and everything below the level, into the text of the leaf."""
+        """Move the first level that one leaf runs, and everything below it, into the text of the leaf."""
         first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
         if ending not in leaf_uses():
@@ -82,16 +82,13 @@ class Plan:
 
     @property
     def shallower_plan(self) -> Plan:
-        """Return the plan with one recursion less in the outermost recursive level.
-
-        A plan without recursion is returned unchanged.
-        """
+        """Return the plan with one recursion less in its outermost recursive level; unchanged without such a level."""
         return _with_one_level_less(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
         """Return the plan that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
 
-        The result is None if the operands must be conjugated before the product.
+        Return None if the plan cannot do this: the operands must then be conjugated before the product.
         """
         level = self.levels[0] if self.levels else self.leaf_use.leaf.level
         first = level.with_conjugation(a, b) if level else None
@@ -120,7 +117,7 @@ class Plan:
 
     @property
     def conjugated_operands(self) -> tuple[bool, bool]:
-        """Return two booleans: True if the plan conjugates A, and True if the plan conjugates B."""
+        """Return two booleans, for A and for B: True if the plan conjugates the matrix."""
         leaf_level = self.leaf_use.leaf.level
         levels = (*self.levels, leaf_level) if leaf_level else self.levels
         a, b = (any(level.conjugates[i] for level in levels) for i in (0, 1))
@@ -168,7 +165,7 @@ class Plan:
         return (*multiplied, *leaf.types_in_blocks) if only_cut else multiplied
 
     def leaf_type(self, dtype: str) -> str:
-        """Return the type of the leaf products in a product of `dtype`. Levels may change the type."""
+        """Return the type of the leaf products in a product of `dtype`; levels can change the type."""
         for level in self.levels:
             dtype = level.dtype_below(dtype)
         return dtype
@@ -184,8 +181,8 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the first level's products. If `products` contain the whole plan again, the type
-        does not change.
+        `products` are the plans of the products in the steps. If one of them is this plan itself (in a halving of
+        `balanced`, or in the steps that add beta C), the first level is still ahead, and the type does not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
@@ -217,7 +214,7 @@ class Plan:
         return " > ".join([*map(str, self.levels), self.leaf])
 
     def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
-        """Pickle a plan as its text. Another process parses the text with the registries of that process."""
+        """Pickle a plan as its text; the process that unpickles it parses the text with its own registries."""
         return Plan.parse, (str(self),)
 
     @staticmethod
@@ -227,7 +224,7 @@ class Plan:
         Raises
         ------
         PlanError
-            The text is no plan. The message names the fault of the text, and the valid or probably intended text.
+            The text is no plan. The message names the error, and the valid texts or the text that was probably meant.
 
         Examples
         --------
@@ -310,7 +307,7 @@ _SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])"
 
 
 def _similar_texts(text: str) -> Iterator[str]:
-    """Yield the texts of plans that are similar to an invalid text: with the nearest valid names, and with a leaf."""
+    """Yield texts of plans that are similar to an invalid text: its names are replaced by the nearest valid names."""
     parts = [part for part in _SEPARATOR_PATTERN.split(text.strip().strip("'\"").lower()) if part]
     if not parts:
         return

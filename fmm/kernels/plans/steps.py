@@ -1,8 +1,8 @@
 """Steps of a level: sums and products over named rectangles of matrices.
 
-Steps are the only description of what a plan runs. A walk executes steps on arrays, or records steps for a GPU. The
-workspace and the counts of a plan are computed from steps. The symbolic proof executes steps on symbols. `lower_level`
-in lower.py returns the steps of a plan's first level.
+Steps are the only description of what a plan runs. A walk executes them on arrays or on symbols (to prove the plan), or
+records them for a GPU. The workspace and the counts of a plan are computed from its steps. `lower_level` in lower.py
+returns the steps of a plan's first level.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ProductWithSums:
 
     @property
     def as_two_steps(self) -> tuple[Sum | Product, ...]:
-        """Return the product, and then the sums as a step of their own, if the sums write anything."""
+        """Return the product, then the sums as a separate step; only the product if the sums write nothing."""
         update = self.update.simplified_sum
         return (self.product, update) if update.writes else (self.product,)
 
@@ -60,7 +60,7 @@ class ProductWithSums:
 class ProductBatch:
     """Independent products with equal sizes, plans and parameters.
 
-    The distances between successive left operands, right operands and results are constant.
+    Successive left operands have equal distances in memory; so have the right operands, and the results.
     """
 
     products: tuple[Product, ...]
@@ -78,7 +78,7 @@ LevelStep = Sum | Product | ProductWithSums | ProductBatch | Mirror
 class LevelSteps:
     """The steps of one level, and the level's temporaries (name, rows, columns).
 
-    `streams` is the number of products that may run at a time. Each stream has its own temporaries below the level.
+    `streams` is the number of products that can run at a time. Each stream has its own temporaries below the level.
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
@@ -90,7 +90,7 @@ class LevelSteps:
 
     @property
     def flattened_steps(self) -> Iterator[Sum | Product | Mirror]:
-        """Yield single steps: a batch yields its products, and a product with sums yields the product and the sums."""
+        """Yield single steps: the products of a batch one by one, and a product with sums as two steps."""
         for step in self.steps:
             if isinstance(step, ProductBatch):
                 yield from step.products
@@ -113,11 +113,11 @@ class LevelSteps:
 
     @cached_property
     def layout_operands(self) -> dict[str, str]:
-        """Return a dict from each temporary to the operand (A, B or C) whose memory order the temporary takes.
+        """Return for each temporary the operand (A, B or C) with the same memory order, row-major or column-major.
 
-        A sum takes the memory order of the first matrix that the sum reads; a product takes the memory order of C. If a
-        step table's kernel updates several places at once, all temporaries take the memory order of C, because these
-        places need equal layouts.
+        A sum has the memory order of the first matrix that it reads; a product has the memory order of C. If kernels of
+        a step table update several places at once, all temporaries have the memory order of C, because these places
+        need equal layouts.
         """
         if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
@@ -130,7 +130,7 @@ class LevelSteps:
 
 
 def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:
-    """Return (name, rows, columns) of each temporary in the steps, large enough for all rectangles in the temporary."""
+    """Return (name, rows, columns) of each temporary, large enough for all its rectangles that the steps write."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
         update = step.update if isinstance(step, ProductWithSums) else step
@@ -141,7 +141,7 @@ def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[t
     return tuple((name, *size) for name, size in sizes.items())
 
 
-# ---- memory needs: a few numbers in place of hundreds of steps
+# ---- memory needs: a few numbers that replace hundreds of steps
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,13 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
     return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
-# ---- steps of C = alpha A B + beta D, where D is another matrix than C. A read of a block of C before the first write
-# to the block becomes a read of D. Later reads of the block still read C.
+# ---- steps of C = alpha A B + beta D, where D (the addend) is another matrix than C. Before a block of C is first
+# written, each read of the block becomes a read of D. Later reads of the block still read C.
 
 
 @lru_cache(maxsize=1024)
 def steps_with_addend(level: LevelSteps) -> LevelSteps:
-    """Return the steps, changed to read the addend D in place of the old numbers of C.
+    """Return the steps in which the addend D replaces the old numbers of C.
 
     Raise PlanError for a step that would read parts of D and of C at once.
     """

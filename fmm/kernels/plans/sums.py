@@ -1,7 +1,7 @@
 """Places (rectangles of matrices), and the steps without a matrix product: sums, scaled copies, mirrors.
 
-A place has the exact size of the rectangle that holds numbers, without padding. Blocks at the edge of a matrix may be
-smaller than other blocks. A sum of unequal blocks is computed as if smaller blocks were padded with zeros.
+A place has the exact size of its rectangle, without padding. Blocks at the edge of a matrix can be smaller than other
+blocks. A sum of unequal blocks is computed as if the smaller blocks were padded with zeros.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fmm.problem import Fill
 
 OPERAND_NAMES = ("A", "B", "C")
 ADDEND = "addend"  # name of the operand that beta multiplies, if this operand is another matrix than C
-# `re`, `im`: the place holds the real or imaginary parts of complex numbers. `transpose`: the place is a rectangle of
-# the matrix's transpose, and is only read.
+# `re`, `im`: the place is the real or the imaginary parts of complex numbers. `transpose`: the place is a rectangle of
+# the transposed matrix, and is only read.
 PlacePart = Literal["re", "im", "transpose"]
 COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program that returns its only input
 
@@ -52,7 +52,7 @@ class Place:
 
     @property
     def untransposed_place(self) -> Place:
-        """Return the place in the matrix itself, if this place is a rectangle of the matrix's transpose."""
+        """Return the place in the matrix itself, if this place is a rectangle of the transposed matrix."""
         if self.part != "transpose":
             return self
         return Place(self.name, self.col, self.row, self.cols, self.rows)
@@ -126,8 +126,8 @@ class Sum:
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs (index of a write, index of a read) with the same place.
 
-        The sums of these pairs are formed in place. An addend in another matrix than C also counts as C. Therefore sums
-        with and without an addend run in the same order, and their results are equal bit for bit.
+        The sums of these pairs are formed in place. An addend outside C is treated as if it were C. So additions have
+        the same order with and without an addend, and the results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]
@@ -143,7 +143,7 @@ class Sum:
 
     @property
     def simplified_sum(self) -> Sum:
-        """Return the same sums with each place read once, and without outputs that copy a place to itself."""
+        """Return the same sums; each place is read once, and no output copies a place to itself."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
         rename += range(len(places), len(places) + len(self.program.lines))
@@ -186,9 +186,9 @@ SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign
 class LineExponents(Sum):
     """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
-    The exponent is 0 for lines of zeros, and for lines with an inf or NaN. If `sign` is not 0, the numbers along a line
-    are first scaled by 2^(sign * shift); the second read holds the shifts. With `against`, the last read holds other
-    exponents, and the result is half the difference e - other, rounded down.
+    The exponent is 0 for rows (columns) of zeros, and for those with an inf or NaN. If `sign` is not 0, number i of
+    each row (column) is first scaled by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. With
+    `against`, the last matrix in `reads` holds other exponents, and the result is (e - other) / 2, rounded down.
     """
 
     axis: int = 0
@@ -202,7 +202,7 @@ class LineExponents(Sum):
 
 @dataclass(frozen=True)
 class RescaledCopy(Sum):
-    """A step that copies a matrix with scaled rows and columns: a scale is 2^(sign * exponent)."""
+    """A step that copies a matrix and multiplies each row and each column by a power of two: 2^(sign * exponent)."""
 
     row_sign: int = 0  # sign of the exponents of rows; 0: rows are not scaled
     col_sign: int = 0  # sign of the exponents of columns; 0: columns are not scaled
@@ -221,7 +221,7 @@ def exponent_step(
 def rescaling_step(
     label: str, source: Place, dest: Place, rows: SignedExponents, cols: SignedExponents
 ) -> RescaledCopy:
-    """Return the step that copies a matrix with scaled rows and columns."""
+    """Return the step that copies a matrix and scales its rows and columns."""
     reads = (source, *(place for place, _ in (rows, cols) if place is not None))
     signs = (sign if place is not None else 0 for place, sign in (rows, cols))
     return RescaledCopy(label, _copy_first_program(len(reads)), reads, (dest,), *signs)

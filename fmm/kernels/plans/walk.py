@@ -20,8 +20,8 @@ from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's own type of matrix, with two axes and the attributes .shape and .strides
-# A dict of the matrices that a level's steps name: A, B, C and the level's temporaries. The dict also has ADDEND, if
-# beta multiplies another matrix than C.
+# The matrices that a level's steps name: A, B, C, the level's temporaries, and ADDEND if beta multiplies another matrix
+# than C.
 Operands = dict[str, Matrix]
 ProductMatrices = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
@@ -49,9 +49,9 @@ class Machine(Protocol):
         """Return the rectangle `place` of the matrix, or the real or imaginary parts of the rectangle."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        """Return a dict from "A" and "B" to True if sums of the matrix's blocks should be column-major.
+        """Return the layouts of sums of A's blocks and of B's blocks: True for column-major, False for row-major.
 
-        If the dict lacks A or B, sums of the matrix's blocks have the same layout as the matrix.
+        If "A" or "B" is missing, the sums have the same layout as the matrix itself.
         """
         ...
 
@@ -61,7 +61,7 @@ class Machine(Protocol):
     def multiply(
         self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute products with a leaf. If there are several products, the products are one batch of equal sizes."""
+        """Compute one product with a leaf, or a batch of products of equal sizes."""
 
     def multiply_with_addend(
         self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
@@ -72,34 +72,31 @@ class Machine(Protocol):
         """
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Compute the lower triangles of Gram products.
-
-        If there are several products, the products are one batch of equal sizes.
-        """
+        """Compute the lower triangle of one Gram product, or of a batch of Gram products of equal sizes."""
 
     def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
         """Complete a Gram product from the lower triangle of `source`."""
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Compute a product and the sums of a step table's kernel in one launch.
+        """Compute a product and the sums of a step table's kernel in one launch, and return True.
 
-        Return False, and compute nothing, if the machine has no kernel for the step.
+        If the machine has no kernel for the step, compute nothing and return False.
         """
         ...
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Execute a whole fused level.
+        """Execute a whole fused level, and return True.
 
-        Return False, and compute nothing, if the machine has no kernel for the level.
+        If the machine has no kernel for the level, compute nothing and return False.
         """
         ...
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Call `run` with each of the independent `products`. A machine may run several products at a time."""
+        """Call `run` with each of the independent `products`; a machine can run several products at a time."""
 
 
 class DefaultMachine:
-    """A machine with default methods: the machine requires no layout, fuses no sums, and runs products in order."""
+    """Default methods of a machine: it prefers no layout, fuses no sums, and runs products in order."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -133,7 +130,7 @@ def walk_plan(
     """Compute C = alpha A B + beta C, or C = alpha A B + beta ADDEND if `operands` contain ADDEND.
 
     C must overlap neither A nor B. With beta = 0, or with ADDEND, the old numbers of C are never read. `dtype` is the
-    type of this product. Levels may change the type of the products below.
+    type of this product; levels can change the type of the products below them.
     """
     a, b, c = operands["A"], operands["B"], operands["C"]
     is_gram = op != "product"
@@ -155,7 +152,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
     mark = machine.used_bytes
     _allocate_temporaries(level, operands, machine, dtype)
     steps = steps_with_addend(level).steps if ADDEND in operands else level.steps
-    # Neighbouring products may run concurrently if the level has several streams.
+    # If the level has several streams, consecutive products run concurrently.
     for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
         if concurrent:
             products = [step for step in group if isinstance(step, Product)]
@@ -167,7 +164,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
 
 
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Add the level's temporaries to the operands. A row-major operand serves as its own row-major copy."""
+    """Add the level's temporaries to the operands. A row-major operand itself serves as its row-major copy."""
     column_major = machine.column_major_sums(level)
     copies = {step.copy_place.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
@@ -215,7 +212,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Compute the product, and then the sums. A product without a place of its own is computed in scratch memory."""
+    """Compute the product, and then the sums. If no operand holds the product, it is computed in scratch memory."""
     mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}

@@ -2,10 +2,10 @@
 
 fmm counts workspace in four ways, always in bytes:
 
-* `plan_workspace_bytes` is exact: the peak of the plan's temporaries and of the leaves' scratch memory. Rows of
-  temporaries are padded.
-* `fmm.perfmodel.work.estimated_workspace` is an estimate: all blocks of a level count as equal, and rows as unpadded.
-  The model replaces an estimate near a limit by the exact count.
+* `plan_workspace_bytes` is exact: the peak of the plan's temporaries, with padded rows, and of the leaves' scratch
+  memory.
+* `fmm.perfmodel.work.estimated_workspace` is an estimate, as if all blocks of a level were equal and rows not padded.
+  Near a limit, the model replaces the estimate by the exact count.
 * The field `workspace` of `fmm.perfmodel.cost.cost` repeats the exact count next to the papers' counts of memory
   transactions, volume and arithmetic operations.
 * The field `PreparedCall.call_bytes` in fmm.runtime.prepare counts one call: workspace, copies of operands and, for a
@@ -54,9 +54,8 @@ def plan_workspace_bytes(
 ) -> int:
     """Return the plan's workspace in bytes: the largest total size of temporaries that exist at the same time.
 
-    The workspace is the sum of the first level's temporaries and of the temporaries of one product below, the product
-    with the largest workspace. Other products reuse this memory. If two products run at a time, the temporaries below
-    both products count.
+    The workspace consists of the first level's temporaries, and of the largest workspace of its products. All products
+    use this memory one after the other. If two products run at a time, each has its own.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
@@ -73,8 +72,8 @@ def plan_workspace_bytes(
 def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
     """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
-    The model compares many plans below the same level. The steps of a level are computed at most once for all plans
-    below the level.
+    The model compares many plans that begin with the same level. If the level's steps do not depend on the plan below
+    it, they are computed only once.
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])
@@ -103,7 +102,7 @@ def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count
 def count_leaf_products(
     plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN, itemsize: int = 8
 ) -> dict[Shape, int]:
-    """Return a dict from sizes (m, k, n) to the number of whole leaf products of this size.
+    """Return the number of leaf products of each size (m, k, n), except those that compute one triangle.
 
     `itemsize` matters only for integers that are multiplied modulo several numbers.
     """
@@ -113,7 +112,7 @@ def count_leaf_products(
 
 
 def count_leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
-    """Return a dict from sizes (m, k, n) to the number of leaf products of this size that compute one triangle."""
+    """Return the number of leaf products of each size (m, k, n) that compute one triangle."""
     return {size: count for (size, is_gram), count in _leaf_product_counts(plan, m, k, n, params, 8) if is_gram}
 
 
@@ -135,7 +134,7 @@ def _leaf_product_counts(
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
-    """Return the multiplications in all leaf products, counted in multiplications of the problem's type."""
+    """Return the cost of all multiplications of the leaf products, in multiplications of the problem's type."""
     inside = lower_leaf_level(plan, m, k, n, 8, params)
     steps = inside or lower_level(plan, m, k, n, *params)
     if steps is None:
@@ -148,14 +147,14 @@ def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams
 
 
 def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
-    """Return the number of multiplications and additions inside the leaf products: 2mkn for each product."""
+    """Return the number of multiplications and additions of the leaf products: 2mkn for each product."""
     return sum(2 * prod(size) * count for size, count in count_leaf_products(plan, m, k, n).items())
 
 
 # ---- checks
 
-# Types that plans multiply on the host. Types with sums in a wider type (float16, bfloat16) are missing, and also TF32,
-# since no array has the type TF32.
+# Types that plans multiply on the host: all except types whose sums need a wider type (float16, bfloat16), and TF32,
+# which no array has.
 HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
 ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that a plan may have for any size of the problem
 
@@ -178,7 +177,7 @@ def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | Non
 
 
 def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
-    """Return the plan with the first leaf that multiplies `leaf_type`; None if there is no leaf for the type."""
+    """Return the plan with another leaf, the first that multiplies `leaf_type`; None if there is no such leaf."""
     for row in plan_leaves():
         if device is None or device in row.devices:
             with suppress(PlanError):  # not every leaf forms sums inside its products

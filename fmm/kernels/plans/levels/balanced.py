@@ -19,22 +19,22 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-# dict from the side that is halved to the numbers of parts of m, k and n
+# the side that is halved -> the numbers of parts of m, k and n
 PARTS_BY_HALVED_SIDE = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BalancedLevel(LevelWithSteps):
-    """The level `balanced`: halve the longest side while the side is at least gamma times as long as the others.
+    """The level `balanced`: halve the longest side while it is at least gamma times as long as each other side.
 
-    The rule is D'Alberto and Nicolau's Table 1. The number of halvings depends on the sizes. The number of
+    This rule is Table 1 of D'Alberto and Nicolau. The number of halvings depends on the sizes. The number of
     multiplications does not change.
     """
 
     gamma: float
 
     def side_to_halve(self, m: int, k: int, n: int) -> str | None:
-        """Return the side to halve, in the order of Table 1: m, n, k; None for an almost square product."""
+        """Return the side to halve, checked in the order m, n, k of Table 1; None for an almost square product."""
         if m >= self.gamma * max(k, n) and m > 1:
             return "m"
         if n >= self.gamma * max(m, k) and n > 1:
@@ -44,7 +44,7 @@ class BalancedLevel(LevelWithSteps):
         return None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the two products of one halving; one product with the inner plan for an almost square problem."""
+        """Return the two products of one halving; for an almost square problem, one product with the inner plan."""
         side = self.side_to_halve(m, k, n)
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
@@ -108,9 +108,9 @@ class QuartersLevel(LevelWithSteps):
     """The level `quarters`: C is computed in four blocks, one after the other.
 
     The rows of A and the columns of B are halved, if there are at least two. The level has no sums and saves no
-    multiplications. Compared with a product for all of C, the plan below needs at most about half of the workspace,
-    because a block of C needs only half of A and half of B. The level is for integers, because a GPU has no kernels for
-    sums of integers.
+    multiplications, but it saves memory: the plan below needs at most about half of the workspace, because a block of C
+    needs only half of A and half of B. The level is for integers: GPUs have no kernels for sums of integers, which most
+    other levels need.
     """
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -131,7 +131,7 @@ class QuartersLevel(LevelWithSteps):
 def _parse_quarters(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
-    # Each product computes a whole block of C over all of k. Alpha and beta therefore apply to each product unchanged.
+    # Each product computes a whole block of C, over all of k. So alpha and beta of the problem apply to each product.
     return QuartersLevel(
         text=QUARTERS_TEXT,
         products=1,

@@ -2,8 +2,8 @@
 
 The three products are P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi). The real part of A B is P - Q, the imaginary
 part is R - P - Q. The plan below the level multiplies real numbers. A split step reads complex numbers once and writes
-real numbers; for a conjugated operand, the split changes the sign of imaginary parts. A join step reads real numbers
-and writes complex numbers, with a complex alpha and beta.
+the real operands; if an operand is conjugated, the split changes the sign of its imaginary parts. A join step reads the
+real products and writes C; it also applies alpha and beta, which can be complex.
 
 The error is bounded in norm only, because R - P - Q can cancel. If the real part of an entry is much smaller than the
 imaginary part (or the reverse), the small part can lose digits that four real products would keep.
@@ -33,18 +33,18 @@ from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
-# For each of P, Q and R: the coefficients of the real and the imaginary part of A, and equally of B; then the weights
-# of P, Q and R in A B.
+# PRODUCT_OPERANDS: for each of P, Q and R, the coefficients of the real and the imaginary part in its left operand
+# (parts of A) and in its right operand (parts of B). PRODUCT_WEIGHTS: the weights of P, Q and R in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
-CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # dict from options to the index of the conjugated operand
-# Fields of Level that are equal for all levels with three real products in place of a complex product.
+CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of the conjugated operand
+# Fields of Level that are equal for all levels that replace a complex product by three real products.
 #
-# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of P
-# - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
+# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
+# P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
 # the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
-# large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q, 2 for P - Q, and 4 for
-# four real products. The growth is therefore sqrt((18 + 2) / 4).
+# large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q and 2 for P - Q, together
+# 20. With four real products they are 2 and 2, together 4. The growth is therefore sqrt(20 / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -57,7 +57,7 @@ COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ComplexLevel(LevelWithSteps):
-    """A level that replaces a complex product by three real products, and may conjugate A or B."""
+    """A level that replaces a complex product by three real products, and can conjugate A or B."""
 
     @abstractmethod
     def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
@@ -66,9 +66,8 @@ class ComplexLevel(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        If alpha or beta is infinite or NaN, another pass applies alpha and beta to the complex A B, as BLAS does. If P,
-        Q and R were multiplied by an infinite or NaN factor, both parts of an entry could become NaN, where BLAS makes
-        only one part NaN.
+        If alpha or beta is infinite or NaN, they are applied to the complex A B in another pass, as in BLAS. Applied to
+        P, Q and R, they could make both parts of an entry NaN, where BLAS makes only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
@@ -85,7 +84,7 @@ class Complex3mLevel(ComplexLevel):
         return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
-        """Return the splits, the products, and then the join; for the order `sequential`, one product at a time."""
+        """Return the splits, the products and the join; the order `sequential` computes one product at a time."""
         if self.order == "sequential":
             return self._sequential_steps(inner, sides, alpha, beta)
         m, k, n = sides
@@ -104,7 +103,7 @@ class Complex3mLevel(ComplexLevel):
     def _sequential_steps(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return steps that add each real product to C before the next product begins.
 
-        The order `sequential` needs a third of the temporaries of other orders.
+        So the temporaries need a third of the memory that other orders need.
         """
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
@@ -120,13 +119,13 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Return the places of three matrices: three temporaries; for a batch, three blocks of one tall temporary."""
+        """Return the places of three equal matrices: three temporaries, or for a batch three parts of one temporary."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint, with elements counted in complex numbers: a real number is half an element."""
+        """Return the footprint. Its elements are complex numbers, so a real number is half an element."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -163,7 +162,8 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def steps_of_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for sides rounded up to odd numbers.
 
-        `count_blocks` subtracts 1 from odd sides to count a fringe, but the level `3m` has no fringe.
+        To count a fringe, `count_blocks` also passes sides that are 1 smaller. The level `3m` has no fringe, so
+        rounding makes both sides equal again.
         """
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
@@ -195,9 +195,9 @@ def _update_step(
     alpha: complex,
     beta: complex,
 ) -> Sum:
-    """Return the step C = alpha (weighted sum of products) + beta C, in real and imaginary parts.
+    """Return the step C = alpha (weighted sum of products) + beta C, for the real and the imaginary parts of C.
 
-    If the real or the imaginary part of C does not change, the step does not write this part.
+    If one of these parts of C does not change, the step does not write it.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)
@@ -205,9 +205,9 @@ def _update_step(
 
 @lru_cache(maxsize=1024)
 def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
-    """Return the program of a complex weighted sum of real inputs, plus beta times a complex number.
+    """Return the program of a sum of real inputs with complex weights, plus beta times a complex number.
 
-    The last two inputs are the real and the imaginary part of the complex number.
+    The last two inputs are the real and the imaginary part of this complex number.
     """
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
@@ -216,7 +216,7 @@ def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> Additio
 
 
 def _remove_unused_reads(step: Sum) -> Sum:
-    """Return the same step without the reads that the step's program does not use."""
+    """Return the same step without the reads that its program does not use."""
     program = step.program
     used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
     inputs = [v for v in used if v < program.inputs]
@@ -248,7 +248,7 @@ def _parse_complex_3m(text: str) -> Complex3mLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the orders of products from the fastest to the slowest; the last order needs the least workspace."""
+    """Yield the level with each order of products, from the fastest to the slowest, which needs the least workspace."""
     for order in ("", ".batched", ".overlapped"):
         yield CandidateLevel(f"3m{order}", (), 3, above=True)
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)

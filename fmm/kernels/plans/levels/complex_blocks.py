@@ -1,8 +1,8 @@
 """The level `3m` and the level of a scheme, computed in one pass, as in `3m(strassen^2.pad16)`.
 
-The split step reads blocks of complex numbers once, and writes the real operands of three products for each product of
-the scheme. One batch computes all real products. The join step writes blocks of complex numbers. The separate levels
-`3m > strassen^2.batched.pad16` would also write and read real numbers between the two levels.
+The split step reads blocks of complex numbers once. For each product of the scheme, it writes the real operands of
+three products. One batch computes all real products. The join step writes blocks of complex numbers. Two separate
+levels, `3m > strassen^2.batched.pad16`, would also write and read real matrices in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fmm.kernels.plans.sums import Place, Sum, block_side, operand_blocks
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-# Largest number of products of the scheme. A kernel of sums holds at most 3 * 49 operands in one pass.
+# Largest number of products of the scheme: a kernel of sums can process at most 3 * 49 operands in one pass.
 MAX_SCHEME_PRODUCTS = 49
 
 
@@ -105,7 +105,7 @@ def complex_blocks_level(
         products=3 * scheme_level.products,
         depth=scheme_level.depth,
         splits=scheme_level.splits,
-        bilinear=scheme_level.scheme,  # error growth of the scheme; COMPLEX_LEVEL_FIELDS have the growth of 3m
+        bilinear=scheme_level.scheme,  # contributes the scheme's error growth; COMPLEX_LEVEL_FIELDS contribute 3m's
         cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
         **COMPLEX_LEVEL_FIELDS,
     )
@@ -125,8 +125,8 @@ def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(replace(block, part=part) for block in blocks for part in COMPLEX_PARTS)
 
 
-# The three real products of a product of the scheme are adjacent, so that few partial sums exist at a time. No sums are
-# shared, because a shared sum would occupy registers for a long time.
+# Each product of the scheme becomes three consecutive real products, so that few partial sums exist at a time. No sums
+# are shared, because a shared sum would occupy registers for a long time.
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,8 @@
-"""Block counts of a level: how many blocks its sums move and its temporaries hold, counted once for all sizes."""
+"""Count the blocks that a level's sums move and that its temporaries hold, once for all sizes of a product.
+
+The steps of the level are computed for one size, with block sides m, k and n that are three different primes. In the
+rows and columns of every place, these primes show whether its blocks have the size of blocks of A, of B or of C.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,7 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Sum, block_side
 from fmm.problem import Shape
 
-# Block sides for counting. The sides are primes that divide no scheme's number of products. The sides of a temporary
-# therefore show whether its blocks are like blocks of A, of B or of C.
+# Block sides for counting: primes that divide no scheme's number of products.
 COUNTING_SIDES = (97, 101, 103)
 
 # (number of blocks, side along the rows, side along the columns); sides are 0, 1, 2 for m, k, n
@@ -22,10 +25,9 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The number of passes of a level, and of blocks of A, B and C that the level's sums move and its temporaries hold.
+    """The numbers of passes of a level, of blocks that its sums move, and of blocks that its temporaries hold.
 
-    In `held` and `in_place`, the first value is for equal blocks, and the second value is for smaller blocks at the
-    edge.
+    `held` and `in_place` have two values: if all blocks are equal, and if blocks at the edge are smaller.
     """
 
     passes: int
@@ -35,14 +37,14 @@ class BlockCounts:
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return how many elements the given number of blocks of A, of B and of C have. `sides` are the block sides."""
+        """Return the elements of `blocks`, the numbers of blocks of A, of B and of C. `sides` are the block sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
-        """Return the number of elements in temporaries with blocks like A's, with blocks like B's, and with others.
+        """Return the number of elements in temporaries, by the size of their blocks: of A, of B, or any other.
 
-        `sides` are the block sides. `equal_blocks` holds three values for A, B and C: True if the matrix consists of
+        `sides` are the block sides. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
         equal blocks.
         """
         found = [0.0, 0.0, 0.0]
@@ -54,7 +56,7 @@ class BlockCounts:
 
 
 def side_ranks(sides: Sides) -> Shape:
-    """Return the rank of each side by length: 0 for the shortest side, then 1, 2. Of equal sides, k comes before m."""
+    """Return the rank of each side by length: 0 for the shortest, then 1 and 2; equal sides in the order k, m, n."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
 
@@ -62,10 +64,10 @@ def side_ranks(sides: Sides) -> Shape:
 def count_blocks(
     steps: Callable[[int | None, Shape], LevelSteps], size: Shape, level_unit: int | None, order: Shape
 ) -> BlockCounts:
-    """Return a level's block counts, computed from the level's steps for block sides equal to COUNTING_SIDES.
+    """Return a level's block counts, computed from its steps for the block sides COUNTING_SIDES.
 
-    `order` holds the ranks of the block sides m, k and n by length. `steps` returns the level's steps for a unit and
-    sides. `level_unit` is the unit of the level's block sides.
+    `steps` returns the level's steps for a unit and the sides of a product. `size` is the number of parts of each side.
+    `level_unit` is the unit of the level's block sides. `order` holds the ranks of the block sides m, k, n by length.
     """
     counting_sides = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))
@@ -92,15 +94,12 @@ def _group_temporaries(steps: LevelSteps, counting_sides: Shape) -> tuple[BlockG
 
 
 def _find_counting_side(length: int, counting_sides: Shape) -> tuple[int, int]:
-    """Return (multiple, index) of the counting side that divides `length` or, at an edge, `length` + 1."""
+    """Return (quotient, index): the counting side with this index divides `length` or, at an edge, `length` + 1."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(counting_sides) if x % mark == 0)
 
 
 def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], counting_sides: Shape) -> Sides:
-    """Return how many blocks of A, of B and of C the rectangles consist of.
-
-    A tall rectangle consists of several blocks.
-    """
+    """Return the numbers of blocks of A, of B and of C in these rectangles; a tall rectangle has several blocks."""
     m, k, n = counting_sides
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
@@ -112,7 +111,7 @@ def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], counting_sides: S
 def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Sides, bool]:
     """Return the block sides, and True if all blocks are equal.
 
-    With padding, block sides are integers; without padding, block sides are averages.
+    With padding, block sides are integers; without padding, they are averages.
     """
     (m, k, n), (rows, inner, cols) = sides, size
     if not fringe.startswith("pad"):

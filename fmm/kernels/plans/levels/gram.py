@@ -1,8 +1,7 @@
 """The level `gram`: one triangle of C as two smaller Gram products and one product below the diagonal.
 
-The level cuts C only, not the inner dimension. Any plan of products may compute the product below the diagonal. With
-one level of recursion in the product below the diagonal, `gram` needs fewer multiplications than the best published
-algorithms for A A^T.
+The level cuts C only, not the inner dimension. Any plan of products can compute the product below the diagonal. If this
+plan has a level of recursion, `gram` needs fewer multiplications than the best published algorithms for A A^T.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
 MAX_GRAM_CUTS = 9  # largest number of halvings of C
-# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. With
-# these block sides, leaf products read and write whole tiles and aligned rows.
+# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. So
+# leaf products read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
@@ -31,11 +30,12 @@ BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 class GramLevel(LevelWithSteps):
     """The level `gram` halves the side of C once; `gram^3` halves three times, with eight blocks on the diagonal.
 
-    Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
-    a dot, the plan may name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all blocks on
-    the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous along the
-    outer dimensions. A column-major B is copied for this leaf. For A A^T, the leaf reads both operands from the copy of
-    B.
+    Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes.
+
+    An option of the level can name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all
+    blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous
+    along the outer dimensions: a column-major B is copied for this leaf, and for A A^T it reads both operands from this
+    copy.
     """
 
     cuts: int  # number of halvings of C's side
@@ -56,7 +56,7 @@ class GramLevel(LevelWithSteps):
         """
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
-        # rows of a block on the diagonal; only the last block may be smaller
+        # rows of a block on the diagonal; only the last block can be smaller
         side = max(-(-n // (parts * unit)) * unit, 1)
         inner = plan
         while inner.is_gram_plan:
@@ -97,9 +97,9 @@ class GramLevel(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products; all products with the size of the first product become one batch.
+    """Return the products, where all products with the size of the first become one batch.
 
-    At most the last product is smaller than the first.
+    Only the last product can be smaller than the first.
     """
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
@@ -114,7 +114,7 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
-        if use.order == "outer":  # the transpose of a copy of B is not the adjoint if numbers are complex
+        if use.order == "outer":  # the leaf reads A as the transpose of the copy of B, which is no adjoint if complex
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)
         if ">" in diagonal_leaf:

@@ -1,6 +1,8 @@
 """Planes of residues: their layout in the workspace, and the steps of a product by residues.
 
-A product by residues has four stages: norms of the operands, split into planes of bytes, products of planes, join of C.
+A product by residues has four stages. Floating-point operands are measured: the norms of their rows or columns give
+scaling exponents. The operands are split into planes of bytes. The planes are multiplied. C is joined from the
+products.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ EXPONENT_BYTES = 4
 LINE_BYTES = 16  # the length of a line of a plane, in bytes, is a multiple of this number
 PART_ALIGN_BYTES = 256  # every part of the workspace begins at a multiple of this number of bytes
 STRASSEN_PRODUCTS = 7  # number of products of one level of Strassen's algorithm below the residues
-# Bytes of workspace above which only some planes of A and B exist at a time. Above this limit, A and B are read several
-# times.
+# If all planes would need more bytes of workspace than this, A and B are read several times, each time for the planes
+# of some moduli.
 MAX_WORKSPACE_BYTES = 52 << 30
 INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
-# texts in a plan of zero, one and two levels of recursion below residues
+# the texts of no level, one level and two levels of recursion below residues in a plan
 INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 
@@ -57,7 +59,7 @@ class PlaneLayout:
 
     @property
     def remainder_weights(self) -> RemainderWeights:
-        """Return the moduli, and the weights with which residues modulo the moduli are joined."""
+        """Return the moduli, and the weights with which residues are joined to integers."""
         return remainder_weights(self.moduli, self.for_complex)
 
     @property
@@ -90,15 +92,15 @@ class PlaneLayout:
 
     @property
     def transposed_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the copies of A and of B that are contiguous along the inner dimension."""
+        """Return the bytes of the transposed copies of A and of B, which are contiguous along the inner dimension."""
         each = self.item * self.count * self.transposed_stride
         return round_up(each * self.m, PART_ALIGN_BYTES), round_up(each * self.n, PART_ALIGN_BYTES)
 
     @cached_property
     def moduli_per_pass(self) -> int:
-        """Return for how many moduli one pass splits A and B into planes.
+        """Return the number of moduli for which one pass over A and B writes planes.
 
-        A and B are split for all moduli at once, or for as many moduli as fit into MAX_WORKSPACE_BYTES.
+        These are all moduli, or else as many as fit in MAX_WORKSPACE_BYTES.
         """
         if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
@@ -109,8 +111,9 @@ class PlaneLayout:
     def part_offsets(self) -> tuple[int, ...]:
         """Return the byte offsets of the workspace's parts.
 
-        The parts are: exponents of A, of B; planes of A, of B, of C; transposed operands. The last offset is the end of
-        the workspace. If A and B are split for all moduli at once, the planes of C overwrite the transposed operands.
+        The parts are: exponents of A and of B, planes of A, of B and of C, and the transposed operands. The last number
+        is the end of the workspace. If A and B are split for all moduli at once, the planes of C overwrite the
+        transposed operands.
         """
         left, right, result = self.plane_bytes
         sizes = [*self.exponent_bytes, *(round_up(self.moduli_per_pass * x, PART_ALIGN_BYTES) for x in (left, right))]
@@ -141,7 +144,7 @@ class PlaneLayout:
 
 
 def planes_per_modulus(for_complex: bool) -> int:
-    """Return 2 for complex numbers, else 1: the planes of an operand, and the products of planes, for one modulus."""
+    """Return the number of an operand's planes, and of products of planes, for one modulus: 2 for complex numbers."""
     return 2 if for_complex else 1
 
 
@@ -149,8 +152,8 @@ def planes_per_modulus(for_complex: bool) -> int:
 def integer_moduli_count(dtype: str, k: int) -> int:
     """Return the number of moduli for a product of integers with inner dimension k.
 
-    A product of 8-bit integers is C modulo 2^8, so that one modulus is enough. A product of bool needs enough moduli to
-    tell a sum of 0 true terms from a sum of 1 to k true terms.
+    A product of 8-bit integers is C modulo 2^8, so one modulus is enough. A product of bool needs enough moduli for
+    sums of up to k.
     """
     kind = DTYPES[dtype]
     if dtype == "bool":
@@ -168,7 +171,7 @@ def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, 
 def residue_workspace_bytes(
     item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int, for_complex: bool = False
 ) -> int:
-    """Return the bytes of workspace for a batch of products, enough to compute C or the transpose of C."""
+    """Return the bytes of workspace for a batch of products, enough for C and for the transpose of C."""
     layouts = (PlaneLayout(*size, count, moduli, levels, item, for_complex) for size in ((m, k, n), (n, k, m)))
     return max(layout.workspace_bytes for layout in layouts)
 
@@ -178,8 +181,8 @@ def prepared_plane_layout(
 ) -> tuple[int, int]:
     """Return the bytes of a matrix, and the bytes of the prepared exponents and planes behind the matrix.
 
-    The inner dimension may be the rows or the columns of the matrix. Prepared operands have no levels of recursion
-    below the residues.
+    The bytes suffice whether the inner dimension is along the rows or the columns of the matrix. Prepared operands have
+    no levels of recursion below the residues.
     """
     planes = planes_per_modulus(for_complex) * moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)
@@ -191,9 +194,9 @@ def prepared_plane_layout(
 
 @dataclass(frozen=True)
 class NormExponents(LineExponents):
-    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) may be scaled.
+    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) can be scaled.
 
-    The exponents follow from the norms of the rows or columns.
+    The exponents of these powers follow from the norms of the rows or columns.
     """
 
 
@@ -201,9 +204,9 @@ class NormExponents(LineExponents):
 class SplitIntoPlanes(Sum):
     """A step that forms sums of integers and splits each sum into residues: one plane for each sum and modulus.
 
-    float64 and float32 numbers are first scaled and rounded to integers. The planes of all sums for the first modulus
-    come first, then the planes for the second modulus, and so on. Of complex numbers, the planes of Re + j Im for a
-    modulus precede the planes of Re - j Im for this modulus.
+    Floating-point numbers are first scaled and rounded to integers. The planes of all sums for the first modulus come
+    first, then those for the second modulus, and so on. For complex numbers, the planes of Re + j Im for a modulus
+    precede the planes of Re - j Im for this modulus.
     """
 
     moduli: int = 0
@@ -212,9 +215,10 @@ class SplitIntoPlanes(Sum):
 
 @dataclass(frozen=True)
 class JoinFromPlanes(Sum):
-    """A step that joins C from planes of products, in the same order of planes as SplitIntoPlanes.
+    """A step that joins C from the planes of products; the planes have the same order as in SplitIntoPlanes.
 
-    For each modulus, sums of planes give the residues of C. The residues give integers, which are scaled back.
+    For each modulus, sums of planes give the residues of C. All residues of an entry give an integer, which is scaled
+    back.
     """
 
     moduli: int = 0
@@ -227,7 +231,7 @@ def residue_steps(
     """Return the steps of a product for this number of moduli, with `depth` levels of recursion below the residues.
 
     The plan `inner` computes the products of bytes. With `scaled`, numbers are scaled and rounded to integers. Planes
-    have the sizes of a device's planes: all blocks have equal sizes, and lines are multiples of 16 bytes.
+    have the same sizes as on a device: all blocks are equal, and the length of lines is a multiple of 16 bytes.
     """
     m, k, n = size
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
@@ -262,7 +266,7 @@ def residue_steps(
 
 
 def _split_program(program: AdditionProgram, planes: int) -> AdditionProgram:
-    """Return the program that forms each sum once, and writes each sum to this number of planes, as residues."""
+    """Return the program that forms each sum once, and writes it to this number of planes (as residues)."""
     return AdditionProgram(program.inputs, program.lines, program.outputs * planes)
 
 
@@ -277,10 +281,10 @@ def _inner_programs(depth: int) -> SchemePrograms:
 
 @lru_cache(maxsize=64)
 def _join_program(program: AdditionProgram, planes: int) -> AdditionProgram:
-    """Return the program that computes the sums for every modulus and sign of j, and then joins the residues to C.
+    """Return the program that computes the sums of products in each plane, and then joins the residues to C.
 
-    The join follows from the Chinese remainder theorem. In the program, the coefficient 1 stands for each of the
-    theorem's large weights.
+    The join is a weighted sum (Chinese remainder theorem). The program has the coefficient 1 in place of each large
+    weight, because it is only counted.
     """
     inputs = program.inputs * planes
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

@@ -2,19 +2,20 @@
 
 A and B are split into planes of residues modulo pairwise coprime moduli. The planes are multiplied for each modulus,
 and C is reconstructed from the products. fmm.kernels.algorithms.residues proves that the reconstruction is exact.
+
 `residues` is for integers; their type and the inner dimension determine the number of moduli. `residues(14)` is for
-float64, with 14 moduli; float32 has 7 to 9 moduli. Rows and columns are first scaled by the largest powers of two that
-the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and Imamura (2025), with scales from
-norms.
+float64, with 14 moduli; for float32, 7 to 9 moduli are valid. The rows of A and the columns of B are first scaled by
+the largest powers of two that the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and
+Imamura (2025), except that the scales follow from norms.
 
 `residues2m(15)` is for complex128: a complex product becomes two products of planes for each modulus, where `3m >
 residues(14)` needs three. The level can conjugate its operands when it reads them.
 
-Below the level, a plan may have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
+Below the level, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
 below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
-while operands are split and while C is joined. One launch multiplies all planes, and reduces its sums to bytes.
-Therefore one leaf runs the level with everything below the level. This module registers a Leaf row for each combination
-of the level, levels below and the leaf `bytes`.
+when operands are split and when C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore
+one leaf runs the level together with everything below it. This module registers a Leaf row for each combination of a
+level, the levels below it, and the leaf `bytes`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
 LEVEL_NAME, COMPLEX_LEVEL_NAME = "residues", "residues2m"
-# Two dicts by type: the valid values for the number of moduli, and the largest number of levels below residues. (Two
-# levels below residues would not make float32 faster, and need too many registers for complex128.)
+# By type: the valid numbers of moduli, and the largest number of levels below residues. (Two levels would not make
+# float32 faster, and would need too many registers for complex128.)
 MODULI_BY_TYPE: Final = {
     "float64": (13, 14, 15, 16),
     "float32": (7, 8, 9),
@@ -61,32 +62,34 @@ MODULI_BY_TYPE: Final = {
     "complex64": (7, 8, 9),
 }
 MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1, "complex64": 1}
-# Integer types for which a level below residues is possible: sums of two numbers fit into 64 bits. A level below
-# residues is useless for 8-bit integers.
+# Integer types that can have a level below residues: sums of two numbers fit in 64 bits. For 8-bit integers, such a
+# level would be useless.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands, by type. Prepared operands have no level below residues: the planes of a
-# level below residues would be different for A and for B. Their planes are of the matrix without conjugation.
+# The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because such a
+# level has different planes for A and for B. A prepared matrix is not conjugated.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
-# Errors in the Frobenius norm, as multiples of the errors of DGEMM and SGEMM, on normal data on an H200. In float64,
-# 14 moduli have errors of 0.5 to 0.7 (on uniform data 0.03). One modulus less multiplies the error by 15. On an H100 at
-# sides of 1024 to 8192, 15 moduli have errors of 0.045 to 0.068, and 16 moduli of 0.019 to 0.044: the rounding of C to
-# float64. In float32, 7 moduli have errors of 0.17 to 0.26, and 8 moduli of 0.013 to 0.023. With more moduli, the
-# rounding of C to float32 dominates. For complex128 on an H100, 15 moduli have 0.48 times the error of ZGEMM, and 17
-# moduli 0.016 to 0.032 times, about 2^-54 relative to C. Plans of complex64 were not timed, so none is a candidate.
+# The numbers of moduli of candidates. Plans of complex64 were not timed, so none is a candidate.
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": ()}
+# Errors relative to the vendor's, by the number of moduli; 1 if a number is missing. They follow from errors that were
+# measured in the Frobenius norm on normal data:
+# - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data). One modulus less multiplies it by 15.
+# - float64 and DGEMM, H100, sides of 1024 to 8192: 0.045 to 0.068 with 15 moduli. With 16 moduli 0.019 to 0.044, which
+#   is the rounding of C to float64.
+# - float32 and SGEMM, H200: 0.17 to 0.26 with 7 moduli, 0.013 to 0.023 with 8. With more, the rounding of C dominates.
+# - complex128 and ZGEMM, H100: 0.48 with 15 moduli, 0.016 to 0.032 with 17, which is about 2^-54 relative to C.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},
     "complex128": {14: 8.0, 16: 0.1, 17: 0.04},
     "complex64": {7: 0.5, 8: 0.03, 9: 0.03},
 }
-# Numbers of moduli that the tuner's probes measure. Only a call that requires a smaller error than the vendor's uses
-# more moduli, or residues for float32.
+# The numbers of moduli that the tuner's probes measure, by type. Other candidates (more moduli, or residues for
+# float32) are used only by a call that requires a smaller error than the vendor's.
 PROBED_MODULI: Final = {"float64": 14, "complex128": 15}
 # Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
-# dimension. A scaled number is rounded by at most 1/2. With 7, 8, 9, 13 and 14 moduli, the scaled norm of a row or
-# column is at least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5. For complex numbers, with 14 to 17 moduli, the scaled
-# norm is at least 2^50.7, 2^54.0, 2^57.3 and 2^59. The precision 2^-53 of float64 limits the bounds of more moduli. The
+# dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at least
+# 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers it is at least 2^50.7,
+# 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With more moduli, the precision 2^-53 of float64 limits the bounds. The
 # rounding of C to float32 adds 2^-24.
 NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
@@ -100,9 +103,9 @@ NORM_BOUND_BY_MODULI: Final = {
 class ResiduesLevel(LevelInLeaf):
     """The level `residues(moduli)`, or `residues2m(moduli)` for complex numbers.
 
-    For integers, `moduli` is 0: the type determines the number of moduli.
+    For integers, `moduli` is 0: their type and the inner dimension determine the number of moduli.
 
-    The field `saves_products` is False, although levels below residues save products. Products modulo p round nothing,
+    The field `saves_products` is False, although levels below residues save products: products modulo p round nothing,
     and inf and NaN are handled separately.
     """
 
@@ -115,7 +118,7 @@ class ResiduesLevel(LevelInLeaf):
         return residues_level(self.moduli, True, conjugates) if self.for_complex else None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps of a plan with this level as its leaf, for integers of 8 bytes."""
+        """Return the steps of a plan whose leaf is this level; integers are taken to have 8 bytes."""
         return self.level_steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
     def lower_product_in_leaf(
@@ -129,7 +132,7 @@ class ResiduesLevel(LevelInLeaf):
         return self.moduli or integer_moduli_count(dtype, k)
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
-        """Return the steps of a plan with this level as its leaf, for this number of moduli."""
+        """Return the steps of a plan whose leaf is this level, for this number of moduli."""
         depth, inner = depth_below_residues(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
         return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
@@ -139,9 +142,10 @@ class ResiduesLevel(LevelInLeaf):
         return f"residues modulo {joins[0].moduli} numbers{twice}" if joins else "bytes, as they are"
 
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return the cost of a multiplication of bytes, so that one multiplication for each modulus costs 1.
+        """Return the cost of a multiplication of bytes, in multiplications of the product's type.
 
-        A complex multiplication has the cost of four real multiplications, but becomes two for each modulus.
+        A real multiplication becomes one multiplication of bytes for each modulus, which together cost 1. A complex
+        multiplication becomes two for each modulus, which together cost half a complex multiplication.
         """
         moduli = next((step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1)
         return (0.25 if self.for_complex else 1) / moduli
@@ -181,11 +185,11 @@ def _invalid_moduli(name: str, moduli: str) -> PlanError:
     return PlanError(f"{name}({moduli}): valid numbers of moduli are {by_type}{integers}")
 
 
-# ---- leaves: the level with everything below the level
+# ---- leaves: the level together with everything below it
 
 
 class ResidueLeaf(NamedTuple):
-    """An end of plans: the level `residues`, `depth` levels of recursion below residues, and the leaf `bytes`."""
+    """The end of a plan: a level `residues`, `depth` levels of recursion below it, and the leaf `bytes`."""
 
     level: ResiduesLevel
     depth: int
@@ -202,7 +206,7 @@ class ResidueLeaf(NamedTuple):
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return a dict from texts to ends of plans. Of equally fast plans, the model takes the first plan of the dict."""
+    """Return all ends of plans by their texts. If plans are equally fast, the model takes the one that comes first."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli, depth in product(counts, range(MAX_INNER_LEVELS[dtype] + 1)):
@@ -257,7 +261,8 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         leaf.leaf_text,
         f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
         ("cuda",),
-        # A level that conjugates multiplies whole operands: blocks and sums of A and of B are not distinguished.
+        # A level that conjugates can only multiply whole operands: below another level, an operand is a block or a sum,
+        # and the kernels do not know whether it comes from A or from B.
         types=() if any(level.conjugates) else (dtype,),
         types_alone=(dtype,) if any(level.conjugates) else (),
         kernel_triangles=() if depth or dtype in ("float32", "complex64") else (dtype,),
@@ -267,8 +272,8 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         orders=(),
         # Other numbers of moduli are no candidates: with fewer moduli the product is less accurate than the vendor's,
         # and with more moduli it is slower without being more accurate. Two levels below residues are no candidate:
-        # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384).
-        # Only fmm.gemm names a level that conjugates.
+        # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384). A
+        # level that conjugates is no candidate, because fmm.gemm selects it.
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 and not any(level.conjugates) else (),
         unprobed=() if moduli == PROBED_MODULI.get(dtype) else ("alone",),
         relative_error=level.error_growth,

@@ -1,11 +1,11 @@
 """The level `scaled`: exact scaling by powers of two around a fast product.
 
 The error of a fast algorithm is relative to the largest entries of a matrix. On badly scaled data, small entries
-therefore lose digits that a classical product keeps. `scaled.inside` multiplies the columns of A and divides the rows
-of B by the same powers of two. The powers cancel in the product. `scaled.outside` scales the rows of A and the
-columns of B to similar magnitudes, and scales C back. `scaled` first scales inside and then outside, as Ballard,
-Benson, Druinsky, Lipshitz and Schwartz (2016, section 6) propose. Scaling is exact, unless a number becomes subnormal.
-Scaling on a GPU copies no data to the host: exponents are stored in temporaries.
+therefore lose digits that a classical product keeps. `scaled.inside` multiplies each column of A by a power of two, and
+divides the corresponding row of B by the same power, which cancels in the product. `scaled.outside` scales the rows of
+A and the columns of B to similar magnitudes, and scales C back. `scaled` first scales inside and then outside, as
+Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016, section 6) propose. Scaling is exact, unless a number becomes
+subnormal. On a GPU, exponents are stored in temporaries on the device, so scaling copies nothing to the host.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ScaledLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint: A and B are read once for each kind of exponents, and copied; C is scaled in place."""
+        """Return the footprint: A and B are read for each kind of scaling and then copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside

@@ -8,21 +8,22 @@ The traversal of a scheme is one of these options:
 * `stacked`, the default: all sums, then the products, then the join of C.
 * `overlapped`: the order of `stacked`. On a GPU two products run at a time, so that sums of one product run
   concurrently with leaf products of the other.
-* `batched`: the order of `stacked`. Every operand is copied to a block of its own, and the products are one batch.
+* `batched`: the order of `stacked`. Every operand is copied to a temporary, and the products are one batch.
 * `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf, without temporaries.
 * `sequential`: one product at a time, with three temporaries.
 
 A step table has its own order of operations.
 
-The products of a fused level may run concurrently. With `streams`, products that write different blocks run on two
-streams. With `atomic`, products add to C atomically in any order, so the last bits of C vary from run to run. With
-`variants`, products with equal numbers of blocks may share a launch.
+Three options let products of a fused level run concurrently. With `streams`, products that write different blocks run
+on two streams. With `atomic`, products add to C atomically in any order, so the last bits of C vary from run to run.
+With `variants`, a launch computes several products that use equal numbers of blocks.
 
 The fringe is one of these options:
 
 * `unequal`: blocks differ by one row or column, and sums are computed as if smaller blocks were padded with zeros.
 * `pad`: blocks are equal, with virtual zeros beyond the edge. With `pad16`, block sides are multiples of 16.
-* `peel`: the plan multiplies the largest part of the matrices with equal blocks (the core), and then thin strips.
+* `peel`: the largest part of the matrices that consists of equal blocks (the core) is multiplied by the level, and thin
+  strips at the edge by the leaf.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ from fmm.problem import Shape
 
 FRINGES = ("unequal", "pad", "peel")
 PAD_OPTIONS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-# Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. fmm.kernels appends the
-# function to this list, because a proof executes plans, and this module cannot import the execution of plans.
+# The function that returns the fringe for which a user's step table is proved: `unequal` or `pad`. fmm.kernels appends
+# it to this list, because a proof executes plans, and this module cannot import the modules that do so.
 FRINGE_PROVERS: Final[list[Callable[[str], str]]] = []
 
 
@@ -119,7 +120,7 @@ class SchemeLevel(LevelWithSteps):
     def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """Return the steps with block sides that are multiples of the unit; with unit None, block sides are unequal.
+        """Return the steps; block sides are multiples of `unit`, or with None they differ by at most 1.
 
         The plan `inner` computes the products.
         """
@@ -138,7 +139,7 @@ class SchemeLevel(LevelWithSteps):
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the memory needs if the level is one batch of equal blocks; None for any other level.
 
-        A batch has three temporaries: left operands, right operands and products.
+        A batch needs three temporaries: for all left operands, all right operands and all products.
         """
         if not self.is_batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
@@ -188,9 +189,9 @@ class SchemeLevel(LevelWithSteps):
         return f"{'x'.join(map(str, self.block_grid))} blocks, {done}"
 
     def describe_launches(self) -> str:
-        """Return the text of a fused level's launches and their order; empty for other levels.
+        """Return a text about a fused level's launches and their order; empty for other levels.
 
-        A device with a suitable kernel runs consecutive launches as one launch.
+        A device with a suitable kernel combines consecutive launches into one.
         """
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
@@ -236,10 +237,7 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, even if the catalogue does not list the scheme or table.
-
-    Options are not checked.
-    """
+    """Return the level of this scheme or table, which need not be in the catalogue. The options are not checked."""
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
@@ -257,8 +255,8 @@ def build_scheme_level(
         splits=max(bilinear.size) > 1,
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
-        # The steps of peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C.
-        # The steps of a table with sums in blocks of C depend on the order of the block sides by length.
+        # The steps of peeled strips depend on the sides themselves, not only on the block sides. A table can store sums
+        # of A and B in blocks of C, so its steps depend on which of the block sides is longer.
         cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
         types=_coefficient_types(bilinear),
         traversal=traversal,
@@ -270,7 +268,7 @@ def build_scheme_level(
 
 
 def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
-    """Yield the options that differ from the algorithm's defaults, in their order in a plan's text."""
+    """Yield the options that differ from the algorithm's defaults, in the order of a plan's text."""
     if traversal and traversal != default_traversal(name):
         yield traversal
     yield from tasks
@@ -280,9 +278,9 @@ def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tas
 
 @lru_cache(maxsize=256)
 def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
-    """Return None (any type) if all coefficients are 0, 1 or -1; else the floating-point types.
+    """Return the types for which a scheme can be used: None (any type) if all its coefficients are 0, 1 or -1.
 
-    With other coefficients, sums of integers would not be integers.
+    Other schemes are for floating-point types only, because their sums of integers would not be integers.
     """
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
@@ -297,7 +295,7 @@ def default_traversal(algorithm: str) -> Traversal:
 @clear_on_registration
 @lru_cache(maxsize=256)
 def default_fringe(algorithm: str, traversal: Traversal) -> str:
-    """Return the default fringe of an algorithm: `unequal` if possible, since unequal blocks multiply no zeros.
+    """Return the default fringe of an algorithm: `unequal` if possible, because padded blocks also multiply zeros.
 
     Raise PlanError for a user's step table that declares `fringe unequal`, but is wrong on unequal blocks.
     """
@@ -348,7 +346,7 @@ def _length_ranks(blocks: Sides) -> Shape:
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
-    """Return the message of the PlanError for a table on padded blocks; empty if the table has no error.
+    """Return the message of the PlanError that a table raises on padded blocks; empty if it raises none.
 
     `order` holds the ranks of the block sides m, k and n by length.
     """
@@ -366,7 +364,7 @@ SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
-    """Return the block counts of the level. `order` holds the ranks of the block sides by length, for tables."""
+    """Return the block counts of the level. `order` holds the ranks of the block sides by length, used by tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 
@@ -375,7 +373,7 @@ def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> Blo
 
 
 def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
-    """Return a level with these options. By default, the algorithm determines the traversal and the fringe."""
+    """Return a level with these options; the algorithm determines the traversal and the fringe if no option does."""
     traversals = [option for option in options if option in TRAVERSALS]
     fringes = [option for option in options if option in FRINGES + PAD_OPTIONS]
     tasks = tuple(option for option in options if option in FUSED_OPTIONS)

@@ -1,4 +1,4 @@
-"""Steps of a scheme's or a step table's level: stacked, sequential, in a table's order, and with a peeled fringe."""
+"""Compute the steps of a level with a scheme (stacked, or one product at a time) or a step table; peel the fringe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stacked_steps(
     rights, split_b = _split_step("T", scheme.addition_programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-        width = min(left.cols, right.rows)  # beyond this width, one of the operands consists of zeros
+        width = min(left.cols, right.rows)  # beyond this width, one of the operands is zero
         size = left.rows, right.cols
         dest = _block_of_tall_temporary("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(
@@ -65,8 +65,8 @@ def _split_step(
 ) -> tuple[list[Place], Sum]:
     """Return the places of the operands, and the step that forms the operands in one pass.
 
-    An operand that is a block of A or B is read in place. With a `shape`, all temporaries have this shape, and smaller
-    blocks at the edge are also copied. In a batch, every operand is copied into one tall temporary.
+    If an operand is a block of A or B, it is read in place. With a `shape`, all temporaries have this shape, and blocks
+    at the edge that are smaller are copied too. For a batch, all operands are copied into one tall temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -86,11 +86,11 @@ def _split_step(
 def _place_products_in_c(
     products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]
 ) -> list[Product]:
-    """Return the products with a block of C as destination for as many products as possible.
+    """Return the products; as many as possible have a block of C as their destination.
 
-    A block of C can hold a product if no line of the join reads the product after the line that computes the block.
-    Destinations in C save memory. Destinations in C also save time: the join overwrites numbers that the join has just
-    read, so the CPU need not fetch their cache lines again.
+    A block of C can hold a product until the join computes the block. So no later line of the join may read this
+    product. Such destinations save memory. They also save time: the join overwrites numbers that it has just read, so
+    the CPU need not fetch their cache lines again.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
@@ -115,10 +115,10 @@ def _block_of_tall_temporary(name: str, index: int, rows: int, cols: int) -> Pla
 
 
 def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
-    """Return three kinds of steps for each product: sums for its operands, the product, and its addition to C.
+    """Return for each product the sums that are its operands, the product, and its addition to C.
 
-    The steps need three temporaries. On a GPU, a kernel runs the steps of a product of a `fused` level in one launch,
-    without temporaries.
+    The steps need three temporaries. For a `fused` level on a GPU, one launch runs all steps of a product, without
+    temporaries.
     """
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     steps: list[Sum | Product] = []
@@ -140,7 +140,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
 def _sum_operand(
     name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]
 ) -> Place:
-    """Return the place of an operand. If the operand is a sum, append the step that forms the sum to `steps`."""
+    """Return the place of an operand. If the operand is a sum, first append the step that forms it to `steps`."""
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
@@ -156,10 +156,7 @@ def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
 
 
 def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
-    """Return the step that adds a product to its blocks of C.
-
-    The first product of a block overwrites the block; later products are added to the block.
-    """
+    """Return the step that adds a product to blocks of C; the first product for a block overwrites the block."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
     program = _scatter_program(tuple((column[i], i in started) for i in wanted))
@@ -169,7 +166,7 @@ def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequenc
 
 @lru_cache(maxsize=1024)
 def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return the program with one output for each pair (c, old): c times input 0, plus one more input if `old`."""
+    """Return a program with one output for each pair (c, old): c times input 0, plus a further input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -180,7 +177,7 @@ def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionPr
 
 # ---- steps of a step table
 
-SCRATCH_NAME = "P'"  # temporary of a product without a place in the table; no step table can declare this name
+SCRATCH_NAME = "P'"  # temporary for a product to which the table gives no place; no step table can declare this name
 
 
 def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
@@ -208,15 +205,15 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
 
 
 class _TableLowering:
-    """The lowering of a step table: tracks the rectangle that each block or temporary holds after every step."""
+    """Lowers a step table: computes, step by step, the rectangle that each block or temporary holds."""
 
     def __init__(
         self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]]
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # A place holds a sum of blocks of A, a sum of blocks of B, or part of C. Only a place that holds part of C may
-        # be cropped.
+        # What a place holds: a sum of blocks of A, a sum of blocks of B, or a part of C. Only parts of C can be
+        # cropped.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
@@ -245,10 +242,7 @@ class _TableLowering:
             self.steps += ProductWithSums(product, update).as_two_steps
 
     def _lower_product(self, step: TableStep) -> Product:
-        """Return the step's product.
-
-        The product's destination is a place that the kernel only writes, or else scratch memory.
-        """
+        """Return the step's product; its destination is a place that the kernel only writes, or else scratch memory."""
         left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]
@@ -272,7 +266,7 @@ class _TableLowering:
     def _can_fuse(self, places: Sequence[Place]) -> bool:
         """Return True if the leaf can form the sums of a kernel at these places.
 
-        The places must not be blocks of A or B, and a place must have one size for reads and writes.
+        No place may be a block of A or B, and a place that is read and written must have the same size both times.
         """
         if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
@@ -284,7 +278,7 @@ class _TableLowering:
 
 
 def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """Return the product of the largest core with equal blocks, and then the products of up to three strips.
+    """Return the product of the core (the largest part with equal blocks), and then the products of up to three strips.
 
     The plan `core` computes the core; its leaf computes the strips.
     """

@@ -1,10 +1,10 @@
 """The level `sforza`: Sforza's AtA (2022, after Arrigoni and Massini 2019) for A^T A.
 
-A^T A becomes four smaller products of a matrix and its transpose, and two products by Strassen's algorithm. In contrast
-to the level `gram`, `sforza` also cuts the inner dimension, and adds pairs of products. In the paper's notation, C11 =
-A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, and C21 = A12^T A11 + A22^T A21. The paper's A is the operand B of
-the code, and the paper's A^T is the operand A. The two terms of a block of C are computed in the temporaries W1 and W2.
-If a side is odd, its last row or column is multiplied afterwards.
+A^T A becomes four smaller products of a matrix and its transpose, and two products by Strassen's algorithm. Unlike the
+level `gram`, `sforza` also cuts the inner dimension, so each block of C is the sum of two products: C11 = A11^T A11 +
+A21^T A21, C22 = A12^T A12 + A22^T A22, and C21 = A12^T A11 + A22^T A21. In the code, the paper's A is the operand B,
+and the paper's A^T is the operand A. The two products of a block of C are computed in the temporaries W1 and W2. If a
+side is odd, its last row or column is multiplied afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _strassen_level() -> Level:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SforzaLevel(LevelWithSteps):
-    """The level `sforza`: `sforza(3)` recurs twice before its base case; `sforza(3,1536)` also has a cutoff of 1536."""
+    """The level `sforza`: `sforza(3)` recurs twice; `sforza(3,1536)` also stops at sides of about 1536 (the cutoff)."""
 
     recursion: int
     cutoff: int
@@ -46,14 +46,17 @@ class SforzaLevel(LevelWithSteps):
         return sforza_level(self.recursion - 1, self.cutoff)
 
     def is_base_case(self, half_side: int, inner: int) -> bool:
-        """Return True if the recursion stops. (The paper prints <= in the rule of the cutoff; >= is correct.)"""
+        """Return True if the recursion stops: at its depth, or at the cutoff.
+
+        In the rule of the cutoff, the paper prints <= instead of >=.
+        """
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half_side >= 2
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """Return the steps of the paper's Algorithm 1 on even sides, then the products for odd sides."""
+        """Return the steps of the paper's Algorithm 1 on even sides, then the products for the rest of odd sides."""
         if params.op != "gram":
             raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
         half, inner = n // 2, k // 2
@@ -70,7 +73,7 @@ class SforzaLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _two_product_steps(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
-        """Yield the steps of a block of C: two products, each into a temporary, and then the sum of both products."""
+        """Yield the steps of a block of C: two products, each into a temporary, and then their sum."""
         width = factors[0][0].cols
         base, on_diagonal = self.is_base_case(c.rows, width), c.row == c.col
         rest = replace(plan, levels=tuple(level for level in plan.levels if not level.for_gram))
@@ -115,7 +118,7 @@ class SforzaLevel(LevelWithSteps):
 
 
 def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
-    """Yield the products for odd sides: for the last index of the inner dimension, then for the last row of C."""
+    """Yield the products for the rest of odd sides: the last index of the inner dimension, then the last row of C."""
     even, leaf = n - n % 2, replace(plan, levels=())
     if k % 2:
         core = Place("A", 0, k - 1, even, 1), Place("B", k - 1, 0, 1, even), Place("C", 0, 0, even, even)
