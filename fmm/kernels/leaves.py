@@ -1,25 +1,27 @@
 """The leaves that fmm ships: kernels that compute the matrix products at the end of a plan.
 
-The import of fmm.kernels registers all leaves.
+Importing fmm.kernels registers all leaves.
 
 The leaf `vendor` is one call of the vendor's BLAS. The other leaves for floating-point numbers run on a GPU:
 
 * `lt0` to `lt31`: numbered algorithms that cuBLASLt's heuristic proposes for the product.
 * `vendor3m`: cuBLAS's complex product, computed as three real products.
-* `tile`: fmm's own GEMM kernel. The kernel multiplies float32 and float64. If no sums are formed inside the kernel,
-  Hopper's warpgroup instructions also multiply 16-bit types and TF32.
+* `tile`: fmm's own GEMM kernel for float32 and float64, which can form sums inside the product. On Hopper, another
+  kernel of fmm multiplies 16-bit types and TF32, without sums.
+* `small`: one triangle of small Gram products.
+* `f16x3`: float32 products by three float16 products.
+* `bytes`: products of 8-bit integers, only below a level `residues` (fmm.kernels.plans.levels.residues).
 
 If a leaf cannot read the layout of an operand, the vendor's BLAS computes the product. `tile.huge` and similar names
 select another block strategy for float32 and float64. With the suffix `.plain`, tiles are copied to shared memory
 through registers. With the suffix `.texture`, tiles of the left operand are loaded through the read-only data path, as
 in tStrassen and tWinograd of Li, Ranka and Sahni.
 
-The leaf `bytes` multiplies 8-bit integers. The leaf can only be below a level `residues`
-(fmm.kernels.plans.levels.residues).
+On a CPU, the leaf `digits` multiplies integers.
 
-The suffix `.inner` of a leaf sets the layout of the last level's sums. With `.inner`, both operands of a leaf product
-are contiguous along the inner dimension k. With `.outer`, both operands are contiguous along the outer dimensions m and
-n. On a CPU, sums always have the layouts of A and B.
+The suffixes `.inner` and `.outer` of a leaf set the layout of the last level's sums, which are the operands of the
+leaf. With `.inner`, both operands are contiguous along the inner dimension k; with `.outer`, along the outer dimensions
+m and n. On a CPU, sums always have the layouts of A and B.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of leaf rates in a calibration
 LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt may use
 
-# Types that the leaf `tile` multiplies with gemm_simt.cuh or gemm_mma_f64.cuh. The kernels gemm_simt.cuh and
-# gemm_mma_f64.cuh can also form sums.
+# Types that the leaf `tile` multiplies with the kernels of gemm_simt.cuh, gemm_tma.cuh and gemm_mma_f64.cuh, which can
+# form sums.
 TILED_TYPES = tuple(FUSED_SIZES)
 WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wgmma.cuh, which cannot form sums
-# Block strategies of the kernel gemm_simt.cuh, as options of the leaf `tile`. The tuner's search tries the strategies
-# of Huang, Yu and van de Geijn, and strategies that fill the registers of current GPUs. The leaf `tile` without an
-# option selects strategies of the copy engine (TMA).
+# Block strategies (tile sizes) as options of the leaf `tile`. The tuner's search tries the strategies of Huang, Yu and
+# van de Geijn, and those that fill the registers of current GPUs. It does not try the strategies of the copy engine
+# (TMA), because the block model chooses among them if the leaf has no option.
 TILE_STRATEGIES = tuple(
     LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )
@@ -101,11 +103,11 @@ TILE_LEAF = Leaf(
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
-    # Types that the leaf `tile` multiplies faster than the vendor. Measured on an H200: in float64, `tile` has 0.95 of
-    # cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums, and is slower than
-    # cuBLASLt's best algorithm.
+    # Types that the leaf `tile` can multiply faster than the vendor. Others are slower on an H200: in float64, `tile`
+    # has 0.95 of cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums, and is
+    # slower than cuBLASLt's best algorithm.
     candidate_types=("float32", "float16", "bfloat16"),
-    alignment=16,  # bytes; the kernel reads rows without this alignment one entry at a time
+    alignment=16,  # bytes; if rows are not aligned, the kernel reads them one entry at a time
     forms=("inside", "alone", "one pass", "outer"),
     unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",

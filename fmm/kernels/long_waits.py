@@ -1,4 +1,4 @@
-"""Log messages about slow compilations: the first product of a program may wait some seconds for a compiler."""
+"""Log messages about slow compilations: the first product of a program can wait some seconds for a compiler."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _logged_messages: set[str] = set()
 def log_if_slow(message: str) -> Iterator[None]:
     """Log the message if the body of the `with` statement runs longer than a second.
 
-    Each message is logged once in a process.
-
-    By default, Python prints the warnings of the logger `fmm` on stderr.
+    Each message is logged once in a process, as a warning of the logger `fmm`; by default, Python prints warnings on
+    stderr.
     """
     if message in _logged_messages:
         yield

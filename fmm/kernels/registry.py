@@ -1,8 +1,8 @@
 """Registries of leaves, of kinds of levels, and of users' algorithms.
 
-A registry holds named rows in the order of registration. Results that depend on registered rows are cached: the plan of
-a text, the steps of a plan, the plan for a problem. Every registration clears these caches. Registrations happen when a
-program starts or in a test, so the time to fill the caches again does not matter.
+A registry holds named rows in the order of registration. Some caches depend on registered rows: the plans of texts, the
+steps of plans, and the plans for problems. Every registration clears these caches. Registrations happen when a program
+starts, or in a test, so the time to fill the caches again does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
 def clear_on_registration(cached: CachedFunctionT) -> CachedFunctionT:
-    """Clear the function's cache at every registration, because the function's results depend on registered rows."""
+    """Mark a cached function whose results depend on registered rows: every registration clears its cache."""
     _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
@@ -53,7 +53,7 @@ class RowRegistry(Generic[RowT]):
         return self._rows[name]
 
     def add(self, row: RowT) -> None:
-        """Add a row; raise ValueError if another row has the name, since names in plan texts must be unique."""
+        """Add a row; raise ValueError if another row has the same name, because names in plan texts must be unique."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row
