@@ -147,7 +147,10 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <k,n,m> that follows from <m,k,n>: the sum of A_ij B_jl C_li remains if A, B, C are rotated."""
+    """Return the scheme <k,n,m> that follows from <m,k,n>.
+
+    If A, B and C are exchanged in a cycle, the sum of all A_ij B_jl C_li stays the same.
+    """
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
     return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)

@@ -38,8 +38,7 @@ RealType = Literal["float32", "float64"]
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
 # time of a product of planes of this type, relative to float64
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# The time to add a product of planes to C, in terms: the product itself takes the time of k terms of an inner dimension
-# k.
+# Adding a product of planes to C takes as long as multiplying this number of positions of the inner dimension.
 ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane

@@ -196,7 +196,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
 
 
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
-    """Forbid workers the caller's processor, because Linux often wakes them there, where they would wait."""
+    """Keep workers off the caller's processor: Linux often wakes them there, and they would wait for the caller."""
     if not sys.platform.startswith("linux"):
         return
     try:

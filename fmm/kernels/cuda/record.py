@@ -250,7 +250,7 @@ class LaunchRecorder:
             self._record(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
-        """Return the operation of a step of sums; None if the step writes nothing.
+        """Return the operation that computes a step of sums; None if the step writes nothing.
 
         If a step occurs again, the result is the earlier operation with shifted offsets. Inner levels repeat their
         steps hundreds of times, and finding the arrays for hundreds of blocks takes milliseconds.

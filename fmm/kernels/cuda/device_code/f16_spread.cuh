@@ -41,7 +41,7 @@ struct SpreadOperand : Operand {
     int depth, sign;         // length of the inner dimension; sign of d
 };
 
-// Return the exponent of x plus LEVELS + 127, or 0 for zero. Inf and NaN have the largest result.
+// Return the exponent of x plus LEVELS + 127, or 0 for zero. The result is largest for inf and NaN.
 __device__ __forceinline__ int offset_exponent(float x) {
     const int bits = __float_as_int(x) & 0x7fffffff;
     if (bits == 0) return 0;

@@ -421,9 +421,9 @@ __device__ __forceinline__ void multiply_task_tile(const Params& p, const Task& 
     half_step(ENTIRE, false, true, left_of(0), right_of(0));
     int stage = 0, late = AHEAD % S::STAGES, free = S::STAGES - 3;
     unsigned parity = 0, late_parity = AHEAD / S::STAGES;  // phase parity of this tile, and of tile t + AHEAD
-    // An iteration starts in the middle of a step, and waits for barriers in the middle of steps. For the compiler
-    // moves reads to the end of a basic block, here the middle of a step: the other half of the step's multiply-adds
-    // then precedes the use of the values.
+    // An iteration starts in the middle of a step, and waits for barriers in the middle of steps: so a basic block ends
+    // in the middle of a step. The compiler moves reads to the end of a basic block. The second half of the step's
+    // multiply-adds then runs before the values are used.
 #pragma unroll 1
     for (int t = 0; t < steps; ++t) {
         const int next_stage = stage + 1 == S::STAGES ? 0 : stage + 1;

@@ -244,7 +244,8 @@ __device__ __forceinline__ void swap_and_solve(const Panel<Number>& p, SolveMemo
         top[i] = p.at(memory.source[i], column);
         below[i] = p.at(memory.source[p.width + i], column);
     }
-    // A pivot's row can be one of the block's first rows. `top` is written last, because only it has their solution.
+    // A pivot's row can be one of the first rows of the block: then `top` and `below` are written to the same row. Only
+    // `top` is solved, so it is written last.
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i)
         if (i < p.width) p.at(memory.target[p.width + i], column) = below[i];

@@ -151,7 +151,8 @@ __device__ __forceinline__ void multiply_blocks(const BlockProducts<Number>& p, 
     const Number* const left = at_pair(p.left, p.left_steps, pair, block);
     const Number* const right = at_pair(p.right, p.right_steps, pair, block);
     Number* const dest = at_pair(p.dest, p.dest_steps, pair, block);
-    // A lower triangular factor is zero right of the tile's rows, or above the tile's columns.
+    // The loop skips zeros of the triangular factor: in the tile's rows, a lower triangular left factor is zero from
+    // column `end` on; in the tile's columns, a lower triangular right factor is zero above row `first`.
     const int first = p.left_is_lower ? 0 : column, end = p.left_is_lower ? row + PRODUCT_TILE : p.side;
     Number sum[4][4] = {};
     for (int start = first; start < end; start += PRODUCT_DEPTH) {

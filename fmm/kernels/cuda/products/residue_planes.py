@@ -36,7 +36,7 @@ TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # For 0, 1 and 2 levels: the number of thread blocks of the split kernel whose registers must fit on a multiprocessor.
 # With "", the compiler decides.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
-# a warp measures a line of up to 1024 elements; for a longer line a thread block is used
+# a warp measures a line of up to 1024 elements, and a thread block measures a longer line
 WARP_THREADS, MAX_WARP_LINE_LENGTH = 32, 1024
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -248,7 +248,7 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 @lru_cache(maxsize=64)
 def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
-    """Return the CUDA source of the kernel that measures and transposes operands, except those with None."""
+    """Return the CUDA source of the kernel that measures and transposes operands; it skips an operand with None."""
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",

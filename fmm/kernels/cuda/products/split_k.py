@@ -2,8 +2,8 @@
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
 dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
-compares many divisions, and returns the one whose last task is predicted to end first. The prediction adds up how long
-each thread block starts, computes and stores.
+compares many divisions, and returns the one whose last task is predicted to end first. The predicted time of a thread
+block is the sum of the times that it takes to start, to compute and to store.
 """
 
 from __future__ import annotations

@@ -150,8 +150,7 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
     needs a single kernel compiles only this kernel.
     """
     element = DTYPES[dtype]
-    # A thread computes `each` x `each` entries of C, so the sums of a thread take 64 registers. A tile has 16 x 16
-    # threads.
+    # Each of the 16 x 16 threads of a tile computes `each` x `each` entries of C, so its sums take 64 registers.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::ClassicalParams", (SIMPLE_THREADS, 1)
     calls = {RECOMPUTE_ENTRY_NAME: f"recompute_product<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}

@@ -152,7 +152,7 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part(self, event: SumStatement) -> int | None:
-        """Return the index of the other part of the complex number whose one part a load or store accesses.
+        """Return the index of the other part of a complex number, if a load or store accesses only one part.
 
         The other part of a real part is the imaginary part, and the reverse. The index counts values for a load, and
         outputs for a store; the indices of the two parts are consecutive. Return None if the statement accesses

@@ -92,7 +92,7 @@ class SumOp:
 def sum_op(
     label: str, program: AdditionProgram, reads: Sequence[PlacedView], writes: Sequence[PlacedView]
 ) -> SumOp | None:
-    """Return the operation of a step of sums; None if the step writes no element."""
+    """Return the operation that computes a step of sums; None if the step writes no element."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
         return None

@@ -105,7 +105,7 @@ def complex_blocks_level(
         products=3 * scheme_level.products,
         depth=scheme_level.depth,
         splits=scheme_level.splits,
-        bilinear=scheme_level.scheme,  # contributes the scheme's error growth; COMPLEX_LEVEL_FIELDS contribute 3m's
+        bilinear=scheme_level.scheme,  # gives the scheme's error growth; COMPLEX_LEVEL_FIELDS give that of 3m
         cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
         **COMPLEX_LEVEL_FIELDS,
     )

@@ -144,7 +144,10 @@ class PlaneLayout:
 
 
 def planes_per_modulus(for_complex: bool) -> int:
-    """Return the number of an operand's planes, and of products of planes, for one modulus: 2 for complex numbers."""
+    """Return the number of an operand's planes for one modulus: 2 for complex numbers, else 1.
+
+    The number of products of planes for one modulus is the same.
+    """
     return 2 if for_complex else 1
 
 

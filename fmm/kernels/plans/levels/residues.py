@@ -72,10 +72,10 @@ PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": ()}
 # Errors relative to the vendor's, by the number of moduli; 1 if a number is missing. They follow from errors that were
 # measured in the Frobenius norm on normal data:
-# - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data). One modulus less multiplies it by 15.
+# - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data), and 15 times as much with 13 moduli.
 # - float64 and DGEMM, H100, sides of 1024 to 8192: 0.045 to 0.068 with 15 moduli. With 16 moduli 0.019 to 0.044, which
 #   is the rounding of C to float64.
-# - float32 and SGEMM, H200: 0.17 to 0.26 with 7 moduli, 0.013 to 0.023 with 8. With more, the rounding of C dominates.
+# - float32 and SGEMM, H200: 0.17 to 0.26 with 7 moduli, 0.013 to 0.023 with 8. With 9, the rounding of C dominates.
 # - complex128 and ZGEMM, H100: 0.48 with 15 moduli, 0.016 to 0.032 with 17, which is about 2^-54 relative to C.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},

@@ -89,7 +89,7 @@ def _place_products_in_c(
     """Return the products; as many as possible have a block of C as their destination.
 
     A block of C can hold a product until the join computes the block. So no later line of the join may read this
-    product. Such destinations save memory. They also save time: the join overwrites numbers that it has just read, so
+    product. Products in C save memory. They also save time: the join overwrites numbers that it has just read, so
     the CPU need not fetch their cache lines again.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
