@@ -32,7 +32,6 @@ NUMBERS = (
         "both.x = planes::widened(*reinterpret_cast<const unsigned short*>(q));\n"
         "both.y = planes::widened(reinterpret_cast<const unsigned short*>(q)[1]);",
     ),
-    (r'asm volatile\("stmatrix\..*?"memory"\);', "store_transposed(first + j * S::LINE, block);"),
     (r'asm volatile\("bar\.sync %0, 128;".*?"memory"\);', "warpgroup_meets();"),
     (r'asm volatile\("" : "\+[fr]"\(x\)::"memory"\);', ""),
 )

@@ -18,7 +18,7 @@ static void wait_stores() {
         let_others();
     }
 }
-static void wait_stores_read() { wait_stores(); }
+template <int PENDING = 0> static void wait_stores_read() { wait_stores(); }
 static void fence_async_proxy() {}
 template <int REGISTERS> void increase_registers() {}
 template <int REGISTERS> void decrease_registers() {}
@@ -52,16 +52,19 @@ static void warpgroup_meets() {
     if (++m.arrived == 128) m.arrived = 0, ++m.times;
     while (m.times == before) let_others();
 }
-// stmatrix: four blocks of 8 x 8. A lane has two neighbours in a row of each; their columns are stored to the addresses of
-// eight lanes each.
-static void store_transposed(void* to, const unsigned (&block)[4]) {
+// stmatrix: four blocks of 8 x 8. A lane has two neighbours in a row of each; rows, or with TRANSPOSED columns, are stored
+// to the addresses of eight lanes each.
+template <bool TRANSPOSED>
+static void store_matrices(void* to, const unsigned (&block)[4]) {
     static unsigned given[2048][4];
     for (int b = 0; b < 4; ++b) given[thread_number()][b] = block[b];
     meet_warp();
-    const unsigned first = thread_number() / 32 * 32, lane = thread_number() % 32, col = lane % 8;
+    const unsigned first = thread_number() / 32 * 32, lane = thread_number() % 32, line = lane % 8;
     if (shared_address(to) % 16) __builtin_trap();
-    for (unsigned r = 0; r < 8; ++r)
-        static_cast<unsigned short*>(to)[r] = given[first + 4 * r + col / 2][lane / 8] >> 16 * (col % 2);
+    for (unsigned i = 0; i < 8; ++i) {
+        const unsigned row = TRANSPOSED ? i : line, col = TRANSPOSED ? line : i;
+        static_cast<unsigned short*>(to)[i] = given[first + 4 * row + col / 2][lane / 8] >> 16 * (col % 2);
+    }
     meet_warp();
 }
 

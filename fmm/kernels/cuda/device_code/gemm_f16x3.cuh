@@ -39,7 +39,7 @@ struct Product3 {
 
 template <int M_S, int N_S, int CLUSTER_, int STAGES_>
 struct Sizes3 {
-    static constexpr int HEIGHT = M_S, WIDTH = N_S, CLUSTER = CLUSTER_, STAGES = STAGES_, LINE = 64, DEPTH = 64;
+    static constexpr int HEIGHT = M_S, WIDTH = N_S, CLUSTER = CLUSTER_, STAGES = STAGES_, LINE = 64, DEPTH = 64, SLOTS = 0;
     static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
     static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
 };

@@ -111,10 +111,28 @@ __device__ __forceinline__ void reduce_tile(const Map* map, const void* from, in
                  : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Wait until all but the last PENDING groups of stores have read shared memory.
+template <int PENDING = 0>
+__device__ __forceinline__ void wait_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 __device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Make this thread's writes to shared memory visible to the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// stmatrix: write four matrices of 8 x 8 16-bit numbers to shared memory. A lane has a pair of numbers of each matrix, and
+// the address of line lane % 8 of matrix lane / 8. With TRANSPOSED, columns become lines.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_matrices(void* line, const unsigned (&pairs)[4]) {
+    if constexpr (TRANSPOSED)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(line)),
+                     "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(line)),
+                     "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                     : "memory");
+}
 
 template <int REGISTERS>
 __device__ __forceinline__ void increase_registers() {
@@ -181,13 +199,15 @@ struct Sizes {  // sizes of a thread block's tile; the CLUSTER thread blocks of 
     // PART: number of columns of C's tile that are in shared memory at a time
     static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
+    static constexpr int SLOTS = 1;  // parts of a warpgroup's staged numbers that have barriers of their own
     static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, which are swizzled within 8");
 };
 
 // Sizes for a symmetric C. Only tiles that touch the lower triangle are computed. With MIRROR, their transposes are
-// stored too.
+// stored too, and each submatrix of 64 x 64 numbers in shared memory has barriers of its own.
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR = false>
 struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
+    static constexpr int SLOTS = MIRROR ? N_S / 64 : 1;
     static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
 };
 template <class S>
@@ -298,23 +318,23 @@ __device__ __forceinline__ void make_symmetric(Element* block, int group) {
         if (i % 64 > i / 64) at(i / 64, i % 64) = at(i % 64, i / 64);
 }
 
-// Write a warpgroup's numbers to shared memory, transposed for the mirrored tile of C: each column becomes a line of 64
-// numbers. One stmatrix instruction transposes four 8 x 8 matrices, together 16 rows and 16 columns.
-template <class S, class Element, int COUNT>
-__device__ __forceinline__ void stage_transposed(Element* staging, const float (&sum)[COUNT], float factor) {
+// Write 64 x 64 of a warpgroup's numbers to shared memory. With TRANSPOSED, each column becomes a line, for the mirrored
+// tile of C. One call of store_matrices writes 16 rows and 16 columns.
+template <class S, bool TRANSPOSED, class Element>
+__device__ __forceinline__ void stage_block(Element* block, const float* sum, float factor) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const int line = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-    Element* const first = staging + line * S::LINE + (chunk ^ line % 8) * 8;
+    // The lane holds the address of line lane % 8 of 8 x 8 matrix lane / 8. Matrices 0 and 1 are below each other, and
+    // so are 2 and 3, to the right of 0 and 1.
+    const int lower = lane / 8 % 2, right = lane / 16;
 #pragma unroll
-    for (int j = 0; j < S::WIDTH; j += 16) {
+    for (int j = 0; j < 64; j += 16) {
         const float* const x = sum + j / 2;
-        unsigned block[4];
+        unsigned pairs[4];
 #pragma unroll
-        for (int b = 0; b < 4; ++b) block[b] = rounded_pair(staging, factor * x[2 * b], factor * x[2 * b + 1]);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         shared_address(first + j * S::LINE)),
-                     "r"(block[0]), "r"(block[1]), "r"(block[2]), "r"(block[3])
-                     : "memory");
+        for (int b = 0; b < 4; ++b) pairs[b] = rounded_pair(block, factor * x[2 * b], factor * x[2 * b + 1]);
+        const int line = lane % 8 + (TRANSPOSED ? j + right * 8 : warp * 16 + lower * 8);
+        const int chunk = TRANSPOSED ? warp * 2 + lower : j / 8 + right;
+        store_matrices<TRANSPOSED>(block + line * S::LINE + (chunk ^ line % 8) * 8, pairs);
     }
 }
 
@@ -404,6 +424,31 @@ __device__ __forceinline__ void stage_part(Element* staging, const Sum* sum, con
         }
 }
 
+// Write a warpgroup's 64 rows of a tile of a symmetric C to shared memory: first all submatrices of 64 x 64 numbers on
+// and below the diagonal, then the transposes of those below. A submatrix and its transpose use the same slot. While
+// one slot is stored to C, the next slot is written.
+template <class S, class Element, int COUNT>
+__device__ __forceinline__ void stage_mirrored(Element* staging, const float (&sum)[COUNT], float factor, int row, int col,
+                                               const Barriers& barriers, unsigned& parities, int group) {
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+        for (int slot = 0; slot < S::SLOTS; ++slot) {
+            const int below = row - (col + slot * 64);  // rows below the diagonal; 0: on the diagonal
+            if (below < pass) continue;
+            Element* const block = staging + slot * 64 * S::LINE;
+            wait_barrier(barriers.sent + group * S::SLOTS + slot, (parities >> slot & 1) ^ 1);
+            if (pass == 0)
+                stage_block<S, false>(block, sum + slot * 32, factor);
+            else
+                stage_block<S, true>(block, sum + slot * 32, factor);
+            if (below == 0) make_symmetric<S>(block, group);
+            fence_async_proxy();
+            arrive(barriers.staged + group * S::SLOTS + slot);
+            parities ^= 1 << slot;
+        }
+}
+
 template <class Step, class S, class Left, class Right, class Element, class Finish>
 __device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Barriers& barriers,
                                              int group) {
@@ -413,6 +458,7 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     StageCursor<S::STAGES> round;
     StageCursor<1> staged;
+    unsigned parities = 0;  // with MIRROR: one bit for each slot
     typename Step::Sum sum[S::WIDTH / 2];  // pairs of numbers in rows `row` and `row` + 8, for every 8 columns
     for_each_tile<S>(p, [&](const TileStart& place) {
         const auto finished = finish.of(place.layer);
@@ -448,34 +494,23 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         }
         if constexpr (MIRRORED<S>) {
             if (p.shift != 0) add_to_diagonal<S>(sum, p.shift, place.row + group * 64 - place.col);
-        }
+            stage_mirrored<S>(staging, sum, p.factor, place.row + group * 64, place.col, barriers, parities, group);
+        } else {
 #pragma unroll
-        for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
-            wait_barrier(barriers.sent + group, staged.parity ^ 1);
-            if constexpr (Finish::COLUMNS == 0) {
-                stage_part<S, S::PART>(staging, sum + from / 2, finished, 0);
-            } else {
-                static_assert(S::PASSES == 1, "parts of all columns");
-#pragma unroll 1
-                for (int part = 0; part < S::WIDTH / Finish::COLUMNS; ++part) {
-                    stage_part<S, Finish::COLUMNS>(staging, sum, finished, part * Finish::COLUMNS);
-                    next_part<Finish::COLUMNS / 2>(sum, part);
-                }
-            }
-            if constexpr (MIRRORED<S>) {
-                const int diagonal = place.row + group * 64 - place.col;
-                if (diagonal >= 0 && diagonal < S::WIDTH) make_symmetric<S>(staging + diagonal * 64, group);
-            }
-            fence_async_proxy();
-            arrive(barriers.staged + group);
-        }
-        if constexpr (MIRRORED<S>) {
-            if (place.col < place.row + group * 64) {
+            for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
                 wait_barrier(barriers.sent + group, staged.parity ^ 1);
-                stage_transposed<S>(staging, sum, p.factor);
+                if constexpr (Finish::COLUMNS == 0) {
+                    stage_part<S, S::PART>(staging, sum + from / 2, finished, 0);
+                } else {
+                    static_assert(S::PASSES == 1, "parts of all columns");
+#pragma unroll 1
+                    for (int part = 0; part < S::WIDTH / Finish::COLUMNS; ++part) {
+                        stage_part<S, Finish::COLUMNS>(staging, sum, finished, part * Finish::COLUMNS);
+                        next_part<Finish::COLUMNS / 2>(sum, part);
+                    }
+                }
                 fence_async_proxy();
                 arrive(barriers.staged + group);
-                staged.advance();
             }
         }
     });
@@ -486,14 +521,12 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
     const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     StageCursor<1> staged;
     for_each_tile<S>(p, [&](const TileStart& place) {
-        const int row = place.row + group * 64;
 #pragma unroll 1
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.advance()) {
             wait_barrier(barriers.staged + group, staged.parity);
 #pragma unroll
             for (int i = 0; i < S::PART; i += S::LINE) {
-                const int col = place.col + from + i;
-                if (MIRRORED<S> && col > row) continue;
+                const int row = place.row + group * 64, col = place.col + from + i;
                 if (p.adds)
                     reduce_tile(&p.dest, staging + i * 64, col, row, place.layer);
                 else
@@ -503,15 +536,40 @@ __device__ __forceinline__ void store_tiles(const Product& p, Element* memory, c
             wait_stores_read();
             arrive(barriers.sent + group);
         }
-        if constexpr (MIRRORED<S>) {
-            if (place.col >= row) return;
-            wait_barrier(barriers.staged + group, staged.parity);
-            for (int col = place.col; col < row && col < place.col + S::WIDTH; col += 64)
-                store_tile(&p.dest, staging + (col - place.col) * 64, row, col, place.layer);
+    });
+    wait_stores();
+}
+
+// Store the submatrices that `stage_mirrored` wrote, in the same order.
+template <class S, class Element>
+__device__ __forceinline__ void store_mirrored_tiles(const Product& p, Element* memory, const Barriers& barriers, int group) {
+    const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
+    unsigned parities = 0;
+    for_each_tile<S>(p, [&](const TileStart& place) {
+        const int row = place.row + group * 64;
+        Barrier* storing = nullptr;  // barrier of the slot whose store was started last
+#pragma unroll 1
+        for (int i = 0; i < 2 * S::SLOTS; ++i) {
+            const int pass = i / S::SLOTS, slot = i % S::SLOTS, col = place.col + slot * 64;
+            if (row - col < pass) continue;
+            wait_barrier(barriers.staged + group * S::SLOTS + slot, parities >> slot & 1);
+            store_tile(&p.dest, staging + slot * 64 * S::LINE, pass ? row : col, pass ? col : row, place.layer);
             commit_stores();
-            wait_stores_read();
-            arrive(barriers.sent + group);
-            staged.advance();
+            parities ^= 1 << slot;
+            if (storing) {
+                wait_stores_read<1>();  // all stores but the last one have read their slots
+                arrive(storing);
+            }
+            storing = barriers.sent + group * S::SLOTS + slot;
+            if (S::SLOTS == 1) {  // the next submatrix needs this slot
+                wait_stores_read<0>();
+                arrive(storing);
+                storing = nullptr;
+            }
+        }
+        if (storing) {
+            wait_stores_read<0>();
+            arrive(storing);
         }
     });
     wait_stores();
@@ -525,13 +583,14 @@ template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply
 __device__ __forceinline__ void run_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Barrier* const full = reinterpret_cast<Barrier*>(memory + S::NUMBERS);
     Barrier* const staged = full + 2 * S::STAGES;
-    const Barriers barriers{full, full + S::STAGES, staged, staged + S::GROUPS};
+    constexpr int STAGINGS = STAGES_RESULT ? S::GROUPS * S::SLOTS : 0;
+    const Barriers barriers{full, full + S::STAGES, staged, staged + STAGINGS};
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; ++i) {
             init_barrier(barriers.full + i, 1);
             init_barrier(barriers.empty + i, S::GROUPS * S::CLUSTER);
         }
-        for (int i = 0; STAGES_RESULT && i < S::GROUPS; ++i) {
+        for (int i = 0; i < STAGINGS; ++i) {
             init_barrier(barriers.staged + i, 128);
             init_barrier(barriers.sent + i, 1);
         }
@@ -563,7 +622,12 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finis
     const auto copy = [&](const Barriers& barriers, int warp) {
         const bool first = threadIdx.x % 32 == 0;
         if (warp == 0 && first) load_tiles<S, Left, Right>(p, memory, barriers);
-        if (warp > 0 && warp <= S::GROUPS && first) store_tiles<S>(p, memory, barriers, warp - 1);
+        if (warp > 0 && warp <= S::GROUPS && first) {
+            if constexpr (MIRRORED<S>)
+                store_mirrored_tiles<S>(p, memory, barriers, warp - 1);
+            else
+                store_tiles<S>(p, memory, barriers, warp - 1);
+        }
     };
     run_warpgroups<S, true>(memory, copy, [&](const Barriers& barriers, int group) {
         multiply_all<Step, S, Left, Right>(p, finish, memory, barriers, group);

@@ -83,9 +83,10 @@ class WgmmaKernel:
         """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
         staged = s.m_s * s.n_s // self.store_passes * DTYPES[self.element].itemsize
-        return (
-            s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
-        )
+        # If the kernel mirrors a triangle, each 64 columns of the staged part have barriers of their own.
+        slots = s.n_s // 64 if self.triangle == "full" else 1
+        barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)
+        return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + barriers
 
 
 @lru_cache(maxsize=64)
