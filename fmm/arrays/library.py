@@ -274,6 +274,13 @@ class Library(Protocol):
         """Return alpha A B + beta C by the library's own functions, in C or, if C is None, in a new array."""
         ...
 
+    def has_symmetric_gram(self, a: Any) -> bool:
+        """Return True if the library's product of a device array and its transposed view is symmetric bit for bit.
+
+        The first call for a shape may multiply on the device.
+        """
+        ...
+
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the lower triangle of alpha product + beta out into `out`.
 

@@ -89,6 +89,9 @@ class NumpyLikeLibrary(ABC):
         out[...] = value
         return out
 
+    def has_symmetric_gram(self, a: Any) -> bool:
+        return False
+
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write one or both triangles of `alpha * product + beta * out` to `out`.
 

@@ -18,6 +18,7 @@ from fmm.arrays.torch_calls import TORCH_MATMUL, is_observed, is_plain_call, is_
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 
 
 def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
@@ -209,6 +210,9 @@ class _TorchLibraryBase:
             return False
         return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
 
+    def has_symmetric_gram(self, a: Any) -> bool:
+        return False
+
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         if out.dtype is not product.dtype:  # torch does not cast a product to the type of `out`
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
@@ -261,6 +265,19 @@ class TorchLibrary(_TorchLibraryBase):
 
     processor: Processor = "cuda"
     out_of_memory_error: type[BaseException] = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._symmetric_products: dict[Hashable, bool] = {}  # results of `has_symmetric_gram`
+
+    def has_symmetric_gram(self, a: Any) -> bool:
+        key = gram_signature(a)
+        found = self._symmetric_products.get(key)
+        if found is None:
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            found = self._symmetric_products[key] = is_gram_symmetric(a)
+        return found
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
@@ -327,6 +344,36 @@ class TorchLibrary(_TorchLibraryBase):
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
+
+
+def gram_signature(a: Any) -> Hashable:
+    """Return the properties of a tensor on which torch's kernel for its product with its transpose depends."""
+    dtype = a.dtype
+    is_aligned = a.data_ptr() % VECTOR_BYTES == 0
+    precision = float32_precision() if dtype is float32 else ""
+    return a.shape, a.stride(), dtype, a.get_device(), is_aligned, precision
+
+
+def is_gram_symmetric(a: Any) -> bool:
+    """Return True if torch's kernel for a product with this signature computes it symmetric bit for bit.
+
+    The order in which a kernel adds up does not depend on the numbers. So the kernel multiplies other numbers: the
+    second half of each row is the first half with the sign of the row. The exact product of two rows of different signs
+    is zero, and the computed product is all rounding error, which another order would change.
+    """
+    if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
+        return False
+    try:
+        x = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
+        half = x.shape[-1] // 2
+        x.normal_(generator=torch.Generator(a.device).manual_seed(0))
+        x[..., half:] = 0
+        x[..., half : 2 * half] = x[..., :half]
+        x[..., 1::2, half:] *= -1
+        product = TORCH_MATMUL(x, x.mT)
+        return bool(torch.equal(product, product.mT))
+    except RuntimeError:  # the memory ran out, or elements share memory
+        return False
 
 
 MIRROR_IN_TILES_ENTRIES = 128**2  # number of entries of the smallest product that is mirrored tile by tile

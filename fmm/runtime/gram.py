@@ -167,7 +167,7 @@ def explain_gram(
         why = f"{library.name} multiplies: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
-    if call.plan is None and _is_mirrored_by_vendor(call, operands):
+    if call.plan is None and library.processor == "cpu" and _is_symmetric_by_vendor(library, call, operands):
         syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
         return replace(call.decision, kernels=(syrk,))
     if _needs_library_gemm(library, call, operands, constraints) or (
@@ -363,7 +363,7 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     if call.plan_refusal:
         library.vendor_product(left, right)
         raise PlanError(call.plan_refusal)
-    mirrors = _is_mirrored_by_vendor(call, operands)
+    mirrors = call.plan is None and _is_symmetric_by_vendor(library, call, operands)
     if _needs_library_gemm(library, call, operands, constraints):
         on_decline(library)
         return _run_vendor(library, operands)
@@ -391,9 +391,17 @@ def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
-def _is_mirrored_by_vendor(call: PreparedCall, operands: GramOperands) -> bool:
-    """Return True if the library's own product computes one triangle and mirrors it (as `a @ a.T` does in NumPy)."""
-    return operands.params == _whole_product_params(operands.params) and call.setting.vendor_mirrors
+def _is_symmetric_by_vendor(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
+    """Return True if the library's own product of these operands is symmetric bit for bit.
+
+    NumPy computes one triangle of `a @ a.T` and mirrors it. Kernels of a GPU compute both triangles, most of them with
+    the same order of additions.
+    """
+    if operands.params != _whole_product_params(operands.params):
+        return False
+    if library.processor == "cpu" or operands.params.op != "gram":
+        return call.setting.vendor_mirrors
+    return call.setting.b_is_transposed_a and library.has_symmetric_gram(operands.left)
 
 
 def _needs_library_gemm(
@@ -464,6 +472,8 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
+    if a.ndim > 2:
+        return _run_small_gram_stack(a, rows) if out is None else None
     # for most small arrays, the comparison of `a.size` decides
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
@@ -483,6 +493,15 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
         side = a.shape[not rows]
         return hermitian_product(a, rows, out) if out is None or out.shape == (side, side) else None
     return None
+
+
+def _run_small_gram_stack(a: Any, rows: bool) -> Any:
+    """Return the products of a stack of matrices and their transposes if each product has few rows; else None."""
+    is_real = a.dtype is FLOAT64 or a.dtype is FLOAT32
+    if not (is_real and a.flags.carray and a.shape[-2 if rows else -1] <= SMALL_GRAM_MAX_ROWS):
+        return None
+    transposed = a.swapaxes(-1, -2)
+    return matmul(a, transposed) if rows else matmul(transposed, a)
 
 
 def _has_few_rows(a: Any, rows: bool) -> bool:

@@ -93,6 +93,16 @@ def test_a_small_numpy_product_takes_few_calls() -> None:
     assert count_calls(lambda: fmm.matmul(thin, wide)) <= 2
 
 
+def test_a_stack_of_small_numpy_matrices_takes_few_calls() -> None:
+    """No plan is looked for: the sides are too short for any."""
+    for shape in ((50, 8, 8), (3, 100, 100), (2, 256, 256)):
+        x, y = np.ones(shape), np.ones(shape)
+        assert count_calls(partial(fmm.matmul, x, y)) <= 2
+        assert count_calls(partial(fmm.gram, x, rows=True)) <= 3
+        gram = fmm.gram(x)
+        np.testing.assert_array_equal(gram, gram.swapaxes(1, 2))
+
+
 @pytest.mark.parametrize(
     "options",
     [

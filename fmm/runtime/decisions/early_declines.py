@@ -150,7 +150,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != reduced_problem(problem):
         return  # for the same sizes with another memory layout, a plan may be faster than the vendor
-    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # `getattr`, since an operand may be a list
+    axes = getattr(a, "ndim", 0)  # `getattr`, since an operand may be a list
+    if axes != getattr(b, "ndim", 0) or axes < 2 or (axes > 2 and library.processor == "cpu"):
         return
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
