@@ -27,6 +27,7 @@ BENCHMARKS = {
     "contractions": "benchmarks.contractions",
     "solvers": "benchmarks.solvers",
     "muon": "benchmarks.muon",
+    "stacks": "benchmarks.stacks",
     "solver_errors": "benchmarks.solver_errors",
     "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",

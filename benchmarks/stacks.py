@@ -1,0 +1,118 @@
+"""Stacks of products on a GPU, never slower than torch.bmm: `python -m benchmarks stacks [--device 0] [--random 100]`.
+
+fmm.matmul of two stacks, and fmm.gram of one, beside torch.bmm in shuffled rounds of whole calls: the stacks of NAMED,
+then random ones of each type. The error is the largest difference from torch.bmm, relative to the largest entry.
+Samples go to results/<device>/stacks.json.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+
+import fmm
+from benchmarks.harness import (
+    Clock,
+    Row,
+    benchmark_parser,
+    compared_with_torch,
+    free_gpu_memory,
+    has_failures,
+    machine_of,
+    recorded_failure,
+    run_cases,
+)
+from fmm.dtypes import DTYPES
+
+# function, type, number of matrices, m, k and n
+NAMED = (
+    ("matmul", "float32", 64, 1024, 1024, 1024),
+    ("matmul", "float32", 16, 2048, 2048, 2048),
+    ("matmul", "float32", 512, 256, 256, 256),
+    ("matmul", "float32", 1000, 100, 100, 100),
+    ("matmul", "float32", 8, 4096, 64, 4096),
+    ("matmul", "float64", 16, 2048, 2048, 2048),
+    ("matmul", "float64", 8, 4096, 4096, 4096),
+    ("matmul", "complex64", 64, 512, 512, 512),
+    *(("gram", dtype, *size) for dtype in ("bfloat16", "float32") for size in (
+        (64, 512, 512, 512), (24, 768, 3072, 768), (512, 256, 256, 256), (1000, 100, 100, 100),
+    )),
+)  # fmt: skip
+RANDOM_TYPES = ("float32", "float64", "complex64", "bfloat16")
+SHORTEST, LONGEST, LARGEST_COUNT = 16, 2048, 1024  # sides of random matrices, and matrices of a random stack
+MAX_BYTES, MAX_MULTIPLY_ADDS = 1 << 29, 1 << 37  # of a random stack
+ROUNDS, SAMPLE_SECONDS = 5, 0.003
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of fmm, an element type, the number of products, and their size."""
+
+    function: str
+    dtype: str
+    count: int
+    m: int
+    k: int
+    n: int
+
+
+def random_cases(number: int) -> list[Case]:
+    """Return random stacks of each type; every second has sides that are multiples of 8, every third is a gram."""
+    rng = random.Random(1)
+    found: list[Case] = []
+    for dtype in RANDOM_TYPES:
+        while sum(case.dtype == dtype for case in found) < number:
+            count = int(2 * (LARGEST_COUNT / 2) ** rng.random())
+            m, k, n = (int(SHORTEST * (LONGEST / SHORTEST) ** rng.random()) for _ in "mkn")
+            if len(found) % 2:
+                m, k, n = (side - side % 8 for side in (m, k, n))
+            nbytes = count * (m * k + k * n + m * n) * DTYPES[dtype].itemsize
+            if nbytes <= MAX_BYTES and count * m * k * n <= MAX_MULTIPLY_ADDS:
+                is_gram = len(found) % 3 == 0 and not DTYPES[dtype].is_complex
+                found.append(Case(*("gram", dtype, count, m, k, m) if is_gram else ("matmul", dtype, count, m, k, n)))
+    return found
+
+
+def measure_case(case: Case, clock: Clock) -> Row:
+    """Return the plan, the error and the samples of both calls."""
+    import torch
+
+    free_gpu_memory()
+    torch.manual_seed(case.m)
+    options = {"device": "cuda", "dtype": getattr(torch, case.dtype)}
+    a = torch.randn(case.count, case.m, case.k, **options)
+    if case.function == "gram":
+        theirs, own, explained = partial(torch.bmm, a, a.mT), partial(fmm.gram, a, rows=True), fmm.explain_gram
+        decision = explained(a, rows=True)
+    else:
+        b = torch.randn(case.count, case.k, case.n, **options)
+        theirs, own, decision = partial(torch.bmm, a, b), partial(fmm.matmul, a, b), fmm.explain(a, b)
+    expected = theirs()
+    error = float((own() - expected).abs().max() / expected.abs().max())
+    for _ in range(3):  # a call whose addresses recur becomes a graph
+        own()
+    compared = compared_with_torch(theirs, own, ROUNDS, SAMPLE_SECONDS, clock, warm=2)
+    return {**asdict(case), "plan": str(decision.plan), "error": float(f"{error:.2g}"), **compared}
+
+
+def text_line(row: Row) -> str:
+    """Return the line that a terminal shows for a row."""
+    head = f"{row['function']:7}{row['dtype']:10}{row['count']:5} x {row['m']} x {row['k']} x {row['n']}"
+    if row["failure"]:
+        return f"{head}  {row['failure'][:90]}"
+    times = ", ".join(f"{name} {1e6 * median(seconds):.0f} us" for name, seconds in row["samples"].items())
+    return f"{head:44}{row['speedup']:6.2f}  {times}; {row['plan']}, error {row['error']:.1e}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return 1 if a case failed."""
+    parser = benchmark_parser("stacks", __doc__, time_limit=1e9, device="0")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="random stacks of each type")
+    options = parser.parse_args(arguments)
+    machine = machine_of(options.device)
+    cases = [*(Case(*case) for case in NAMED), *random_cases(options.random)]
+    measure = recorded_failure(lambda case: measure_case(case, machine.clock), asdict)
+    return has_failures(run_cases(options, machine, "stacks.json", cases, measure, text_line))
