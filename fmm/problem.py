@@ -70,8 +70,8 @@ class Problem:
             raise ValueError("an addend outside C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
-        if self.batch_strides is not None and not (self.writes_triangle and self.fill == "full"):
-            raise ValueError("only complete products that are their own adjoints are computed as a batch")
+        if self.batch_strides is not None and not (self.fill == "full" and (self.writes_triangle or not self.beta)):
+            raise ValueError("a batch writes complete results; beta needs products that are their own adjoints")
         for name, side in zip("mkn", self.size, strict=True):
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")

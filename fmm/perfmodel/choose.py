@@ -461,7 +461,7 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     In the number of tiles, a complex entry of C counts as two real entries. For one triangle only half of the tiles are
     computed.
     """
-    rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n)
+    rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n * problem.batch)
     entries *= (1 + problem.element_type.is_complex) / (1 + problem.writes_triangle)
     share, side = (
         COUNTED_ROUNDS_MARGIN_SHARE if rate.sms else 1.0,

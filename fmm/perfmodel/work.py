@@ -122,7 +122,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         held += streams * sum(f.held) * itemsize
         streams, itemsize = max(streams, level.stream_count), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
-    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)))
+    scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)) * problem.batch)
     return held + streams * scratch
 
 
@@ -142,7 +142,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
         return PlanWork(*_exact_counts(plan, problem), **_alignment_shares(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
-    leaves = ((float(m), float(k), float(n), moves.products, _batch_size(plan)),)
+    leaves = ((float(m), float(k), float(n), moves.products * problem.batch, _batch_size(plan) * problem.batch),)
     whole = moves.traffic or 1.0
     shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARE_FIELDS}
     return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_alignment_shares(plan, problem, direct))

@@ -46,7 +46,7 @@ from fmm.runtime.decisions.limits import (
     default_workspace_bytes,
     workspace_valid_until,
 )
-from fmm.runtime.decisions.stacked_triangles import is_faster_than_vendor, is_stackable, stacked_decisions
+from fmm.runtime.decisions.stacks import is_faster_than_vendor, is_stackable, stacked_decisions
 from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
     ByteOffsets,
@@ -447,21 +447,20 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
 
 
 def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tuple[Decision, LaunchList | None] | None:
-    """Return the decision and the launch of a complete stack of triangles; None if its products are separate.
-
-    One launch computes the triangles of all matrices of the stack, so small matrices fill the device together.
-    """
+    """Return the decision and the launches of a stack, or of groups of its products; None if products are separate."""
     chip, count = query.device.chip, work.product_count
     if query.plan is not None or chip is None or count == 1 or any(work.packs):
         return None
-    strides = work.batch_strides() if is_stackable(work.problem, limits, chip) else None
+    strides = work.batch_strides() if is_stackable(work.problem, limits) else None
     if strides is None:
         return None
     problem = replace(work.problem, batch=count, batch_strides=strides)
-    for decision in stacked_decisions(problem, decide_plan(work.problem, limits, query.device), chip):
-        is_vendor = decision.plan == VENDOR
-        launches = None if is_vendor else launches_on_device(decision.plan, problem, query.device, False)
-        if is_vendor or launches is not None:
+    single = decide_plan(work.problem, limits, query.device)
+    for decision in stacked_decisions(problem, single, limits, query.device):
+        if decision.plan == VENDOR or decision.problem is None:
+            return decision, None
+        launches = launches_on_device(decision.plan, decision.problem, query.device, False)
+        if launches is not None and launches.workspace <= limits.workspace:
             return decision, launches
     return None
 
@@ -530,7 +529,7 @@ def _call_with_launches(
     # imported here, so programs without a GPU do not load the module
     from fmm.kernels.cuda.record import record_operations
 
-    offsets = work.product_offsets() if launches.problem.batch_strides is None else ((0, 0, 0),)
+    offsets = work.product_offsets()[:: launches.problem.batch]  # the first product of each launch
     ops = len(offsets) * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_MULTIPLY_ADDS
     several = len(offsets) * len(launches.steps) > 1

@@ -120,6 +120,16 @@ def operand_views(problem: Problem) -> dict[str, DeviceView]:
     }
 
 
+def product_views(problem: Problem) -> list[tuple[DeviceView, DeviceView, DeviceView]]:
+    """Return the views of A, B and C for each product of a batch; for a single product, one triple."""
+    views, strides = operand_views(problem), problem.batch_strides or (0, 0, 0)
+    left, right, dest = (
+        [x._replace(offset=x.offset + i * stride * x.itemsize) for i in range(problem.batch)]
+        for x, stride in zip((views[name] for name in "ABC"), strides, strict=True)
+    )
+    return list(zip(left, right, dest, strict=True))
+
+
 def addend_view(problem: Problem) -> DeviceView | None:
     """Return the view of the addend, which beta multiplies; None if beta multiplies C."""
     if problem.addend_strides is None:

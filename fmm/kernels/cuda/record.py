@@ -31,6 +31,7 @@ from fmm.kernels.cuda.ops import (
     is_column_major,
     mirrored_gemm,
     operand_views,
+    product_views,
     rank_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
@@ -127,7 +128,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
     if problem.batch_strides is not None:
-        recorder.multiply_stack(plan, operands, problem)
+        recorder.multiply_stack(plan, problem)
         return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
     if addend is not None and has_matching_layout(addend, operands["C"]):
         operands[ADDEND] = addend
@@ -322,18 +323,16 @@ class LaunchRecorder:
 
     # ---- results that are their own adjoints
 
-    def multiply_stack(self, plan: Plan, operands: Operands, problem: Problem) -> None:
-        """Record a batch of products that are their own adjoints as one operation, which writes both triangles."""
-        assert problem.batch_strides is not None
+    def multiply_stack(self, plan: Plan, problem: Problem) -> None:
+        """Record a batch as one operation; products that are their own adjoints have both triangles written."""
         if plan.levels:
             raise PlanError(f"{plan}: one launch for a stack needs a plan without levels")
-        left, right, dest = (
-            [x._replace(offset=x.offset + i * stride * x.itemsize) for i in range(problem.batch)]
-            for x, stride in zip((operands[name] for name in "ABC"), problem.batch_strides, strict=True)
-        )
-        self.multiply(plan.leaf, [*zip(left, right, dest, strict=True)], problem.dtype, problem.alpha, problem.beta)
-        both = TriangleOutput("full", problem.op == "gram")
-        self.ops = [replace(op, triangle=both) if isinstance(op, GemmOp) else op for op in self.ops]
+        if problem.writes_triangle and not plan.leaf_use.leaf.mirrors:
+            raise PlanError(f"{plan}: no kernel of this plan mirrors the triangles of a stack")
+        self.multiply(plan.leaf, product_views(problem), problem.dtype, problem.alpha, problem.beta)
+        if problem.writes_triangle:
+            both = TriangleOutput("full", problem.op == "gram")
+            self.ops = [replace(op, triangle=both) if isinstance(op, GemmOp) else op for op in self.ops]
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Record lower triangles by syrk, by the leaf's kernel, or else as complete products into temporaries.

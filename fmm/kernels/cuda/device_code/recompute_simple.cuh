@@ -7,7 +7,7 @@
 // product has them. The host does not wait: a later call reads a count in host memory. `scan` raises the flag for
 // kernels that do not raise it themselves.
 //
-// Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers. Each of 16 x 16
+// Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers of all products. Each of 16 x 16
 // threads computes EACH x EACH numbers that are 16 rows and 16 columns apart.
 #pragma once
 
@@ -29,6 +29,7 @@ struct ClassicalParams {
     Operand old;      // the old C or the addend if beta is not zero; else null
     long long lower;  // nonzero if only the lower triangle of C is read and written
     long long conjugates[2];  // nonzero if the plan multiplies the complex conjugate of A or B
+    long long layer[3], layers;  // elements from one product of a batch to the next, in A, B and C; number of products
     double alpha[2], beta[2];
 };
 
@@ -125,14 +126,25 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
         }
 }
 
+// Return the parameters of one product of a batch.
+template <class Element>
+__device__ __forceinline__ ClassicalParams product_of(const ClassicalParams& p, long long layer) {
+    using Stored = typename Traits<Element>::Stored;
+    ClassicalParams one = p;
+    one.a.data = static_cast<Stored*>(p.a.data) + layer * p.layer[0];
+    one.b.data = static_cast<Stored*>(p.b.data) + layer * p.layer[1];
+    one.c.data = static_cast<Stored*>(p.c.data) + layer * p.layer[2];
+    return one;
+}
+
 template <class Element, int EACH>
 __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
     if (!is_flag_up(&p.slot->flag)) return;
     constexpr int TILE = SIDE * EACH;
     const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
-    for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
-        const long long row = tile / across * TILE, col = tile % across * TILE;
-        if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(p, row, col);
+    for (long long tile = blockIdx.x; tile < down * across * p.layers; tile += gridDim.x) {
+        const long long row = tile / across % down * TILE, col = tile % across * TILE;
+        if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(product_of<Element>(p, tile / across / down), row, col);
     }
     finish_recompute(p.slot, p.count);
 }
@@ -141,14 +153,16 @@ __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
 template <class Element>
 __device__ __forceinline__ void scan(const ClassicalParams& p) {
     using Stored = typename Traits<Element>::Stored;
-    const Stored* c = static_cast<const Stored*>(p.c.data);
     const bool rows_first = p.c.row == 1;
     const long long near = rows_first ? p.m : p.n, far = rows_first ? p.n : p.m;
     const long long step = rows_first ? p.c.col : p.c.row;
     bool all_finite = true;
-    for (long long y = blockIdx.x; y < far; y += gridDim.x)
+    for (long long line = blockIdx.x; line < far * p.layers; line += gridDim.x) {
+        const long long y = line % far;
+        const Stored* const c = static_cast<const Stored*>(p.c.data) + line / far * p.layer[2] + y * step;
         for (long long x = threadIdx.x; x < near; x += THREADS)
-            if (!p.lower || (rows_first ? x >= y : x <= y)) all_finite &= finite(Convert<Element>::widen(c[y * step + x]));
+            if (!p.lower || (rows_first ? x >= y : x <= y)) all_finite &= finite(Convert<Element>::widen(c[x]));
+    }
     if (!all_finite) *static_cast<volatile int*>(&p.slot->flag) = 1;
 }
 

@@ -53,6 +53,7 @@ template <class Params>
 struct RecomputeParams {
     Params product;   // its flag is the flag of a Slot; a null pointer: always recompute
     unsigned* count;  // the number of recomputed products in host memory
+    long long layers;  // number of products of a batch
 };
 
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
@@ -61,6 +62,7 @@ __device__ __forceinline__ void recompute_tiles(const RecomputeParams<Params>& a
     if (p.flag && !is_flag_up(p.flag)) return;
     int tiles = p.down * p.across;
     if constexpr (Product::TRIANGLE != Triangle::NONE) tiles = LowerTiles<S::HEIGHT, S::WIDTH>(p).tiles;
+    tiles *= static_cast<int>(again.layers);
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         multiply<Product, Element, S, LEFT, RIGHT, ACCESS>(p, memory, number);
         __syncthreads();  // the next tile's copies overwrite the shared memory that this tile's multiply-adds read

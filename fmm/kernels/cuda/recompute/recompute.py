@@ -18,7 +18,7 @@ from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, Launch
-from fmm.kernels.cuda.ops import DeviceView, gemm_op, is_column_major, operand_views
+from fmm.kernels.cuda.ops import DeviceView, gemm_op, is_column_major, operand_views, product_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
@@ -92,7 +92,9 @@ def _simple_recompute_launch(
     scalars = alpha.real, alpha.imag, beta.real, beta.imag
     old = addend.strides if addend else (0, 0)
     lower = problem.fill == "lower"
-    parameters = struct.pack("<20q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *conjugates, *scalars)
+    layers = *(problem.batch_strides or (0, 0, 0)), problem.batch
+    numbers = *old, lower, *conjugates, *layers, *scalars
+    parameters = struct.pack("<24q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *numbers)
     slots = [
         AddressSlot(0, "A"),
         AddressSlot(3, "B"),
@@ -113,14 +115,14 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
     All thread blocks of the launch are resident at the same time, and divide the tiles among themselves. The parameters
     are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, whose last word is the flag's
-    address, and then the address of the count in host memory.
+    address, then the address of the count in host memory, and the number of products.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
-    parameters = op.parameter_bytes + bytes(8)
-    words = len(parameters) // 8
+    parameters = op.parameter_bytes + struct.pack("<2q", 0, op.count)
+    words = len(op.parameter_bytes) // 8
     slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
-    slots += [AddressSlot(words - 2, FLAG), AddressSlot(words - 1, HOST_COUNT)]
+    slots += [AddressSlot(words - 1, FLAG), AddressSlot(words, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
     kernel = Kernel(
@@ -135,8 +137,7 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 def tiled_recompute_op(problem: Problem) -> TileOp:
     """Return the tiled product C = A B for a kernel that computes the product only if the flag is raised."""
     s = TILED_STRATEGIES[problem.stored_type]
-    views = operand_views(problem)
-    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored_type)
+    op = gemm_op(f"tile.{s.name.lower()}", product_views(problem), problem.stored_type)
     product = tile_op(op, problem.stored_type, s)
     triangle: TriangleTiles | None = "lower" if problem.fill == "lower" else None
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))

@@ -155,6 +155,28 @@ def test_one_triangle_is_recomputed_alone(orders: str, gap: int, host: Any) -> N
     assert slot.seen == [0, 0, 1, 1]
 
 
+def test_all_products_of_a_batch_are_recomputed(host: Any) -> None:
+    """Products with gaps between them, and one B for all; numbers between the products stay."""
+    count, gap, (m, k, n) = 3, 5, (130, 21, 40)
+    batch = Problem(m, k, n, "float32", batch=count, batch_strides=(m * k + gap, 0, m * n + gap))
+    launch, slot = relaunch(batch), Slot(up=True)
+    memory = floats(count * (m * k + gap)), floats(k * n), floats(count * (m * n + gap))
+    rng = np.random.default_rng(4)
+    a, c = memory[0].reshape(count, -1)[:, : m * k], memory[2].reshape(count, -1)[:, : m * n]
+    a[...], memory[1][:] = rng.integers(-3, 4, a.shape), rng.integers(-3, 4, k * n)
+    a[1, 7] = np.inf
+    words = np.frombuffer(launch.parameters, np.int64).copy()
+    addresses = dict(zip("ABC", (x.ctypes.data for x in memory), strict=True))
+    addresses |= {FLAG: slot.words.ctypes.data, HOST_COUNT: slot.count.ctypes.data}
+    for x in launch.slots:
+        words[x.word] = addresses[x.base] + x.offset
+    host(*launch.kernel.source_arguments, words, min(BLOCKS, launch.grid[0]))
+    with np.errstate(all="ignore"):
+        expected = np.einsum("bik,kj->bij", a.reshape(count, m, k), memory[1].reshape(k, n))
+    np.testing.assert_array_equal(c.reshape(count, m, n), expected)
+    assert np.isnan(memory[2].reshape(count, -1)[:, m * n :]).all() and slot.seen == [0, 0, 1, 1]
+
+
 def test_a_kernel_without_a_flag_always_computes(host: Any) -> None:
     of = problem("CCC", 0)
     arrays = Arrays(of, 0)

@@ -93,6 +93,40 @@ def test_matmul_by_the_own_transpose_needs_a_gain() -> None:
     assert prepared((64, 512, 512), params=PLAIN).launches is None  # predicted to be slower than the vendor
 
 
+def products(shape: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32", **changed: Any) -> PreparedCall:
+    """Return the prepared call for the products of two contiguous stacks."""
+    left, right = (Operand(x, contiguous_operand(x, dtype).strides, dtype) for x in (shape, b))
+    limits = Limits(changed.pop("workspace", 1 << 34), **changed)
+    return prepare_query(ProblemQuery(left, right, None, ProductSetting(0, dtype), H200, limits))
+
+
+def test_groups_of_products_share_launches() -> None:
+    """As many products as have their planes in the cache together; a group divides the stack."""
+    assert H200.chip is not None
+    for count, group in ((64, 4), (12, 4), (7, 1), (10, 2)):
+        call = products((count, 1024, 1024), (count, 1024, 1024))
+        assert call.launches is not None and call.launches.problem.batch == group
+        assert len(call.offsets) == count // group
+        assert call.offsets[-1] == (4 * 1024**2 * (count - group),) * 3
+        assert call.launches.workspace <= H200.chip.cache
+        recompute = call.launches.launches[-1]
+        assert "recompute" in recompute.label and recompute.parameters[-8:] == group.to_bytes(8, "little")
+
+
+def test_stacks_that_the_vendor_multiplies() -> None:
+    for shape, dtype in (((1000, 100, 100), "float32"), ((64, 512, 512), "float64"), ((64, 512, 512), "bfloat16")):
+        call = products(shape, shape, dtype)
+        assert call.plan is None and call.launches is None
+    emulated = products((64, 1024, 1024), (64, 1024, 1024))
+    assert emulated.plan is not None and emulated.plan.uses_emulation
+    assert products((64, 1024, 1024), (64, 1024, 1024), emulation=False).plan is None
+
+
+def test_one_matrix_for_a_whole_stack_is_one_tall_product() -> None:
+    call = products((64, 1024, 1024), (1024, 1024))
+    assert call.flattens_stack and len(call.offsets) == 1
+
+
 def test_unaligned_addresses_have_no_single_launch() -> None:
     problem = prepared((4, 512, 512)).decision.problem
     assert problem is not None and H200.chip is not None
@@ -102,10 +136,10 @@ def test_unaligned_addresses_have_no_single_launch() -> None:
         record_launches(Plan.parse("gram > tile"), problem, chip_target(H200.chip))
 
 
-def test_only_complete_triangles_are_batches() -> None:
-    for options in ({}, {"op": "gram", "fill": "lower"}):
-        with pytest.raises(ValueError, match="as a batch"):
-            Problem(8, 8, 8, batch=2, batch_strides=(64, 64, 64), **options)  # type: ignore[arg-type]
+def test_only_complete_results_are_batches() -> None:
+    for options in ({"beta": 1}, {"op": "gram", "fill": "lower"}):
+        with pytest.raises(ValueError, match="a batch writes complete results"):
+            Problem(8, 8, 8, batch=2, batch_strides=(64, 64, 64), **options)
 
 
 def test_the_emulated_launch_of_a_stack() -> None:
